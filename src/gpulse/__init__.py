@@ -1,0 +1,45 @@
+"""gpulse: what your GPUs are doing, why they are slow, and who is using them.
+
+from gpulse import snapshot
+for gpu in snapshot().frame.gpus:
+print(gpu.device.name, gpu.get("power_watts"))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpulse._version import __version__
+
+if TYPE_CHECKING:
+    from gpulse.api import record, snapshot
+    from gpulse.errors import GpulseError
+    from gpulse.model.frame import Frame
+    from gpulse.model.snapshot import Snapshot
+    from gpulse.sampling.sampler import Sampler
+    from gpulse.sources.recording import Recording
+
+__all__ = ["Frame", "GpulseError", "Recording", "Sampler", "Snapshot", "__version__", "record", "snapshot"]
+
+_HOMES = {
+    "Frame": "gpulse.model.frame",
+    "GpulseError": "gpulse.errors",
+    "Recording": "gpulse.sources.recording",
+    "Sampler": "gpulse.sampling.sampler",
+    "Snapshot": "gpulse.model.snapshot",
+    "record": "gpulse.api",
+    "snapshot": "gpulse.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used, so that importing gpulse does nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gpulse' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""The commands: one file a verb. The only room that reads argv and the environment."""

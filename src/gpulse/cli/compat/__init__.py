@@ -1,0 +1,1 @@
+"""Commands under the names of the tools that gpulse replaces."""

@@ -1,0 +1,144 @@
+"""`gpulse`: the command line's root, which looks when no verb is given."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from gpulse._version import __version__
+from gpulse.cli import shell
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+_PARTS = {"bottleneck": "findings", "cpu": "cpu", "disk": "disk", "net": "network"}
+
+
+class Verb(NamedTuple):
+    """A command that is loaded when it is used."""
+
+    module: str
+    help: str
+
+
+VERBS = {
+    "record": Verb("gpulse.cli.record", "Record this machine, or a command's run, into a file."),
+    "doctor": Verb("gpulse.cli.doctor", "Check what can be read here, and say how to get the rest."),
+    "completion": Verb("gpulse.cli.completion", "Print the shell completion script."),
+}
+
+
+class Root(click.Group):
+    """A group whose verbs are imported one at a time, so that a look loads no other verb's libraries."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """The verbs, in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Load one verb."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(VERBS[cmd_name].module).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The verbs' help without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with an error that names the verbs."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(
+                f"there is no command {args[0]!r}; there are: {', '.join(VERBS)}", ctx
+            ) from error
+
+
+@click.group(cls=Root, invoke_without_command=True, context_settings=_CONTEXT)
+@click.option("-a", "--all", "everything", is_flag=True, help="All of -b -c -d -n.")
+@click.option("-b", "--bottleneck", is_flag=True, help="What is wrong: the faults that the driver reports.")
+@click.option("-c", "--cpu", is_flag=True, help="CPUs, memory, pressure, and every process on a GPU.")
+@click.option("-d", "--disk", is_flag=True, help="Disks with their rates, file systems with their sizes.")
+@click.option("-n", "--net", is_flag=True, help="Network interfaces with their rates and errors.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="More of each part: clocks, links, every child process, what cannot be read.",
+)
+@click.option(
+    "-w",
+    "--watch",
+    type=float,
+    is_flag=False,
+    flag_value=2.0,
+    metavar="[SECONDS]",
+    help="Look again every SECONDS (2 when not given) until Ctrl-C.",
+)
+@click.option(
+    "--gpus",
+    metavar="LIST",
+    help="Only these GPUs: indices, ranges, UUIDs (0,2-3,GPU-1f2e), or `visible` for CUDA_VISIBLE_DEVICES.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one document a line.")
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help="Print CSV: one row a GPU, or with -c, -d or -n a process, disk or interface.",
+)
+@click.option(
+    "--sqlite",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Append everything to a SQLite database.",
+)
+@click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1).")
+@shell.source_options
+@click.option(
+    "--at", metavar="+SECONDS", help="With --replay: the moment to look at, after the recording's start."
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.version_option(__version__, prog_name="gpulse")
+@click.pass_context
+def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: Any) -> None:  # noqa: ARG001  run() reads --debug
+    r"""What your GPUs are doing: one look at GPUs, and on request at CPUs, disks, network and faults.
+
+    \b
+    gpulse                 one look
+    gpulse -a              everything
+    gpulse --demo -a       the same, on a simulated machine with eight GPUs
+    gpulse -w 1            look every second
+
+    Rates (CPU, disks, network) are measured over half a second before they are shown.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_stray_options(ctx)
+        return
+    from gpulse.cli.look import look, seconds_after  # noqa: PLC0415  verbs need none of it
+    from gpulse.terminal.snapshot import Parts  # noqa: PLC0415
+
+    wanted = {part: options.pop(flag) or everything for flag, part in _PARTS.items()}
+    at = options.pop("at")
+    parts = Parts(**wanted, verbose=options.pop("verbose"))
+    look(machine=ctx.obj, parts=parts, at=None if at is None else seconds_after(at), **options)
+
+
+def _refuse_stray_options(ctx: click.Context) -> None:
+    """An option before a verb would be ignored in silence: say where it belongs instead."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and parameter.name not in ("debug", "version"):
+            flag = max(parameter.opts, key=len)
+            raise click.UsageError(
+                f"{flag} stands before the command; write it after: gpulse {ctx.invoked_subcommand} {flag}"
+            )

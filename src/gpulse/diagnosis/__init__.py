@@ -1,0 +1,1 @@
+"""From frames to findings. Pure: time and thresholds are arguments."""

@@ -1,0 +1,50 @@
+"""The error tree: what went wrong, the next thing to try, and the exit code a command ends with.
+
+GpulseError                 exit 1
+├── UsageError              exit 2   the command line or a configuration is wrong
+│   └── MissingExtraError   exit 2   a feature needs an optional dependency
+├── CollectionError         exit 1   nothing could be collected
+├── RecordingError          exit 1   a recording cannot be read or written
+└── ClosedError             exit 1   a source or sampler was used after close()
+"""
+
+from __future__ import annotations
+
+
+class GpulseError(Exception):
+    """Anything gpulse reports to a person instead of a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(GpulseError):
+    """The command line or a configuration asks for something that does not make sense."""
+
+    exit_code = 2
+
+
+class MissingExtraError(UsageError):
+    """A feature needs an optional dependency that is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs packages that are not installed",
+            hint=f"pip install 'gpulse[{extra}]'",
+        )
+
+
+class CollectionError(GpulseError):
+    """Nothing could be collected."""
+
+
+class RecordingError(GpulseError):
+    """A recording cannot be read or written."""
+
+
+class ClosedError(GpulseError):
+    """A source or sampler was used after it was closed."""

@@ -1,0 +1,1 @@
+"""Snapshots and frames in other shapes: JSON, CSV, SQLite."""

@@ -1,0 +1,65 @@
+"""CSV: one table, a header, one row a GPU (or process, disk, interface) and look."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import IO
+
+from gpulse.errors import RecordingError
+from gpulse.export.tables import Table, columns, rows
+from gpulse.model.frame import Frame
+from gpulse.model.snapshot import Snapshot
+
+
+class CsvWriter:
+    """Writes the rows of one table; an empty cell is an unknown value."""
+
+    def __init__(self, stream: IO[str], table: Table = "gpu") -> None:
+        self._table = table
+        self._stream = stream
+        self._columns = columns(table)
+        self._writer = csv.DictWriter(stream, self._columns, extrasaction="ignore", lineterminator="\n")
+        self._begun = False
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Add the rows of one look."""
+        if not self._begun:
+            self._begun = True
+            self._writer.writeheader()
+        self._writer.writerows(rows(self._table, snapshot))
+        self._stream.flush()
+
+
+class CsvSink:
+    """Frames into a CSV file: GPUs one row each, with rates since the frame before."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._writer = CsvWriter(stream)
+        self._before: Frame | None = None
+
+    def write(self, frame: Frame) -> None:
+        """Add one frame."""
+        self._writer.write(Snapshot.of(self._before, frame))
+        self._before = frame
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def create(path: Path) -> IO[str]:
+    """A new file for CSV; one that exists is not touched.
+
+    Raises:
+        RecordingError: It exists already, or cannot be created.
+    """
+    try:
+        return path.open("x", newline="", encoding="utf-8")
+    except FileExistsError:
+        raise RecordingError(
+            f"{path} exists already", hint="choose another name, or remove it first"
+        ) from None
+    except OSError as error:
+        raise RecordingError(f"cannot create {path}: {error.strerror}") from error

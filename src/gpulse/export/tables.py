@@ -1,0 +1,161 @@
+"""Frames as flat rows, one table a subject, with the catalogue's names as columns: what CSV and SQLite hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from gpulse.export.document import gpu_values, process_document
+from gpulse.model.metric import Scope, Values, names
+from gpulse.model.snapshot import Snapshot
+
+Table = Literal["gpu", "host", "disk", "filesystem", "network", "process", "health"]
+Row = dict[str, Any]
+TABLES: tuple[Table, ...] = ("gpu", "host", "disk", "filesystem", "network", "process", "health")
+
+_IDENTITY: dict[Table, tuple[str, ...]] = {
+    "gpu": ("gpu", "uuid", "name"),
+    "host": (),
+    "disk": ("name", "kind"),
+    "filesystem": ("mount_point", "device", "type", "kind"),
+    "network": ("name", "kind", "up"),
+    "process": (
+        "gpu",
+        "pid",
+        "parent_pid",
+        "user",
+        "name",
+        "command",
+        "state",
+        "job",
+        "container",
+        "start_time",
+    ),
+    "health": ("source", "subject", "code", "detail", "since", "hint"),
+}
+_SCOPES: dict[Table, Scope] = {
+    "gpu": "gpu",
+    "host": "host",
+    "disk": "disk",
+    "filesystem": "filesystem",
+    "network": "network",
+    "process": "process",
+}
+TEXT = frozenset(
+    {
+        "node",
+        "gpu",
+        "uuid",
+        "name",
+        "kind",
+        "mount_point",
+        "device",
+        "type",
+        "user",
+        "command",
+        "state",
+        "job",
+        "container",
+        "source",
+        "subject",
+        "code",
+        "detail",
+        "hint",
+    }
+)
+"""Columns that hold text; every other one holds a number."""
+
+
+def columns(table: Table) -> list[str]:
+    """The columns of a table: when and where, what it is about, then every metric of its scope."""
+    metrics = names(_SCOPES[table]) if table in _SCOPES else []
+    return ["time", "node", *_IDENTITY[table], *metrics]
+
+
+def rows(table: Table, snapshot: Snapshot) -> list[Row]:
+    """The rows that one look adds to a table; None where a value is unknown."""
+    stamp: Row = {"time": snapshot.frame.time, "node": snapshot.frame.node.name}
+    return [{**stamp, **row} for row in _MAKERS[table](snapshot)]
+
+
+def _gpus(snapshot: Snapshot) -> list[Row]:
+    return [
+        {
+            "gpu": gpu.device.label,
+            "uuid": gpu.device.uuid,
+            "name": gpu.device.name,
+            **gpu_values(snapshot, gpu),
+        }
+        for gpu in snapshot.frame.gpus
+    ]
+
+
+def _host(snapshot: Snapshot) -> list[Row]:
+    if snapshot.frame.host is None:
+        return []
+    return [_merged(snapshot.frame.host.values, snapshot.rates.host)]
+
+
+def _disks(snapshot: Snapshot) -> list[Row]:
+    rates = snapshot.rates.disks
+    return [
+        {"name": disk.name, "kind": disk.kind, **_merged(disk.values, rates.get(disk.name, {}))}
+        for disk in snapshot.frame.disks
+    ]
+
+
+def _filesystems(snapshot: Snapshot) -> list[Row]:
+    return [
+        {
+            "mount_point": item.mount_point,
+            "device": item.device,
+            "type": item.type,
+            "kind": item.kind,
+            **item.values,
+        }
+        for item in snapshot.frame.filesystems
+    ]
+
+
+def _network(snapshot: Snapshot) -> list[Row]:
+    rates = snapshot.rates.network
+    return [
+        {
+            "name": link.name,
+            "kind": link.kind,
+            "up": link.up,
+            **_merged(link.values, rates.get(link.name, {})),
+        }
+        for link in snapshot.frame.network
+    ]
+
+
+def _processes(snapshot: Snapshot) -> list[Row]:
+    """One row for each GPU a process is on, and one for each descendant."""
+    held = [(gpu.device.label, process) for gpu in snapshot.frame.gpus for process in gpu.processes or ()]
+    found: list[Row] = []
+    for process in snapshot.frame.processes:
+        places = [(label, item) for label, item in held if item.pid == process.pid]
+        found.extend({"gpu": label, **process_document(snapshot, process, item)} for label, item in places)
+        if not places:
+            found.append({"gpu": None, **process_document(snapshot, process)})
+    return found
+
+
+def _health(snapshot: Snapshot) -> list[Row]:
+    return [{name: getattr(entry, name) for name in _IDENTITY["health"]} for entry in snapshot.frame.health]
+
+
+def _merged(values: Values, rates: Values) -> Row:
+    return {**values, **rates}
+
+
+_MAKERS: dict[Table, Callable[[Snapshot], list[Row]]] = {
+    "gpu": _gpus,
+    "host": _host,
+    "disk": _disks,
+    "filesystem": _filesystems,
+    "network": _network,
+    "process": _processes,
+    "health": _health,
+}

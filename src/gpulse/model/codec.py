@@ -1,0 +1,193 @@
+"""Frames as JSON lines and back: what a recording holds.
+
+The first line is the header. What hardly changes (the node, devices, processes) is written once, as a
+line of its own, and referred to afterwards; each frame is one line. A reader therefore needs the lines
+before a frame, and can stop after any of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gpulse.model.device import Device, Node
+from gpulse.model.frame import (
+    CgroupReading,
+    DiskReading,
+    FilesystemReading,
+    Frame,
+    GpuReading,
+    HostReading,
+    NetworkReading,
+)
+from gpulse.model.health import Health
+from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading, Thread
+
+FORMAT = "gpulse-recording"
+VERSION = 1
+
+
+class Encoder:
+    """Turns frames into lines, remembering what was already written."""
+
+    def __init__(self) -> None:
+        self._node: Node | None = None
+        self._devices: dict[str, Device] = {}
+        self._processes: dict[int, ProcessIdentity] = {}
+        self._begun = False
+
+    def lines(self, frame: Frame) -> Iterator[str]:
+        """The lines that this frame adds to a recording, without their line ends."""
+        if not self._begun:
+            self._begun = True
+            yield _dump({"format": FORMAT, "version": VERSION})
+        if frame.node != self._node:
+            self._node = frame.node
+            yield _dump({"node": _plain(frame.node)})
+        for gpu in frame.gpus:
+            if self._devices.get(gpu.device.uuid) != gpu.device:
+                self._devices[gpu.device.uuid] = gpu.device
+                yield _dump({"device": _plain(gpu.device)})
+        living = {process.pid for process in frame.processes}
+        for process in frame.processes:
+            if self._processes.get(process.pid) != process.identity:
+                self._processes[process.pid] = process.identity
+                yield _dump({"process": _plain(process.identity)})
+        for pid in self._processes.keys() - living:
+            del self._processes[pid]
+        yield _dump({"frame": _frame(frame)})
+
+
+class Decoder:
+    """Turns lines back into frames."""
+
+    def __init__(self) -> None:
+        self._node = Node(name="")
+        self._devices: dict[str, Device] = {}
+        self._processes: dict[int, ProcessIdentity] = {}
+
+    def feed(self, line: str) -> Frame | None:
+        """Take one line; the frame it completes, or None for a line that only prepares one.
+
+        Raises:
+            ValueError: The line is not one of a recording.
+        """
+        try:
+            document = json.loads(line)
+            if "frame" in document:
+                return self._frame(document["frame"])
+            self._prepare(document)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"not a line of a recording: {error!r}") from error
+        return None
+
+    def _prepare(self, document: dict[str, Any]) -> None:
+        if "node" in document:
+            self._node = Node(**_known(Node, document["node"]))
+        elif "device" in document:
+            device = Device(**_known(Device, document["device"]))
+            self._devices[device.uuid] = device
+        elif "process" in document:
+            raw = _known(ProcessIdentity, document["process"])
+            raw["command"] = tuple(raw.get("command", ()))
+            raw["owner"] = Owner(**_known(Owner, raw.get("owner", {})))
+            identity = ProcessIdentity(**raw)
+            self._processes[identity.pid] = identity
+        elif "format" not in document:
+            raise ValueError(f"unknown line: {sorted(document)[:3]}")
+
+    def _frame(self, raw: dict[str, Any]) -> Frame:
+        host = raw.get("host")
+        return Frame(
+            time=float(raw["time"]),
+            monotonic=float(raw["monotonic"]),
+            node=self._node,
+            gpus=tuple(self._gpu(gpu) for gpu in raw.get("gpus", ())),
+            host=None
+            if host is None
+            else HostReading(host["values"], tuple(tuple(core) for core in host["cores"])),
+            disks=tuple(DiskReading(**_known(DiskReading, disk)) for disk in raw.get("disks", ())),
+            filesystems=tuple(
+                FilesystemReading(**_known(FilesystemReading, item)) for item in raw.get("filesystems", ())
+            ),
+            network=tuple(NetworkReading(**_known(NetworkReading, link)) for link in raw.get("network", ())),
+            processes=tuple(self._process(process) for process in raw.get("processes", ())),
+            cgroups=tuple(CgroupReading(**_known(CgroupReading, group)) for group in raw.get("cgroups", ())),
+            health=tuple(
+                Health(**_known(Health, item))._replace(metrics=tuple(item.get("metrics", ())))
+                for item in raw.get("health", ())
+            ),
+        )
+
+    def _gpu(self, raw: dict[str, Any]) -> GpuReading:
+        processes = raw.get("processes")
+        return GpuReading(
+            self._devices[raw["uuid"]],
+            raw["values"],
+            None if processes is None else tuple(GpuProcess(*process) for process in processes),
+            raw.get("read_at", {}),
+        )
+
+    def _process(self, raw: dict[str, Any]) -> ProcessReading:
+        return ProcessReading(
+            self._processes[raw["pid"]],
+            raw["state"],
+            raw["values"],
+            tuple(Thread(*thread) for thread in raw.get("threads", ())),
+            raw.get("on_gpu", False),
+        )
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    document: dict[str, Any] = {"time": frame.time, "monotonic": frame.monotonic}
+    document["gpus"] = [
+        {
+            "uuid": gpu.device.uuid,
+            "values": gpu.values,
+            "processes": gpu.processes,
+            "read_at": gpu.read_at,
+        }
+        for gpu in frame.gpus
+    ]
+    if frame.host is not None:
+        document["host"] = {"values": frame.host.values, "cores": frame.host.cores}
+    for name in ("disks", "filesystems", "network", "cgroups", "health"):
+        if items := getattr(frame, name):
+            document[name] = [_plain(item) for item in items]
+    if frame.processes:
+        document["processes"] = [_process(process) for process in frame.processes]
+    return document
+
+
+def _process(process: ProcessReading) -> dict[str, Any]:
+    document: dict[str, Any] = {"pid": process.pid, "state": process.state, "values": process.values}
+    if process.threads:
+        document["threads"] = process.threads
+    if process.on_gpu:
+        document["on_gpu"] = True
+    return document
+
+
+def _plain(item: Any) -> dict[str, Any]:
+    """A record as a dictionary, without what is at its default of nothing."""
+    document = {}
+    for name, value in item._asdict().items():
+        if isinstance(value, Owner):
+            document[name] = _plain(value)
+        elif value is not None and value != ():
+            document[name] = value
+    return document
+
+
+def _known(kind: Any, raw: dict[str, Any]) -> dict[str, Any]:
+    """The entries that this version knows, every one it needs present: a newer minor field does no harm."""
+    return {name: raw.get(name) for name in kind._fields if name in raw or name in _NULLABLE}
+
+
+_NULLABLE = frozenset({"kind", "disk", "up"})
+"""Fields without a default that may be None, and are left out of the lines then."""
+
+
+def _dump(document: dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)

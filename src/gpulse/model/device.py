@@ -1,0 +1,51 @@
+"""A GPU, or one MIG instance of it, and the node it sits in: the facts that do not change."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpulse.model.metric import Values
+
+
+class Device(NamedTuple):
+    """One GPU, or one MIG instance."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a device
+    """NVML's index; for a MIG instance that of its GPU."""
+    uuid: str
+    name: str
+    bus_id: str | None = None
+    minor_number: int | None = None
+    """N of /dev/nvidiaN."""
+    serial: str | None = None
+    vbios: str | None = None
+    architecture: str | None = None
+    compute_capability: str | None = None
+    numa_node: int | None = None
+    has_gpm: bool = False
+    """True when the GPU reports GPM activity (Hopper and later)."""
+    parent_uuid: str | None = None
+    """For a MIG instance, the GPU it is a part of."""
+    mig_index: int | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    facts: Values = {}
+    """Catalogue values that never change: memory size, maximal clocks, thresholds, default limits."""
+
+    @property
+    def label(self) -> str:
+        """How people name it: `3`, or `3:1` for a MIG instance."""
+        return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
+
+
+class Node(NamedTuple):
+    """One machine."""
+
+    name: str
+    driver: str | None = None
+    cuda: str | None = None
+    """Newest CUDA version that the driver supports."""
+    kernel: str | None = None
+    cpu_model: str | None = None
+    ticks_per_second: int = 100
+    """The kernel's unit of CPU time."""

@@ -1,0 +1,51 @@
+"""What could not be read, why, and since when: health travels beside the data, never inside it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Code = Literal[
+    "not_supported",
+    "no_permission",
+    "gpu_lost",
+    "not_answering",
+    "timeout",
+    "failed",
+    "driver_missing",
+    "driver_mismatch",
+    "driver_unloaded",
+    "unreadable",
+    "not_visible",
+    "truncated",
+    "gap",
+]
+"""not_supported: this hardware or kernel cannot say. no_permission: this user may not ask.
+gpu_lost: the GPU fell off the bus or out of the machine. not_answering: a call has not come back.
+timeout / failed: a call came back with an error. driver_*: NVML as a whole is out of reach.
+unreadable: a file could not be read or understood. not_visible: something is hidden from here (another
+user's process, another PID namespace). truncated / gap: a recording ends early or misses a stretch."""
+
+EXPECTED: frozenset[Code] = frozenset({"not_supported", "not_visible"})
+"""Codes that are facts about a machine rather than faults of it."""
+
+
+class Health(NamedTuple):
+    """One thing that is not as it should be."""
+
+    source: str
+    """Which source noticed it: nvml, gpm, host, disks, network, processes, recording."""
+    code: Code
+    detail: str
+    since: float
+    """Epoch seconds at which it was first seen."""
+    subject: str | None = None
+    """What it is about: `gpu 3`, a path, a pid; None for the source as a whole."""
+    metrics: tuple[str, ...] = ()
+    """The catalogue names that are missing because of it."""
+    hint: str | None = None
+    """The next thing to try."""
+
+    @property
+    def is_problem(self) -> bool:
+        """True when somebody should look at it, false when the machine simply cannot say."""
+        return self.code not in EXPECTED

@@ -1,0 +1,186 @@
+"""What happened between two frames: rates and shares from the counters of both."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpulse.model.frame import Frame
+from gpulse.model.metric import Values
+from gpulse.model.process import ProcessReading
+
+ProcessKey = tuple[int, float | None]
+
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+_NETWORK = (
+    "rx_bytes",
+    "tx_bytes",
+    "rx_packets",
+    "tx_packets",
+    "rx_errors",
+    "tx_errors",
+    "rx_drops",
+    "tx_drops",
+)
+
+
+class Rates(NamedTuple):
+    """Derived values by catalogue name, keyed as the frames key their readings."""
+
+    interval_seconds: float
+    gpus: dict[str, Values] = {}
+    """By UUID."""
+    host: Values = {}
+    cores: tuple[float | None, ...] = ()
+    """Share of each CPU's time spent working."""
+    disks: dict[str, Values] = {}
+    network: dict[str, Values] = {}
+    processes: dict[ProcessKey, Values] = {}
+    cgroups: dict[str, Values] = {}
+
+
+def key(process: ProcessReading) -> ProcessKey:
+    """What names a process for good: its pid and when it started."""
+    return process.identity.pid, process.identity.start_time
+
+
+def between(earlier: Frame, later: Frame) -> Rates:
+    """The rates between two frames of one node; what cannot be known is absent.
+
+    A counter that ran backwards (a driver reload, a new boot, a wrapped register) gives no rate.
+    """
+    seconds = later.monotonic - earlier.monotonic
+    if seconds <= 0 or earlier.node.name != later.node.name:
+        return Rates(interval_seconds=0.0)
+    old_disks = {disk.name: disk.values for disk in earlier.disks}
+    old_links = {link.name: link.values for link in earlier.network}
+    old_processes = {key(process): process.values for process in earlier.processes}
+    old_cgroups = {group.path: group.values for group in earlier.cgroups}
+    old_gpus = {gpu.device.uuid: gpu.values for gpu in earlier.gpus}
+    return Rates(
+        interval_seconds=seconds,
+        gpus={
+            gpu.device.uuid: _gpu(old_gpus.get(gpu.device.uuid, {}), gpu.values, seconds)
+            for gpu in later.gpus
+        },
+        host=_host(
+            earlier.host.values if earlier.host else {}, later.host.values if later.host else {}, seconds
+        ),
+        cores=_cores(earlier, later),
+        disks={disk.name: _disk(old_disks.get(disk.name, {}), disk.values, seconds) for disk in later.disks},
+        network={
+            link.name: _network(old_links.get(link.name, {}), link.values, seconds) for link in later.network
+        },
+        processes={
+            key(process): _process(old_processes.get(key(process), {}), process, seconds, later.time)
+            for process in later.processes
+        },
+        cgroups={
+            group.path: _cgroup(old_cgroups.get(group.path, {}), group.values) for group in later.cgroups
+        },
+    )
+
+
+def delta(old: Values, new: Values, name: str) -> float | None:
+    """How much a counter grew, None when it is unknown or ran backwards."""
+    before, after = old.get(name), new.get(name)
+    if before is None or after is None or after < before:
+        return None
+    return after - before
+
+
+def _put(values: Values, name: str, value: float | None) -> None:
+    if value is not None:
+        values[name] = value
+
+
+def _per_second(old: Values, new: Values, name: str, seconds: float) -> float | None:
+    grown = delta(old, new, name)
+    return None if grown is None else grown / seconds
+
+
+def _share(old: Values, new: Values, name: str, seconds: float) -> float | None:
+    rate = _per_second(old, new, name, seconds)
+    return None if rate is None else min(rate, 1.0)
+
+
+def _gpu(old: Values, new: Values, seconds: float) -> Values:
+    """Link rates from byte counters, for GPUs that count bytes but do not report a rate."""
+    values: Values = {}
+    for link in ("pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"):
+        if f"{link}_bytes_per_second" not in new:
+            _put(values, f"{link}_bytes_per_second", _per_second(old, new, f"{link}_bytes_total", seconds))
+    return values
+
+
+def _host(old: Values, new: Values, seconds: float) -> Values:
+    values: Values = {}
+    spent = {state: delta(old, new, f"cpu_{state}_seconds_total") for state in _STATES}
+    total = sum(part or 0.0 for part in spent.values())
+    if total > 0 and spent["idle"] is not None:
+        values["cpu_utilization_ratio"] = sum(spent[state] or 0.0 for state in _BUSY) / total
+        _put(values, "cpu_iowait_ratio", None if spent["iowait"] is None else spent["iowait"] / total)
+    for name in ("context_switches", "swap_in_pages", "swap_out_pages", "major_faults"):
+        _put(values, f"{name}_per_second", _per_second(old, new, f"{name}_total", seconds))
+    for resource in ("cpu", "io", "memory"):
+        for share in ("some", "full"):
+            name = f"pressure_{resource}_{share}"
+            _put(values, f"{name}_ratio", _share(old, new, f"{name}_seconds_total", seconds))
+    return values
+
+
+def _cores(earlier: Frame, later: Frame) -> tuple[float | None, ...]:
+    if earlier.host is None or later.host is None or len(earlier.host.cores) != len(later.host.cores):
+        return ()
+    return tuple(_core(old, new) for old, new in zip(earlier.host.cores, later.host.cores, strict=True))
+
+
+def _core(old: tuple[int, ...], new: tuple[int, ...]) -> float | None:
+    spent = [max(after - before, 0) for before, after in zip(old, new, strict=False)]
+    total = sum(spent)
+    return None if total == 0 else 1.0 - (spent[3] + spent[4]) / total
+
+
+def _disk(old: Values, new: Values, seconds: float) -> Values:
+    values: Values = {}
+    for name in ("read_bytes", "written_bytes", "reads", "writes"):
+        _put(values, f"{name}_per_second", _per_second(old, new, f"{name}_total", seconds))
+    reads, writes = delta(old, new, "reads_total"), delta(old, new, "writes_total")
+    read_time, write_time = delta(old, new, "read_seconds_total"), delta(old, new, "write_seconds_total")
+    if reads and read_time is not None:
+        values["read_await_seconds"] = read_time / reads
+    if writes and write_time is not None:
+        values["write_await_seconds"] = write_time / writes
+    if read_time is not None and write_time is not None and (count := (reads or 0) + (writes or 0)):
+        values["await_seconds"] = (read_time + write_time) / count
+    _put(values, "queue_length", _per_second(old, new, "queue_seconds_total", seconds))
+    _put(values, "busy_ratio", _share(old, new, "busy_seconds_total", seconds))
+    return values
+
+
+def _network(old: Values, new: Values, seconds: float) -> Values:
+    values: Values = {}
+    for name in _NETWORK:
+        _put(values, f"{name}_per_second", _per_second(old, new, f"{name}_total", seconds))
+    return values
+
+
+def _process(old: Values, process: ProcessReading, seconds: float, now: float) -> Values:
+    new = process.values
+    values: Values = {}
+    user, system = delta(old, new, "cpu_user_seconds_total"), delta(old, new, "cpu_system_seconds_total")
+    if user is not None and system is not None:
+        values["cpu_percent"] = 100.0 * (user + system) / seconds
+    if process.identity.start_time is not None:
+        values["elapsed_seconds"] = max(0.0, now - process.identity.start_time)
+    _put(values, "run_wait_ratio", _share(old, new, "run_wait_seconds_total", seconds))
+    for name in ("read_bytes", "written_bytes"):
+        _put(values, f"{name}_per_second", _per_second(old, new, f"{name}_total", seconds))
+    return values
+
+
+def _cgroup(old: Values, new: Values) -> Values:
+    periods, throttled = delta(old, new, "cpu_periods_total"), delta(old, new, "cpu_throttled_periods_total")
+    if not periods or throttled is None:
+        return {}
+    return {"cpu_throttled_ratio": throttled / periods}

@@ -1,0 +1,1 @@
+"""The tick: frames at a steady pace, and where they go."""

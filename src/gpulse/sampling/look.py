@@ -1,0 +1,32 @@
+"""One look at this machine: two readings a short time apart, or one where nothing needs two."""
+
+from __future__ import annotations
+
+import time
+
+from gpulse.model.snapshot import Snapshot
+from gpulse.sources.machine import LocalMachine
+from gpulse.sources.nvml.gpm import SHORTEST_SECONDS
+from gpulse.sources.nvml.reader import Cadence
+
+RATES_SECONDS = 0.5
+"""How far apart the two readings behind rates are taken."""
+_MARGIN_SECONDS = 0.002
+"""So that a timer that fires a little early does not cost the reading."""
+
+
+def machine_for_one_look() -> LocalMachine:
+    """This machine, with GPM as soon as it can be had and without what only pays in the long run."""
+    return LocalMachine(cadence=Cadence(gpm=SHORTEST_SECONDS), watch_xids=False)
+
+
+def look(machine: LocalMachine, *, rates_seconds: float | None) -> Snapshot:
+    """One look; without `rates_seconds` it takes a second reading only where a GPU's GPM needs it."""
+    begun = time.monotonic()
+    earlier = machine.sample(time.time(), patient=True)
+    rates_at = None if rates_seconds is None else begun + rates_seconds
+    due = [moment for moment in (machine.gpm_ready_at, rates_at) if moment is not None]
+    if not due:
+        return Snapshot.of(None, earlier)
+    time.sleep(max(0.0, max(due) + _MARGIN_SECONDS - time.monotonic()))
+    return Snapshot.of(earlier, machine.sample(time.time(), patient=True))

@@ -1,0 +1,1 @@
+"""Where frames come from: the driver, /proc and /sys, recordings, and the demo machine."""

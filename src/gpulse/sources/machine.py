@@ -1,0 +1,119 @@
+"""This machine: GPUs, host, disks, network and processes put together as frames."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from gpulse.errors import ClosedError
+from gpulse.model.device import Node
+from gpulse.model.frame import Frame
+from gpulse.model.health import Health
+from gpulse.sources.base import HealthLog
+from gpulse.sources.disks import DiskReader, FilesystemReader
+from gpulse.sources.host import HostReader, read_node
+from gpulse.sources.network import NetworkReader
+from gpulse.sources.nvml.reader import Cadence, GpuReader
+from gpulse.sources.processes import ProcessReader
+from gpulse.sources.procfs import Roots
+
+_FIRST_PATIENCE_SECONDS = 3.0
+_TICK_SHARE = 0.2
+"""The part of a tick for which the other GPUs wait for one that does not answer."""
+
+
+class LocalMachine:
+    """The source for the machine we run on."""
+
+    def __init__(
+        self,
+        *,
+        interval_seconds: float = 1.0,
+        cadence: Cadence | None = None,
+        threads: bool = False,
+        watch_xids: bool = True,
+        roots: Roots | None = None,
+    ) -> None:
+        roots = roots or Roots()
+        self._tick_patience = min(1.0, max(0.02, interval_seconds * _TICK_SHARE))
+        self._gpus = GpuReader(cadence, watch_xids=watch_xids)
+        self._host = HostReader(roots)
+        self._disks = DiskReader(roots)
+        self._filesystems = FilesystemReader(roots)
+        self._network = NetworkReader(roots)
+        self._processes = ProcessReader(roots, threads=threads)
+        self._health = HealthLog()
+        self._node: Node = read_node(roots)
+        self._sampled = False
+        self._closed = False
+
+    @property
+    def gpm_ready_at(self) -> float | None:
+        """The monotonic time from which on GPM activity can be read, None when no GPU has it."""
+        return self._gpus.gpm_ready_at
+
+    def open(self, now: float) -> None:
+        """Start the driver's library already; `sample` does it too."""
+        self._gpus.open(now)
+
+    def sample(self, now: float, *, patient: bool = False) -> Frame:
+        """One frame; the first one, or a patient one, waits for the slow readings too.
+
+        Raises:
+            ClosedError: The source was closed.
+        """
+        if self._closed:
+            raise ClosedError("this machine is no longer being read")
+        self._gpus.start(now)
+        clock = monotonic()
+        host, found = self._host.read(now)
+        disks, disk_health = self._disks.read(now)
+        filesystems, filesystem_health = self._filesystems.read(now)
+        network, network_health = self._network.read(now)
+        patience = _FIRST_PATIENCE_SECONDS if patient or not self._sampled else 0.0
+        gpus, gpu_health = self._gpus.collect(
+            now, tick_patience=max(self._tick_patience, patience / 4), patience=patience
+        )
+        pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
+        processes, cgroups, process_health = self._processes.read(now, pids)
+        self._sampled = True
+        health: list[Health] = [
+            *gpu_health,
+            *found,
+            *disk_health,
+            *filesystem_health,
+            *network_health,
+            *process_health,
+        ]
+        return Frame(
+            time=now,
+            monotonic=clock,
+            node=self._named(),
+            gpus=gpus,
+            host=host,
+            disks=disks,
+            filesystems=filesystems,
+            network=network,
+            processes=processes,
+            cgroups=cgroups,
+            health=self._health.merge(health),
+        )
+
+    def close(self) -> None:
+        """End the threads and give the driver back."""
+        if not self._closed:
+            self._closed = True
+            self._gpus.close()
+            self._filesystems.close()
+
+    def _named(self) -> Node:
+        driver, cuda = self._gpus.versions
+        if (self._node.driver, self._node.cuda) != (driver, cuda):
+            self._node = Node(
+                self._node.name,
+                driver,
+                cuda,
+                self._node.kernel,
+                self._node.cpu_model,
+                self._node.ticks_per_second,
+            )
+        return self._node

@@ -1,0 +1,205 @@
+"""One GPU or MIG instance as something to be read: its identity, its handle and its probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, NamedTuple
+
+import pynvml
+
+from gpulse.model.device import Device
+from gpulse.model.metric import Values
+from gpulse.model.process import GpuProcess
+from gpulse.sources.nvml import gpm, probes
+from gpulse.sources.nvml.library import NVMLError
+from gpulse.sources.nvml.probes import Failures, Probe, call
+from gpulse.sources.nvml.processes import GpuProcessReader
+
+
+class Result(NamedTuple):
+    """What one group of probes brought home."""
+
+    at: float
+    values: Values
+    failures: Failures
+    processes: tuple[GpuProcess, ...] | None = None
+
+
+class Target:
+    """One GPU or MIG instance."""
+
+    def __init__(
+        self,
+        device: Device,
+        handle: Any,
+        probes: dict[str, list[Probe]],
+        gpm: gpm.GpmReader | None,
+    ) -> None:
+        self.device = device
+        self.handle = handle
+        self.probes = probes
+        self.gpm = gpm
+        self.processes = GpuProcessReader(handle)
+        self.unsupported: Failures = {}
+        """What this GPU will not say, so that it is not asked again."""
+
+    def read(self, group: str, now: float) -> Result | None:
+        """Run one group of probes; None when there is nothing to say yet (GPM needs two samples)."""
+        if group == "gpm":
+            return self._read_gpm(now)
+        values: Values = {}
+        failures: Failures = {}
+        active = self.probes[group]
+        for probe in active:
+            probe.read(self.handle, values, failures)
+        processes = None
+        if group == "second":
+            try:
+                processes = self.processes.read(now)
+            except NVMLError as error:
+                failures["gpu_memory_bytes"] = error.value
+        if failures and (refused := probes.lasting(failures)):
+            self.unsupported.update(refused)
+            self.probes[group] = [p for p in active if not self.unsupported.keys() >= set(p.names)]
+        return Result(now, values, failures, processes)
+
+    def _read_gpm(self, now: float) -> Result | None:
+        values: Values = {}
+        failures: Failures = {}
+        if self.gpm is None or not self.gpm.read(monotonic(), values, failures):
+            return None
+        self.unsupported.update(probes.lasting(failures))
+        return Result(now, values, failures)
+
+    def close(self) -> None:
+        """Give back what the library lent."""
+        if self.gpm is not None:
+            self.gpm.close()
+            self.gpm = None
+
+
+def open_gpu(index: int) -> list[Target]:
+    """A GPU and, right after it, its MIG instances; what takes milliseconds is left to the probes.
+
+    Raises:
+        NVMLError: The GPU cannot even be named.
+    """
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    has_gpm = gpm.supported(handle)
+    activity = gpm.GpmReader(handle).prime(monotonic()) if has_gpm else None
+    uuid = _text(pynvml.nvmlDeviceGetUUID, handle) or f"unknown-{index}"
+    device = Device(
+        index=index,
+        uuid=uuid,
+        name=_text(pynvml.nvmlDeviceGetName, handle) or "unknown",
+        bus_id=_bus_id(handle),
+        minor_number=_ask(pynvml.nvmlDeviceGetMinorNumber, handle),
+        serial=_text(pynvml.nvmlDeviceGetSerial, handle),
+        vbios=_text(pynvml.nvmlDeviceGetVbiosVersion, handle),
+        architecture=_architecture(handle),
+        compute_capability=_compute_capability(handle),
+        numa_node=_ask(call("nvmlDeviceGetNumaNodeId"), handle),
+        has_gpm=has_gpm,
+    )
+    second = probes.second()
+    if not has_gpm:
+        second.append(probes.pcie_counters() if _counts_pcie_bytes(handle) else probes.pcie_by_waiting())
+    target = Target(
+        device,
+        handle,
+        {"facts": probes.facts(), "tick": probes.tick(), "second": second, "slow": probes.slow()},
+        activity,
+    )
+    instances = _instances(target)
+    if instances:
+        target.close()  # a GPU that is split has counters only for its parts
+    return [target, *instances]
+
+
+def placeholder(index: int) -> Device:
+    """The row of a GPU that is there but could not be named."""
+    return Device(index=index, uuid=f"unknown-{index}", name="not answering")
+
+
+def _instances(parent: Target) -> list[Target]:
+    try:
+        if pynvml.nvmlDeviceGetMigMode(parent.handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(parent.handle)
+    except NVMLError:
+        return []
+    found: list[Target] = []
+    for slot in range(most):
+        try:
+            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent.handle, slot)
+            found.append(_instance(parent, handle, len(found)))
+        except NVMLError:  # an empty slot, or an instance that was just destroyed
+            continue
+    return found
+
+
+def _instance(parent: Target, handle: Any, mig_index: int) -> Target:
+    gpu_instance: int = pynvml.nvmlDeviceGetGpuInstanceId(handle)
+    device = parent.device._replace(
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=_text(pynvml.nvmlDeviceGetName, handle) or f"{parent.device.name} MIG",
+        parent_uuid=parent.device.uuid,
+        mig_index=mig_index,
+        gpu_instance=gpu_instance,
+        compute_instance=_ask(pynvml.nvmlDeviceGetComputeInstanceId, handle),
+    )
+    return Target(
+        device,
+        handle,
+        {"facts": probes.mig_facts(), "tick": probes.mig_tick(), "second": [], "slow": []},
+        gpm.GpmReader(parent.handle, gpu_instance) if parent.device.has_gpm else None,
+    )
+
+
+def _ask(function: Callable[[Any], Any], handle: Any) -> Any:
+    """The answer, or None: identity is best effort, a GPU without a serial number is still a GPU."""
+    try:
+        return function(handle)
+    except (NVMLError, ValueError):  # ValueError: text that is not UTF-8
+        return None
+
+
+def _text(function: Callable[[Any], Any], handle: Any) -> str | None:
+    answer = _ask(function, handle)
+    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+
+
+def _bus_id(handle: Any) -> str | None:
+    info = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    if info is None:
+        return None
+    text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+    return text.lower()
+
+
+def _compute_capability(handle: Any) -> str | None:
+    answer = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return None if answer is None else f"{answer[0]}.{answer[1]}"
+
+
+def _architecture(handle: Any) -> str | None:
+    answer = _ask(call("nvmlDeviceGetArchitecture"), handle)
+    names = {
+        value: name.removeprefix("NVML_DEVICE_ARCH_").capitalize()
+        for name, value in vars(pynvml).items()
+        if name.startswith("NVML_DEVICE_ARCH_")
+    }
+    return names.get(answer)
+
+
+def _counts_pcie_bytes(handle: Any) -> bool:
+    """Whether the byte counters are 64 bits wide; narrower ones run over several times a second."""
+    try:
+        answer = pynvml.nvmlDeviceGetFieldValues(handle, [198])[0]
+    except NVMLError:
+        return False
+    return bool(
+        answer.nvmlReturn == pynvml.NVML_SUCCESS
+        and answer.valueType == pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+    )

@@ -1,0 +1,80 @@
+"""On whose behalf a process runs, read off its control groups and its environment."""
+
+from __future__ import annotations
+
+import pwd
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from gpulse.model.process import Owner
+
+_SLURM_JOB = re.compile(r"(?:slurm[^/]*/uid_\d+|slurmstepd\.scope)/job_(\d+)(?=/|$)")
+_SLURM_STEP = re.compile(r"/job_(\d+)/step_(?:batch|extern|interactive|\d+)(?=/|$)")
+_CONTAINER = re.compile(r"(?<!conmon-)(?<![0-9a-f])([0-9a-f]{64})(?=/|\.scope|$)")
+"""Docker, podman, containerd and CRI-O differ in what they write around the id, never in the id itself;
+`conmon-` marks the helper that watches a container from outside."""
+_LXC = re.compile(r"/lxc(?:\.payload\.|\.payload/|/)([^/]+)")
+_POD = re.compile(r"(?:/|-)pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?=/|\.slice|$)")
+_SHORT = 12
+
+
+def find_owner(uid: int | None, cgroups: Iterable[str], environ: bytes | None = None) -> Owner:
+    """The owner, from the process's user, the paths of its control groups and its environment."""
+    paths = list(dict.fromkeys(cgroups))
+    return Owner(
+        user=user_name(uid),
+        uid=uid,
+        job=slurm_job(paths) or slurm_job_of_environ(environ),
+        container=container(paths),
+        pod=pod(paths),
+    )
+
+
+def slurm_job(paths: Iterable[str]) -> str | None:
+    """The Slurm job whose control group this is, such as `slurm:4711`."""
+    for path in paths:
+        # Inside a cgroup namespace the path begins below Slurm's own directory.
+        if match := _SLURM_JOB.search(path) or _SLURM_STEP.search(path):
+            return f"slurm:{match[1]}"
+    return None
+
+
+def slurm_job_of_environ(environ: bytes | None) -> str | None:
+    """The Slurm job that a process's environment names."""
+    for entry in (environ or b"").split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name in (b"SLURM_JOB_ID", b"SLURM_JOBID") and value.isdigit():
+            return f"slurm:{value.decode()}"
+    return None
+
+
+def container(paths: Iterable[str]) -> str | None:
+    """The innermost container: its id shortened as `docker ps` does, or the name that LXC gave it."""
+    for path in paths:
+        if found := _CONTAINER.findall(path):
+            return str(found[-1])[:_SHORT]
+        if match := _LXC.search(path):
+            return match[1]
+    return None
+
+
+def pod(paths: Iterable[str]) -> str | None:
+    """The UID of the Kubernetes pod; systemd's names write its dashes as underscores."""
+    for path in paths:
+        if match := _POD.search(path):
+            return match[1].replace("_", "-")
+    return None
+
+
+def user_name(uid: int | None) -> str | None:
+    """The user's name, the number as text when nobody has it."""
+    return None if uid is None else _look_up(uid)
+
+
+@lru_cache(maxsize=4096)
+def _look_up(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)

@@ -1,0 +1,316 @@
+"""The processes that hold a GPU and all their descendants: who they are and what they use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+
+from gpulse.model.frame import CgroupReading
+from gpulse.model.health import Health
+from gpulse.model.metric import Values
+from gpulse.model.process import ProcessIdentity, ProcessReading, Thread
+from gpulse.sources.cgroups import CgroupReader, Paths, main_path
+from gpulse.sources.family import Family
+from gpulse.sources.owners import find_owner
+from gpulse.sources.procfs import (
+    Roots,
+    due,
+    list_names,
+    parse_cpu_list,
+    parse_stat,
+    read_bytes,
+    read_link,
+    read_record,
+    text,
+    try_read,
+)
+from gpulse.sources.procpid import (
+    PidStat,
+    parse_cgroup,
+    parse_command,
+    parse_pid_io,
+    parse_pid_stat,
+    parse_pid_status,
+    parse_schedstat,
+)
+from gpulse.sources.threads import ThreadReader
+
+_REFRESH_SECONDS = 30.0
+_YOUNG_SECONDS = 5.0
+_YOUNG_REFRESH_SECONDS = 1.0
+_MOST_COMMAND = 1 << 15
+_MOST_ENVIRON = 1 << 18
+_IO = ("read_chars_total", "written_chars_total", "read_bytes_total", "written_bytes_total")
+"""The catalogue's names, in the order of PidIo."""
+_INITIAL_NAMESPACE = "pid:[4026531836]"
+
+
+class _Known:
+    """What is remembered of one process between two readings."""
+
+    __slots__ = (
+        "comm",
+        "cpus_allowed",
+        "folder",
+        "groups",
+        "identified_at",
+        "identity",
+        "io_path",
+        "period",
+        "schedstat_path",
+        "start_ticks",
+        "stat_path",
+        "threads",
+        "trusted",
+        "trusted_at",
+    )
+
+    def __init__(self, proc: str, pid: int) -> None:
+        self.folder = f"{proc}/{pid}"
+        self.stat_path = f"{self.folder}/stat"
+        self.io_path: str | None = None
+        """None, like the next one, when it was refused: asking again each time would cost as much as a read."""
+        self.schedstat_path: str | None = None
+        self.start_ticks: int | None = None
+        self.comm = b""
+        self.identity = ProcessIdentity(pid=pid)
+        self.identified_at: float | None = None
+        self.period = 0.0
+        self.cpus_allowed = 0
+        self.groups: Paths = {}
+        self.threads: ThreadReader | None = None
+        self.trusted = False
+        self.trusted_at: float | None = None
+
+
+class ProcessReader:
+    """Reads processes: the numbers each time, who they are only when that may have changed."""
+
+    def __init__(self, roots: Roots = Roots(), *, threads: bool = False) -> None:  # noqa: B008  frozen
+        self._roots = roots
+        self._with_threads = threads
+        self._family = Family(roots)
+        self._cgroups = CgroupReader(roots)
+        self._known: dict[int, _Known] = {}
+        self._gone: set[int] = set()
+        self._ticks_per_second = os.sysconf("SC_CLK_TCK")
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._machine_at: float | None = None
+        self._boot_time: int | None = None
+        self._cpus_online: frozenset[int] = frozenset()
+        self._counts_block_wait = False
+        self._is_initial_namespace = read_link(f"{roots.proc}/self/ns/pid") in (None, _INITIAL_NAMESPACE)
+
+    def read(
+        self, now: float, pids: Collection[int]
+    ) -> tuple[tuple[ProcessReading, ...], tuple[CgroupReading, ...], list[Health]]:
+        """The processes with these pids, then their descendants; `now` is in epoch seconds."""
+        if due(now, self._machine_at, _REFRESH_SECONDS):
+            self._look_at_machine(now)
+        readings: list[ProcessReading] = []
+        health: list[Health] = []
+        believed: list[int] = []
+        for pid in sorted(set(pids)):
+            reading = self._read_one(pid, now, on_gpu=True)
+            if reading is not None:
+                believed.append(pid)
+                readings.append(reading)
+            elif pid not in self._gone:
+                readings.append(ProcessReading(ProcessIdentity(pid=pid), None, {}, on_gpu=True))
+                health.append(_not_visible(pid, now))
+        descendants = self._family.descendants(now, believed)
+        for pid in descendants:
+            reading = self._read_one(pid, now, on_gpu=False)
+            if reading is not None:
+                readings.append(reading)
+        for pid in self._known.keys() - {*pids, *descendants}:
+            del self._known[pid]
+        self._gone.intersection_update(pids)
+        return tuple(readings), self._read_cgroups(readings, now), health
+
+    def _look_at_machine(self, now: float) -> None:
+        proc = self._roots.proc
+        self._machine_at = now
+        if self._boot_time is None:
+            # Once: the kernel's answer moves when the clock is set, and start times name processes.
+            self._boot_time = _boot_time(proc)
+        self._cpus_online = parse_cpu_list(try_read(f"{self._roots.sys}/devices/system/cpu/online") or b"")
+        # Without delay accounting the kernel counts zero; before it had a switch, it was on.
+        self._counts_block_wait = (try_read(f"{proc}/sys/kernel/task_delayacct") or b"1").strip() != b"0"
+
+    def _read_one(self, pid: int, now: float, *, on_gpu: bool) -> ProcessReading | None:
+        known = self._known.get(pid) or _Known(self._roots.proc, pid)
+        stat = _stat(known.stat_path)
+        if stat is None:
+            self._known.pop(pid, None)
+            if known.trusted:
+                self._gone.add(pid)
+            return None
+        if stat.start_ticks != known.start_ticks:
+            known = self._known[pid] = _Known(self._roots.proc, pid)
+            known.start_ticks = stat.start_ticks
+        if stat.comm != known.comm or due(now, known.identified_at, known.period):
+            self._identify(known, stat, now)
+        elif stat.parent_pid != known.identity.parent_pid:
+            known.identity = known.identity._replace(parent_pid=stat.parent_pid)
+            self._family.note(pid, stat.parent_pid)
+        if on_gpu and not self._trust(known, now):
+            return None
+        threads = self._read_threads(known, now) if on_gpu and self._with_threads else ()
+        return ProcessReading(known.identity, stat.state, self._values(known, stat), threads, on_gpu)
+
+    def _trust(self, known: _Known, now: float) -> bool:
+        """True unless the pid may be a number from another PID namespace that means someone else here."""
+        if self._is_initial_namespace:
+            known.trusted = True
+        elif due(now, known.trusted_at, known.period):
+            known.trusted_at = now
+            known.trusted = any(_gpu_files(self._roots, known.folder))
+        return known.trusted
+
+    def _read_threads(self, known: _Known, now: float) -> tuple[Thread, ...]:
+        if known.threads is None:
+            known.threads = ThreadReader(known.folder, known.identity.pid)
+        return known.threads.read(now)
+
+    def _values(self, known: _Known, stat: PidStat) -> Values:
+        values: Values = {
+            "cpu_user_seconds_total": stat.user_ticks / self._ticks_per_second,
+            "cpu_system_seconds_total": stat.system_ticks / self._ticks_per_second,
+            "host_memory_bytes": stat.resident_pages * self._page_bytes,
+            "threads": stat.threads,
+            "last_cpu": stat.last_cpu,
+            "major_faults_total": stat.major_faults,
+        }
+        if known.cpus_allowed:
+            values["cpus_allowed"] = known.cpus_allowed
+        if self._counts_block_wait:
+            values["block_wait_seconds_total"] = stat.block_ticks / self._ticks_per_second
+        _add_schedstat(values, known)
+        _add_io(values, known)
+        return values
+
+    def _identify(self, known: _Known, stat: PidStat, now: float) -> None:
+        # A command line and an environment are read out of the process's memory, and that read can hang
+        # with a process that waits in the kernel.
+        waiting = stat.state == "D"
+        if waiting and known.identified_at is not None and stat.comm == known.comm:
+            return
+        pid, folder = known.identity.pid, known.folder
+        status = parse_pid_status(try_read(f"{folder}/status") or b"")
+        known.cpus_allowed = len(status.cpus_allowed & self._cpus_online or status.cpus_allowed)
+        known.groups = parse_cgroup(try_read(f"{folder}/cgroup") or b"")
+        environ = b"" if waiting else _memory(f"{folder}/environ", _MOST_ENVIRON)
+        command = b"" if waiting else _memory(f"{folder}/cmdline", _MOST_COMMAND)
+        known.identity = ProcessIdentity(
+            pid=pid,
+            parent_pid=stat.parent_pid,
+            start_time=self._start_time(stat),
+            name=text(stat.comm),
+            command=parse_command(command),
+            owner=find_owner(status.uid, known.groups.values(), environ),
+            cgroup=main_path(known.groups),
+        )
+        known.comm = stat.comm
+        known.io_path, known.schedstat_path = f"{folder}/io", f"{folder}/schedstat"
+        known.identified_at = now
+        known.period = self._period(known.identity, now, waiting=waiting)
+        self._family.note(pid, stat.parent_pid)
+
+    def _start_time(self, stat: PidStat) -> float | None:
+        return (
+            None if self._boot_time is None else self._boot_time + stat.start_ticks / self._ticks_per_second
+        )
+
+    def _period(self, identity: ProcessIdentity, now: float, *, waiting: bool) -> float:
+        if waiting or (identity.start_time is not None and now - identity.start_time < _YOUNG_SECONDS):
+            return _YOUNG_REFRESH_SECONDS
+        # Processes that started together should not all be looked at again in the same reading.
+        return _REFRESH_SECONDS - identity.pid % 5
+
+    def _read_cgroups(self, readings: list[ProcessReading], now: float) -> tuple[CgroupReading, ...]:
+        groups: dict[str, Paths] = {}
+        for reading in readings:
+            name = reading.identity.cgroup
+            if name is not None and name not in groups:
+                groups[name] = self._known[reading.identity.pid].groups
+        return self._cgroups.read(now, groups)
+
+
+def device_holders(roots: Roots = Roots()) -> dict[int, set[int]]:  # noqa: B008  frozen
+    """By N of /dev/nvidiaN, the local processes that hold it open, as far as this user may see."""
+    holders: dict[int, set[int]] = {}
+    for name in list_names(roots.proc):
+        if name.isdecimal():
+            for file in _gpu_files(roots, f"{roots.proc}/{name}"):
+                if file.isdecimal():
+                    holders.setdefault(int(file), set()).add(int(name))
+    return holders
+
+
+def _gpu_files(roots: Roots, folder: str) -> Iterator[str]:
+    """What follows `nvidia` in the names of the device files that a process holds open."""
+    prefix = f"{roots.dev}/nvidia"
+    for descriptor in list_names(f"{folder}/fd"):
+        target = read_link(f"{folder}/fd/{descriptor}")
+        if target is not None and target.startswith(prefix):
+            yield target.removeprefix(prefix)
+
+
+def _stat(path: str) -> PidStat | None:
+    try:
+        return parse_pid_stat(read_record(path))
+    except OSError:
+        return None
+
+
+def _add_schedstat(values: Values, known: _Known) -> None:
+    if known.schedstat_path is None:
+        return
+    try:
+        schedule = parse_schedstat(read_record(known.schedstat_path, 128))
+    except OSError:
+        schedule = None
+    if schedule is None:
+        known.schedstat_path = None
+    else:
+        values["run_wait_seconds_total"] = schedule.wait_nanoseconds / 1e9
+
+
+def _add_io(values: Values, known: _Known) -> None:
+    if known.io_path is None:
+        return
+    try:
+        counts = parse_pid_io(read_record(known.io_path, 512))
+    except OSError:
+        known.io_path = None
+        return
+    for name, count in zip(_IO, counts, strict=True):
+        if count is not None:
+            values[name] = count
+
+
+def _memory(path: str, most: int) -> bytes:
+    try:
+        return read_bytes(path, most)
+    except OSError:
+        return b""
+
+
+def _boot_time(proc: str) -> int | None:
+    try:
+        return parse_stat(read_bytes(f"{proc}/stat")).boot_time
+    except OSError:
+        return None
+
+
+def _not_visible(pid: int, now: float) -> Health:
+    return Health(
+        source="processes",
+        code="not_visible",
+        detail=f"process {pid} is on a GPU but not in this /proc",
+        since=now,
+        subject=f"pid {pid}",
+        hint="it runs in another PID namespace, or /proc hides other users: run gpulse on the host as root, "
+        "or its container with --pid=host",
+    )

@@ -1,0 +1,181 @@
+"""Recordings read back: gpulse's own and the older trace format, whole or cut off."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from gpulse.errors import ClosedError, RecordingError
+from gpulse.model.codec import FORMAT, VERSION, Decoder
+from gpulse.model.frame import Frame
+from gpulse.model.health import Health
+from gpulse.sources.trace import TraceDecoder
+
+_GZIP = b"\x1f\x8b"
+
+
+class EndOfRecordingError(RecordingError):
+    """A recording has no frame left."""
+
+
+class Recording:
+    """Frames in a file, in the order of their time.
+
+    A file that ends in the middle of a line (its writer was killed) gives every frame before that and
+    says `truncated` in the health of the last one.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the file and look at its first line.
+
+        Raises:
+            RecordingError: The file cannot be read, or is not a recording.
+        """
+        self.path = Path(path)
+        try:
+            with self._open() as stream:
+                first = _next_line(stream)
+        except OSError as error:
+            raise RecordingError(f"cannot read {self.path}: {error.strerror or error}") from error
+        except _CutOffError as error:
+            raise RecordingError(f"{self.path} is damaged: {error}") from error
+        if first is None:
+            raise RecordingError(
+                f"{self.path} is empty", hint="record one with `gpulse record -o run.jsonl.gz`"
+            )
+        self._decoder = _decoder_for(first, self.path)
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Every frame, decoded as it is asked for."""
+        decoder = self._decoder()
+        held: Frame | None = None
+        cut: str | None = None
+        with self._open() as stream:
+            number = 0
+            while True:
+                try:
+                    line = _next_line(stream)
+                except _CutOffError as error:
+                    cut = str(error)
+                    break
+                if line is None:
+                    break
+                number += 1
+                try:
+                    frame = decoder.feed(line)
+                except ValueError as error:
+                    if _next_line_safe(stream) is not None:
+                        raise RecordingError(f"{self.path}, line {number}: {error}") from error
+                    cut = f"line {number} is incomplete"
+                    break
+                if frame is not None:
+                    if held is not None:
+                        yield held
+                    held = frame
+        if held is None:
+            return
+        if cut is not None:
+            entry = Health(
+                "recording", "truncated", f"the recording ends early: {cut}", held.time, str(self.path)
+            )
+            held = held._replace(health=(*held.health, entry))
+        yield held
+
+    def _open(self) -> IO[bytes]:
+        stream = self.path.open("rb")
+        if stream.read(2) == _GZIP:
+            stream.close()
+            return gzip.open(self.path, "rb")  # type: ignore[return-value]
+        stream.seek(0)
+        return stream
+
+
+class ReplaySource:
+    """A recording as a source.
+
+    Every `sample` gives the recording's next frame; or, when it was told at what time it `started`, the
+    frame that is due by then, so that a recording plays at the pace at which it was made.
+    """
+
+    def __init__(self, recording: Recording, *, started: float | None = None) -> None:
+        self._frames: Iterator[Frame] | None = iter(recording)
+        self._started = started
+        self._first_time: float | None = None
+        self._upcoming: Frame | None = None
+
+    def sample(self, now: float) -> Frame:
+        """A frame, with the time at which it was recorded.
+
+        Raises:
+            EndOfRecordingError: There is none left.
+            ClosedError: The source was closed.
+        """
+        if self._frames is None:
+            raise ClosedError("this recording was closed")
+        frame = self._upcoming or next(self._frames, None)
+        self._upcoming = None
+        if frame is None:
+            raise EndOfRecordingError("the recording has ended")
+        if self._started is None:
+            return frame
+        if self._first_time is None:
+            self._first_time = frame.time
+        while (later := next(self._frames, None)) is not None:
+            if later.time - self._first_time > now - self._started:
+                self._upcoming = later
+                break
+            frame = later
+        return frame
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._frames = None
+
+
+class _CutOffError(Exception):
+    """The compressed stream ends in the middle."""
+
+
+def _next_line(stream: IO[bytes]) -> str | None:
+    """The next line that is not blank, None at the end."""
+    while True:
+        try:
+            line = stream.readline()
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise _CutOffError(str(error)) from error
+        if not line:
+            return None
+        if line.strip():
+            return line.decode("utf-8", "replace")
+
+
+def _next_line_safe(stream: IO[bytes]) -> str | None:
+    try:
+        return _next_line(stream)
+    except _CutOffError:
+        return None
+
+
+def _decoder_for(first: str, path: Path) -> type[Decoder | TraceDecoder]:
+    try:
+        header = json.loads(first)
+    except ValueError:
+        header = None
+    if isinstance(header, dict):
+        if "trace" in header:
+            if header["trace"] == 1:
+                return TraceDecoder
+            raise RecordingError(f"{path} is a trace of format {header['trace']}; this gpulse reads format 1")
+        if header.get("format") == FORMAT:
+            version = header.get("version")
+            if version == VERSION:
+                return Decoder
+            raise RecordingError(
+                f"{path} is a recording of version {version}; this gpulse reads version {VERSION}",
+                hint="update gpulse: pip install --upgrade gpulse",
+            )
+    raise RecordingError(f"{path} is not a recording", hint="record one with `gpulse record -o run.jsonl.gz`")

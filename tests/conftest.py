@@ -1,0 +1,3 @@
+"""Makes the shared fixtures known to every test."""
+
+pytest_plugins = ["tests.fakes.nvml.fixtures"]

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import pwd
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulse.model.process import Owner
+from gpulse.sources.owners import container, find_owner, pod, slurm_job, slurm_job_of_environ, user_name
+
+ID = "4f5a9c0e1b2d" + "0123456789abcdef" * 3 + "dead"
+INNER = "aaaabbbbcccc" + "0123456789abcdef" * 3 + "beef"
+POD = "8dbc5577-d0e2-4706-8787-57d52c03ddf2"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/slurm/uid_0/job_2/step_batch",
+        "/slurm/uid_1000/job_2",
+        "/slurm_vm/uid_0/job_2/step_batch/task_0",
+        "/system.slice/slurmstepd.scope/job_2/step_0/user/task_0",
+        "/system.slice/node07_slurmstepd.scope/job_2/step_extern",
+        "/../../job_2/step_interactive/user/task_special",
+    ],
+)
+def test_a_slurm_job_is_read_off_its_control_group(path: str) -> None:
+    """Both versions of control groups, with and without the node's name, name the job."""
+
+    assert "slurm:2" == slurm_job(["/", path])
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/job_2", "/slurm/uid_0", "/user.slice/job_x/step_1", "/slurm/uid_0/job_2x"]
+)
+def test_other_control_groups_are_no_slurm_jobs(path: str) -> None:
+    """A directory that only looks like a job's is not one."""
+
+    assert slurm_job([path]) is None
+
+
+def test_the_environment_names_the_job_when_the_control_group_does_not() -> None:
+    """SLURM_JOB_ID is believed when it is a number, and only under its full name."""
+
+    assert "slurm:77" == slurm_job_of_environ(b"A=1\0SLURM_JOB_ID=77\0")
+    assert slurm_job_of_environ(b"XSLURM_JOB_ID=77\0SLURM_JOB_ID=x\0") is None
+    assert slurm_job_of_environ(None) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/docker/{ID}",
+        f"/system.slice/docker-{ID}.scope",
+        f"/machine.slice/libpod-{ID}.scope/container",
+        f"/libpod_parent/libpod-{ID}",
+        f"/kubepods/burstable/pod{POD}/{ID}",
+        f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{ID}.scope",
+        f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/crio-{ID}.scope",
+        f"/system.slice/containerd.service/kubepods-burstable-pod{POD}.slice:cri-containerd:{ID}",
+        f"/docker/{INNER}/docker/{ID}",
+    ],
+)
+def test_a_container_is_read_off_its_control_group(path: str) -> None:
+    """Each engine writes the id in its own way; the innermost container counts."""
+
+    assert "4f5a9c0e1b2d" == container(["/", path])
+
+
+@pytest.mark.parametrize("path", ["/lxc/web1/init.scope", "/lxc.payload.web1/x", "/lxc.payload/web1"])
+def test_lxc_containers_go_by_their_name(path: str) -> None:
+    """LXC has names where others have ids."""
+
+    assert "web1" == container([path])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        f"/machine.slice/libpod-conmon-{ID}.scope",
+        "/process_api/ffaaf8066f0aff8f1b75f10b0e23abe7",
+        "/lxc.monitor.web1",
+    ],
+)
+def test_what_is_not_in_a_container_has_none(path: str) -> None:
+    """Neither the helpers that watch containers nor other long names are containers."""
+
+    assert container([path]) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/kubepods/burstable/pod{POD}/{ID}",
+        f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{POD.replace('-', '_')}.slice/crio-{ID}.scope",
+    ],
+)
+def test_a_pod_is_read_off_its_control_group(path: str) -> None:
+    """The pod's UID is given with dashes, however it was written."""
+
+    assert POD == pod([path])
+
+
+def test_an_owner_is_put_together() -> None:
+    """User, job, container and pod come from different places into one owner."""
+
+    uid = os.getuid()
+    cgroups = {"": f"/kubepods/pod{POD}/{ID}", "memory": "/slurm/uid_0/job_9/step_0"}
+
+    assert Owner(pwd.getpwuid(uid).pw_name, uid, "slurm:9", "4f5a9c0e1b2d", POD) == find_owner(
+        uid, cgroups.values()
+    )
+    assert Owner() == find_owner(None, [])
+
+
+@pytest.mark.parametrize(
+    ("uid", "name"), [(None, None), (0, "root"), (3_999_999_999, "3999999999"), (1 << 70, str(1 << 70))]
+)
+def test_a_user_without_a_name_goes_by_the_number(uid: int | None, name: str | None) -> None:
+    """A uid that the user database does not know, or could not even hold, is shown as it is."""
+
+    assert name == user_name(uid)
+
+
+@given(st.text(max_size=200), st.binary(max_size=200))
+def test_no_path_and_no_environment_raises(path: str, environ: bytes) -> None:
+    """Whatever a control group is called, it has an owner or none."""
+
+    find_owner(None, [path], environ)
