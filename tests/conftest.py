@@ -1,3 +1,55 @@
-"""Makes the shared fixtures known to every test."""
+"""Makes the shared fixtures known to every test, and fails a test that leaves something running or open."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
 
 pytest_plugins = ["tests.fakes.nvml.fixtures"]
+
+_GRACE_SECONDS = 3.0
+"""For threads that were told to end and processes that were killed."""
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing() -> Iterator[None]:
+    """Fails a test that leaves threads, child processes or open files behind."""
+    before = _held()
+    yield
+    left = _held() - before
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while left and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+        left = _held() - before
+    assert set() == left
+
+
+def _held() -> set[str]:
+    return {*_threads(), *_children(), *_files()}
+
+
+def _threads() -> Iterator[str]:
+    for thread in threading.enumerate():
+        if thread.is_alive():
+            yield f"thread {thread.name} ({thread.ident})"
+
+
+def _children() -> Iterator[str]:
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+            yield from (f"process {pid}" for pid in file.read().split())
+
+
+def _files() -> Iterator[str]:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if not target.startswith("/proc/"):  # the listing's own
+                yield f"file {descriptor}: {target}"

@@ -14,7 +14,7 @@ _WHERE = {
 }
 
 
-@click.command(epilog="Install it with: " + "; ".join(_WHERE.values()))
+@click.command(epilog="\b\nInstall it with one of:\n" + "\n".join(f"  {line}" for line in _WHERE.values()))
 @click.argument("shell", type=click.Choice(sorted(_WHERE)), required=False)
 def command(shell: str | None) -> None:
     """Print the completion script of SHELL (yours when not given)."""

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import click
 
 from gpulse._version import __version__
 from gpulse.cli import shell
+from gpulse.terminal import format as f
+from gpulse.terminal.table import Paint, wrapped
+
+if TYPE_CHECKING:
+    from gpulse.sources.checkup import Check
 
 _MARKS = {"ok": ("ok", "good"), "limited": ("limited", "notice"), "broken": ("BROKEN", "warn")}
+_MARK_COLUMNS = 7
 
 
 @click.command()
@@ -31,11 +39,32 @@ def command(*, as_json: bool, no_color: bool) -> int:
     if as_json:
         click.echo(json.dumps([check._asdict() for check in checks], indent=2))
     else:
-        paint = shell.paint(no_color=no_color)
-        topics = max(len(check.topic) for check in checks)
-        for check in checks:
-            mark, style = _MARKS[check.status]
-            shell.write(f"{paint(style, mark.rjust(7))}  {check.topic.ljust(topics)}  {check.detail}")
-            if check.advice and check.status != "ok":
-                shell.write(f"{'':7}  {'':{topics}}  -> {check.advice}")
+        for line in _lines(_gathered(checks), shell.width(), shell.paint(no_color=no_color)):
+            shell.write(line)
     return int(any(check.status == "broken" for check in checks))
+
+
+def _gathered(checks: Sequence[Check]) -> list[Check]:
+    """GPUs about which there is the same to say on one line, where the first of them stood."""
+    labels: dict[Check, list[str]] = {}
+    for check in checks:
+        gpu, _, label = check.topic.partition("gpu ")
+        same = check._replace(topic="gpu") if label and not gpu else check
+        labels.setdefault(same, []).append(label)
+    return [
+        check._replace(topic=f"gpu {f.ranges(found)}") if check.topic == "gpu" else check
+        for check, found in labels.items()
+    ]
+
+
+def _lines(checks: Sequence[Check], width: int, paint: Paint) -> Iterator[str]:
+    topics = max(len(check.topic) for check in checks)
+    indent = " " * (_MARK_COLUMNS + topics + 4)
+    for check in checks:
+        mark, style = _MARKS[check.status]
+        detail = list(wrapped(f.plain(check.detail), width - len(indent)))
+        yield f"{paint(style, mark.rjust(_MARK_COLUMNS))}  {check.topic.ljust(topics)}  {detail[0]}"
+        yield from (f"{indent}{line}" for line in detail[1:])
+        if check.advice and check.status != "ok":
+            for line in wrapped(f"-> {check.advice}", width - len(indent), "   "):
+                yield f"{indent}{line}"

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import sys
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
 
-from gpulse.cli import selection, shell
-from gpulse.errors import GpulseError, RecordingError
+from gpulse.cli import selection, shell, show
+from gpulse.errors import RecordingError
 from gpulse.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpulse.model.frame import Frame
+    from gpulse.model.health import Health
     from gpulse.sources.base import Source
     from gpulse.sources.machine import LocalMachine
     from gpulse.terminal.snapshot import Parts
 
 RATES_SECONDS = 0.5
-CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
 def look(
@@ -57,37 +57,41 @@ def look(
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    if at is not None and replay is None:
-        raise click.UsageError("--at goes with --replay")
+    if at is not None and (replay is None or watch is not None):
+        raise click.UsageError("--at shows one moment of a recording: it goes with --replay, without --watch")
     choose = selection.parse(gpus)
-    show = _shower(
+    showing = show.shower(
         parts, as_json=as_json, as_csv=as_csv, sqlite=sqlite, no_color=no_color, watching=watch is not None
     )
-    needs_rates = parts.cpu or parts.disk or parts.network or as_json or sqlite is not None
-    if watch is None:
-        show(_chosen(_one(machine, demo=demo, replay=replay, at=at, needs_rates=needs_rates), choose))
-        return
-    for snapshot in _many(watch, shell.other_source(demo=demo, replay=replay)):
-        show(_chosen(snapshot, choose))
+    source = shell.other_source(demo=demo, replay=replay)
+    if watch is not None:
+        for snapshot in _many(watch, source):
+            showing(_chosen(snapshot, choose))
+    elif replay is not None:
+        showing(_chosen(_from_recording(replay, at), choose))
+    else:
+        needs_rates = parts.cpu or parts.disk or parts.network or as_json or sqlite is not None
+        showing(_chosen(_one(machine, source, needs_rates=needs_rates), choose))
 
 
 def _chosen(snapshot: Snapshot, choose: selection.Select) -> Snapshot:
     frame = choose(snapshot.frame)
     if frame is snapshot.frame:
         return snapshot
+    labels = {f"gpu {gpu.device.label}" for gpu in frame.gpus}
     indices = {gpu.device.index for gpu in frame.gpus}
-    findings = tuple(
-        finding for finding in snapshot.findings if finding.gpu is None or finding.gpu in indices
+
+    def concerns(health: Health) -> bool:
+        return health.subject is None or not health.subject.startswith("gpu ") or health.subject in labels
+
+    return Snapshot(
+        frame._replace(health=tuple(health for health in frame.health if concerns(health))),
+        snapshot.rates,
+        tuple(finding for finding in snapshot.findings if finding.gpu is None or finding.gpu in indices),
     )
-    return Snapshot(frame, snapshot.rates, findings)
 
 
-def _one(
-    machine: LocalMachine | None, *, demo: bool, replay: Path | None, at: float | None, needs_rates: bool
-) -> Snapshot:
-    if replay is not None:
-        return _from_recording(replay, at)
-    source = shell.other_source(demo=demo, replay=None)
+def _one(machine: LocalMachine | None, source: Source | None, *, needs_rates: bool) -> Snapshot:
     if source is not None:
         now = time.time()
         return _with_faults(Snapshot.of(source.sample(now - RATES_SECONDS), source.sample(now)))
@@ -107,17 +111,22 @@ def _from_recording(path: Path, at: float | None) -> Snapshot:
 
     recent: list[Frame] = []
     first: float | None = None
+    reached = at is None
     for frame in Recording(path):
         first = frame.time if first is None else first
-        if at is not None and frame.time - first > at and recent:
-            break
+        if at is not None and frame.time - first >= at:
+            reached = True
+            if frame.time - first > at and recent:
+                break
         recent = [old for old in recent if frame.time - old.time <= 2 * RATES_SECONDS or old is recent[-1]]
         recent.append(frame)
-    if not recent:
+    if not recent or first is None:
         raise RecordingError(
             f"{path} holds no frame", hint="it was cut off before its first frame; record again"
         )
     last = recent[-1]
+    if not reached:
+        raise click.UsageError(f"--at +{at:g} is after the recording's end at +{last.time - first:.1f}")
     apart = [old for old in recent[:-1] if last.monotonic - old.monotonic >= RATES_SECONDS - 0.01]
     earlier = apart[-1] if apart else recent[0] if len(recent) > 1 else None
     return _with_faults(Snapshot.of(earlier, last))
@@ -130,95 +139,31 @@ def _with_faults(snapshot: Snapshot) -> Snapshot:
 
 
 def _many(seconds: float, source: Source | None) -> Iterator[Snapshot]:
+    """Looks without end; the first one waits for rates too instead of showing gaps."""
     from gpulse.sampling.sampler import Sampler  # noqa: PLC0415
 
-    before: Frame | None = None
+    if source is None:
+        from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
+
+        source = LocalMachine(interval_seconds=seconds)
     with closing(Sampler(source, interval_seconds=seconds)) as sampler:
+        before = source.sample(time.time())
+        time.sleep(RATES_SECONDS)
         for frame in sampler:
             yield _with_faults(Snapshot.of(before, frame))
             before = frame
-
-
-Show = Callable[[Snapshot], None]
-
-
-def _shower(
-    parts: Parts, *, as_json: bool, as_csv: bool, sqlite: Path | None, no_color: bool, watching: bool
-) -> Show:
-    if as_csv:
-        show = _csv_shower(parts)
-    elif as_json:
-        show = _json_shower(watching=watching)
-    elif sqlite is not None and not watching:
-        return _sqlite_shower(sqlite, None)
-    else:
-        show = _text_shower(parts, no_color=no_color, watching=watching)
-    return show if sqlite is None else _sqlite_shower(sqlite, show)
-
-
-def _text_shower(parts: Parts, *, no_color: bool, watching: bool) -> Show:
-    from gpulse.terminal.snapshot import snapshot_lines  # noqa: PLC0415
-
-    in_place = watching and sys.stdout.isatty()
-
-    def show(snapshot: Snapshot) -> None:
-        lines = "\n".join(snapshot_lines(snapshot, parts, shell.width(), shell.paint(no_color=no_color)))
-        shell.write(f"{CLEAR}{lines}" if in_place else f"{lines}\n" if watching else lines)
-        sys.stdout.flush()
-
-    return show
-
-
-def _json_shower(*, watching: bool) -> Show:
-    import json  # noqa: PLC0415
-
-    from gpulse.export.document import document  # noqa: PLC0415
-
-    def show(snapshot: Snapshot) -> None:
-        click.echo(json.dumps(document(snapshot), indent=None if watching else 2))
-        sys.stdout.flush()
-
-    return show
-
-
-def _csv_shower(parts: Parts) -> Show:
-    from gpulse.export.csv import CsvWriter  # noqa: PLC0415
-    from gpulse.export.tables import Table  # noqa: PLC0415
-
-    asked: list[tuple[bool, Table]] = [
-        (parts.cpu, "process"),
-        (parts.disk, "disk"),
-        (parts.network, "network"),
-    ]
-    tables = [table for wanted, table in asked if wanted]
-    if len(tables) > 1:
-        raise click.UsageError(
-            "CSV holds one table: give one of -c, -d, -n, or use --json or --sqlite for all of them"
-        )
-    return CsvWriter(sys.stdout, tables[0] if tables else "gpu").write
-
-
-def _sqlite_shower(path: Path, also: Show | None) -> Show:
-    from gpulse.export.sqlite import SqliteSink  # noqa: PLC0415
-
-    def show(snapshot: Snapshot) -> None:
-        with closing(SqliteSink(path)) as sink:
-            sink.append(snapshot)
-        if also is not None:
-            also(snapshot)
-        else:
-            click.echo(f"appended one look at {len(snapshot.frame.gpus)} GPUs to {path}", err=True)
-
-    return show
 
 
 def seconds_after(text: str) -> float:
     """`+12.5`, or `12.5`, as seconds after a recording's start.
 
     Raises:
-        GpulseError: It is not a number.
+        click.UsageError: It is not a number, or one before the start.
     """
     try:
-        return float(text.removeprefix("+"))
+        seconds = float(text.removeprefix("+"))
     except ValueError:
-        raise GpulseError(f"{text!r} is not a number of seconds") from None
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds < 0:
+        raise click.UsageError(f"--at takes seconds after the recording's start, such as +12.5, not {text!r}")
+    return seconds

@@ -25,6 +25,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "top": Verb("gpulse.cli.top", "Watch GPUs, processes and host full-screen."),
     "record": Verb("gpulse.cli.record", "Record this machine, or a command's run, into a file."),
     "doctor": Verb("gpulse.cli.doctor", "Check what can be read here, and say how to get the rest."),
     "completion": Verb("gpulse.cli.completion", "Print the shell completion script."),
@@ -77,7 +78,7 @@ class Root(click.Group):
 @click.option(
     "-w",
     "--watch",
-    type=float,
+    type=shell.seconds,
     is_flag=False,
     flag_value=2.0,
     metavar="[SECONDS]",
@@ -110,7 +111,7 @@ class Root(click.Group):
 @click.version_option(__version__, prog_name="gpulse")
 @click.pass_context
 def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: Any) -> None:  # noqa: ARG001  run() reads --debug
-    r"""What your GPUs are doing: one look at GPUs, and on request at CPUs, disks, network and faults.
+    """What your GPUs are doing: one look at GPUs, and on request at CPUs, disks, network and faults.
 
     \b
     gpulse                 one look
@@ -119,7 +120,7 @@ def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: 
     gpulse -w 1            look every second
 
     Rates (CPU, disks, network) are measured over half a second before they are shown.
-    """
+    """  # noqa: D301  click needs the backspace itself
     if ctx.invoked_subcommand is not None:
         _refuse_stray_options(ctx)
         return

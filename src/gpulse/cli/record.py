@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 import click
 
 from gpulse.cli import shell
-from gpulse.errors import CollectionError, UsageError
+from gpulse.errors import CollectionError, GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from gpulse.sampling.recorder import Sink
     from gpulse.sampling.sampler import Sampler
     from gpulse.sources.base import Source
+
+    Handler = Callable[[int, FrameType | None], object]
 
 _FAST_GPM_SECONDS = 0.2
 _NOT_FOUND = 127
@@ -37,19 +39,19 @@ _NOT_EXECUTABLE = 126
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE",
-    help="A new file: .jsonl.gz or .jsonl for a lossless recording, .csv or .sqlite for tables.",
+    help="A new file: .jsonl.gz or .jsonl for a lossless recording, .csv for a table of GPUs; or .sqlite for all tables, appended to.",
 )
 @click.option(
     "-i",
     "--interval",
-    type=float,
+    type=shell.seconds,
     default=0.1,
     show_default=True,
     metavar="SECONDS",
     help="Time between two frames.",
 )
-@click.option("-t", "--seconds", type=float, metavar="SECONDS", help="Stop after this time.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+@click.option("-t", "--seconds", type=shell.seconds, metavar="SECONDS", help="Stop after this time.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing about the recording.")
 @shell.source_options
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
@@ -62,52 +64,65 @@ def command(
     replay: Path | None,
     argv: tuple[str, ...],
 ) -> int:
-    r"""Record this machine into FILE until Ctrl-C, or for as long as COMMAND runs.
+    """Record this machine into FILE until Ctrl-C, or for as long as COMMAND runs.
 
     With a COMMAND the exit code is the command's.
 
     \b
     gpulse record -o run.jsonl.gz -- python train.py
     gpulse --replay run.jsonl.gz -a
-    """
+    """  # noqa: D301  click needs the backspace itself
     from gpulse.api import open_sink  # noqa: PLC0415  --help needs none of it
     from gpulse.sampling.sampler import Sampler  # noqa: PLC0415
 
-    if seconds is not None and seconds <= 0:
-        raise UsageError("--seconds must be more than 0")
     source = shell.other_source(demo=demo, replay=replay)
     if source is not None and argv:
-        raise UsageError("a COMMAND runs on this machine, so --demo and --replay do not go with it")
+        raise UsageError(
+            "a COMMAND runs on this machine, so --demo and --replay do not go with it",
+            hint="leave out one or the other",
+        )
     sampler = Sampler(source or _this_machine(interval), interval_seconds=interval)
-    with closing(sampler), closing(open_sink(output)) as sink:
-        progress = _Progress(output, shown=not quiet and sys.stderr.isatty())
-        if argv:
-            code = _beside(list(argv), sampler, sink, progress, seconds)
-        else:
-            with _stopping(sampler):
-                _write(sampler, sink, progress, seconds)
-            code = 0
+    with closing(sampler):
+        sink = open_sink(output)
+        progress = _Progress(output, quiet=quiet)
+        with closing(sink):
+            if argv:
+                code = _beside(list(argv), sampler, sink, progress, seconds)
+            else:
+                with _stopping(sampler):
+                    _write(sampler, sink, progress, seconds)
+                code = 0
+    if progress.frames == 0:
+        _remove_empty(output)
+        if code == 0:
+            raise CollectionError("nothing was recorded")
+        return code
     progress.finish()
-    if progress.frames == 0 and code == 0:
-        raise CollectionError("nothing was recorded")
     return code
+
+
+def _remove_empty(output: Path) -> None:
+    """A recording without a frame only stands in the way of the next attempt; a database may hold others."""
+    if output.name.lower().endswith((".jsonl", ".jsonl.gz", ".csv")):
+        output.unlink(missing_ok=True)
 
 
 def _this_machine(interval: float) -> Source:
     from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
-    from gpulse.sources.nvml.reader import Cadence  # noqa: PLC0415
+    from gpulse.sources.nvml.cadence import close_up  # noqa: PLC0415
 
-    cadence = Cadence(gpm=max(_FAST_GPM_SECONDS, min(interval, 1.0)))
+    cadence = close_up(max(_FAST_GPM_SECONDS, min(interval, 1.0)))
     return LocalMachine(interval_seconds=interval, cadence=cadence, threads=True)
 
 
 class _Progress:
     """One line on standard error that says how far the recording is."""
 
-    def __init__(self, path: Path, *, shown: bool) -> None:
+    def __init__(self, path: Path, *, quiet: bool) -> None:
         self.frames = 0
         self._path = path
-        self._shown = shown
+        self._quiet = quiet
+        self._shown = not quiet and sys.stderr.isatty()
         self._begun = self._drawn = time.monotonic()
 
     def count(self) -> None:
@@ -121,7 +136,8 @@ class _Progress:
     def finish(self) -> None:
         if self._shown:
             sys.stderr.write("\r\x1b[K")
-        print(f"recorded {self._text()}", file=sys.stderr)
+        if not self._quiet:
+            print(f"recorded {self._text()}", file=sys.stderr)
 
     def _text(self) -> str:
         size = self._path.stat().st_size if self._path.exists() else None
@@ -139,13 +155,8 @@ def _write(sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | N
 
 
 @contextmanager
-def _stopping(sampler: Sampler) -> Iterator[None]:
-    """Let Ctrl-C and a polite kill end the sampling, so that the file is finished properly."""
-
-    def stop(number: int, stack: FrameType | None) -> None:  # noqa: ARG001  the signature of handlers
-        sampler.stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+def _handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
@@ -153,35 +164,66 @@ def _stopping(sampler: Sampler) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _stopping(sampler: Sampler) -> Iterator[None]:
+    """Let Ctrl-C and a polite kill end the sampling, so that the file is finished properly."""
+
+    def stop(number: int, stack: FrameType | None) -> None:  # noqa: ARG001  the signature of handlers
+        sampler.stop()
+
+    with _handling({signal.SIGINT: stop, signal.SIGTERM: stop}):
+        yield
+
+
+class _Relay:
+    """Passes a polite kill on to the command, even one that comes while the command is being started."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def adopt(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+        if self._asked:
+            child.terminate()
+
+    def end(self, number: int, stack: FrameType | None) -> None:  # noqa: ARG002  the signature of handlers
+        self._asked = True
+        if self._child is not None:
+            self._child.terminate()
+
+    def wait(self, number: int, stack: FrameType | None) -> None:
+        """Ctrl-C reaches the command from the terminal; ignoring it instead would make the command ignore it."""
+
+
 def _beside(argv: list[str], sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | None) -> int:
     """Record while a command runs; its exit code, or 128 and the number of the signal that ended it.
 
-    Ctrl-C reaches the command from the terminal as it would without us; a polite kill is passed on.
+    A recording that fails (a full disk) says so and lets the command go on: it is worth more.
     """
-    try:
-        child = subprocess.Popen(argv)  # noqa: S603  running what was asked for is the point
-    except FileNotFoundError:
-        print(f"gpulse: {argv[0]}: command not found", file=sys.stderr)
-        return _NOT_FOUND
-    except OSError as error:
-        print(f"gpulse: {argv[0]}: {error.strerror}", file=sys.stderr)
-        return _NOT_EXECUTABLE
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
-    }
-    waiter = threading.Thread(target=_stop_with, args=(child, sampler), name="gpulse-command")
-    waiter.start()
-    try:
-        _write(sampler, sink, progress, seconds)
-    except BaseException:
-        child.terminate()
-        raise
-    finally:
-        waiter.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    relay = _Relay()
+    with _handling({signal.SIGINT: relay.wait, signal.SIGTERM: relay.end}):
+        try:
+            child = subprocess.Popen(argv)  # noqa: S603  running what was asked for is the point
+        except FileNotFoundError:
+            shell.complain("gpulse", f"{argv[0]}: command not found")
+            return _NOT_FOUND
+        except OSError as error:
+            shell.complain("gpulse", f"{argv[0]}: {error.strerror}")
+            return _NOT_EXECUTABLE
+        relay.adopt(child)
+        waiter = threading.Thread(target=_stop_with, args=(child, sampler), name="gpulse-command")
+        waiter.start()
+        failed = False
+        try:
+            _write(sampler, sink, progress, seconds)
+        except GpulseError as error:
+            failed = True
+            shell.complain("gpulse", f"{error.message}; the command goes on", error.hint)
+        finally:
+            waiter.join()
+    code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+    return code or int(failed)
 
 
 def _stop_with(child: subprocess.Popen[bytes], sampler: Sampler) -> None:

@@ -1,7 +1,8 @@
-"""What every command shares: errors as people read them, colours, the terminal's width, where frames come from."""
+"""What every command shares: errors as people read them, colours, the terminal's size, where frames come from."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 INTERRUPTED = 130
 DEMO_HEAD_START_SECONDS = 5.0
+_NARROWEST_COLUMNS = 20
 
 
 def run(command: click.Command, *, name: str, machine: LocalMachine | None = None) -> int:
@@ -34,35 +36,89 @@ def run(command: click.Command, *, name: str, machine: LocalMachine | None = Non
         name: How the command is called.
         machine: This machine, if it was opened already.
     """
+    _open_streams()
+    if f"_{name.upper()}_COMPLETE" in os.environ:
+        command.main(prog_name=name)  # a shell asks for completions; click answers and exits
     arguments = sys.argv[1:]
-    debug = "--debug" in arguments
     try:
-        result = command.main(args=arguments, prog_name=name, standalone_mode=False, obj=machine)
+        with command.make_context(name, list(arguments), obj=machine) as ctx:
+            result = command.invoke(ctx)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except GpulseError as error:
-        if debug:
-            traceback.print_exc()
-        _complain(name, error.message, error.hint)
-        return error.exit_code
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
-    except click.ClickException as error:
-        _complain(
-            name, error.format_message(), f"{name} --help" if isinstance(error, click.UsageError) else None
-        )
-        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
+        if sys.stdout.isatty():
+            click.echo()  # the terminal has echoed ^C; the prompt belongs on a line of its own
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except Exception as error:  # noqa: BLE001  the one place that stands between a bug and the user
+        if "--debug" in arguments:
+            traceback.print_exc()
+        return _reported(name, error)
 
 
-def _complain(name: str, message: str, hint: str | None) -> None:
+def _reported(name: str, error: Exception) -> int:
+    """Say what happened, why, and what to try; the exit code that goes with it."""
+    match error:
+        case GpulseError():
+            complain(name, error.message, error.hint)
+            return error.exit_code
+        case click.UsageError():
+            path = error.ctx.command_path if error.ctx is not None else name
+            complain(name, error.format_message(), f"{path} --help")
+            return error.exit_code
+        case click.ClickException():
+            complain(name, error.format_message())
+            return error.exit_code
+        case OSError():
+            _discard_output()
+            what = "standard output" if error.filename is None else error.filename
+            complain(name, f"cannot use {what}: {error.strerror or error}")
+        case _:
+            words = f"{type(error).__name__}: {error}"
+            complain(
+                name,
+                f"this should not have happened: {words}",
+                f"{name} --debug ..., and report what it says",
+            )
+    return 1
+
+
+def complain(name: str, message: str, hint: str | None = None) -> None:
+    """Say on standard error what went wrong and what to try."""
     print(f"{name}: {message}", file=sys.stderr)
     if hint:
         print(f"  try: {hint}", file=sys.stderr)
+
+
+def _open_streams() -> None:
+    """Give a program that was started without standard output or error a place to write to."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open to the end
+
+
+def _discard_output() -> None:
+    """So that Python does not fail a second time when it flushes standard output at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def seconds(text: str) -> float:
+    """A length of time from the command line: a finite number of seconds, more than none.
+
+    Raises:
+        click.BadParameter: It is none, or none that time can have.
+    """
+    try:
+        length = float(text)
+    except ValueError:
+        length = math.nan
+    if not math.isfinite(length) or length <= 0:
+        raise click.BadParameter(f"{text} is not a number of seconds above 0")
+    return length
 
 
 def wants_color(*, no_color: bool) -> bool:
@@ -71,6 +127,11 @@ def wants_color(*, no_color: bool) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
+    return is_capable_terminal()
+
+
+def is_capable_terminal() -> bool:
+    """Whether standard output is a terminal that understands escape sequences."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -81,9 +142,12 @@ def paint(*, no_color: bool) -> Paint:
 
 def width() -> int:
     """Columns of the terminal; 120 when there is none, so that files and pipes get whole tables."""
-    if os.environ.get("COLUMNS", "").isdigit():
-        return int(os.environ["COLUMNS"])
-    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return max(_NARROWEST_COLUMNS, int(asked))
+    if not sys.stdout.isatty():
+        return 120
+    return max(_NARROWEST_COLUMNS, shutil.get_terminal_size((120, 24)).columns)
 
 
 def write(text: str) -> None:
@@ -98,10 +162,10 @@ def source_options(command: Command) -> Command:
         "--replay",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="Show a recording instead of this machine.",
+        help="A recording instead of this machine.",
     )
     demo = click.option(
-        "--demo", is_flag=True, help="Show a simulated machine with eight GPUs, made of real recordings."
+        "--demo", is_flag=True, help="A simulated machine with eight GPUs, made of real recordings."
     )
     return demo(replay(command))
 

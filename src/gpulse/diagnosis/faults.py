@@ -85,7 +85,7 @@ def _of(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:
 
 def _lost(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:
     for health in frame.health:
-        if health.subject == f"gpu {gpu.device.label}" and health.code in ("gpu_lost", "not_answering"):
+        if health.subject in (f"gpu {gpu.device.label}", gpu.device.uuid) and health.code in ("gpu_lost", "not_answering"):
             advice = Advice(
                 "see `dmesg | grep -i -e xid -e nvrm`, then reset or reboot",
                 health.hint or "the GPU does not answer",

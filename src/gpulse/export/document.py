@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from gpulse.model.clocks import reasons
 from gpulse.model.frame import GpuReading
 from gpulse.model.health import Health
-from gpulse.model.metric import CATALOGUE, Scope, Values
+from gpulse.model.metric import CATALOGUE, Scope, Value, Values
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
 from gpulse.model.rates import key
 from gpulse.model.snapshot import Snapshot
@@ -28,7 +29,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         if frame.host is None
         else {
             **_values("host", frame.host.values, rates.host),
-            "cores": list(rates.cores),
+            "cores": [finite(share) for share in rates.cores],
             "kernel": frame.node.kernel,
             "cpu_model": frame.node.cpu_model,
         },
@@ -93,7 +94,8 @@ def process_document(
     values = _values("process", process.values, snapshot.rates.processes.get(key(process), {}))
     values["elapsed_seconds"] = snapshot.process(process, "elapsed_seconds")
     if held is not None:
-        values["gpu_memory_bytes"], values["sm_ratio"] = held.gpu_memory_bytes, held.sm_ratio
+        values["gpu_memory_bytes"] = held.gpu_memory_bytes
+        values["sm_ratio"] = finite(held.sm_ratio)
     return {
         "pid": identity.pid,
         "parent_pid": identity.parent_pid,
@@ -113,7 +115,12 @@ def process_document(
 
 def gpu_values(snapshot: Snapshot, gpu: GpuReading) -> dict[str, Any]:
     """Every catalogue name of a GPU with its value or None."""
-    return {name: snapshot.gpu(gpu, name) for name in CATALOGUE["gpu"]}
+    return {name: finite(snapshot.gpu(gpu, name)) for name in CATALOGUE["gpu"]}
+
+
+def finite(value: Value | None) -> Value | None:
+    """The value, or None for what JSON has no number for (a recording can hold NaN)."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _gpu(snapshot: Snapshot, gpu: GpuReading, by_pid: dict[int, ProcessReading]) -> dict[str, Any]:
@@ -150,4 +157,4 @@ def _unseen(held: GpuProcess) -> ProcessReading:
 
 def _values(scope: Scope, values: Values, rates: Values | None = None) -> dict[str, Any]:
     merged = values if not rates else {**values, **rates}
-    return {name: merged.get(name) for name in CATALOGUE[scope]}
+    return {name: finite(merged.get(name)) for name in CATALOGUE[scope]}

@@ -11,6 +11,10 @@ from gpulse.model.frame import Frame
 from gpulse.model.snapshot import Snapshot
 
 SCHEMA_VERSION = 1
+APPLICATION_ID = 0x67506C73
+"""`gPls`: how a database says whose it is."""
+_PATIENCE_SECONDS = 5.0
+"""How long to wait for another program that is writing."""
 
 
 class SqliteSink:
@@ -26,24 +30,17 @@ class SqliteSink:
         self._before: Frame | None = None
         self._database: sqlite3.Connection | None = None
         try:
-            self._database = sqlite3.connect(path, timeout=10)
-            version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA_VERSION:
-                self.close()
-                raise RecordingError(
-                    f"{path} was written by a newer gpulse (schema {version}; this one knows {SCHEMA_VERSION})",
-                    hint="update gpulse, or choose another file",
-                )
+            self._database = sqlite3.connect(path, timeout=_PATIENCE_SECONDS)
+            self._claim(self._database)
             for table in TABLES:
                 self._prepare(self._database, table)
-            self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             self._database.commit()
         except sqlite3.Error as error:
             self.close()
-            raise RecordingError(
-                f"cannot write {path}: {error}",
-                hint="choose another file, or see that it is a SQLite database you may write",
-            ) from error
+            raise RecordingError(f"cannot write {path}: {error}", hint=_hint(error)) from error
+        except RecordingError:
+            self.close()
+            raise
 
     def write(self, frame: Frame) -> None:
         """Append one frame, with rates since the frame before."""
@@ -66,13 +63,31 @@ class SqliteSink:
                     insert = f"INSERT INTO {table} ({_quoted(wanted)}) VALUES ({marks})"  # noqa: S608  names are ours
                     self._database.executemany(insert, values)
         except sqlite3.Error as error:
-            raise RecordingError(f"cannot write {self._path}: {error}") from error
+            raise RecordingError(f"cannot write {self._path}: {error}", hint=_hint(error)) from error
 
     def close(self) -> None:
         """Close the database."""
         if self._database is not None:
             self._database.close()
             self._database = None
+
+    def _claim(self, database: sqlite3.Connection) -> None:
+        """Mark a new file as ours; never write into another program's database."""
+        owner = database.execute("PRAGMA application_id").fetchone()[0]
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if owner != APPLICATION_ID and (owner or version or tables):
+            raise RecordingError(
+                f"{self._path} is another program's database", hint="choose another file, or a new one"
+            )
+        if version > SCHEMA_VERSION:
+            raise RecordingError(
+                f"{self._path} was written by a newer gpulse (schema {version}; this one knows {SCHEMA_VERSION})",
+                hint="update gpulse, or choose another file",
+            )
+        if owner != APPLICATION_ID:
+            database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     @staticmethod
     def _prepare(database: sqlite3.Connection, table: Table) -> None:
@@ -86,6 +101,15 @@ class SqliteSink:
             if name not in present:
                 database.execute(f"ALTER TABLE {table} ADD COLUMN {_quoted([name])} {types[name]}")
         database.execute(f"CREATE INDEX IF NOT EXISTS {table}_time ON {table} (time)")
+
+
+def _hint(error: sqlite3.Error) -> str:
+    text = str(error)
+    if "locked" in text:
+        return "another program holds it; end that one, or choose another file"
+    if "full" in text:
+        return "make room on that disk, or choose another file"
+    return "choose another file, or see that it is a SQLite database that you may write"
 
 
 def _quoted(columns: list[str]) -> str:

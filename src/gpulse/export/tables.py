@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from gpulse.export.document import gpu_values, process_document
+from gpulse.export.document import finite, gpu_values, process_document
 from gpulse.model.metric import Scope, Values, names
 from gpulse.model.snapshot import Snapshot
 
@@ -111,7 +111,7 @@ def _filesystems(snapshot: Snapshot) -> list[Row]:
             "device": item.device,
             "type": item.type,
             "kind": item.kind,
-            **item.values,
+            **_merged(item.values, {}),
         }
         for item in snapshot.frame.filesystems
     ]
@@ -123,7 +123,7 @@ def _network(snapshot: Snapshot) -> list[Row]:
         {
             "name": link.name,
             "kind": link.kind,
-            "up": link.up,
+            "up": None if link.up is None else int(link.up),
             **_merged(link.values, rates.get(link.name, {})),
         }
         for link in snapshot.frame.network
@@ -147,7 +147,7 @@ def _health(snapshot: Snapshot) -> list[Row]:
 
 
 def _merged(values: Values, rates: Values) -> Row:
-    return {**values, **rates}
+    return {name: finite(value) for name, value in {**values, **rates}.items()}
 
 
 _MAKERS: dict[Table, Callable[[Snapshot], list[Row]]] = {

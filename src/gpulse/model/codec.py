@@ -8,8 +8,9 @@ before a frame, and can stop after any of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import (
@@ -22,10 +23,12 @@ from gpulse.model.frame import (
     NetworkReading,
 )
 from gpulse.model.health import Health
+from gpulse.model.metric import Values
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading, Thread
 
 FORMAT = "gpulse-recording"
 VERSION = 1
+Reading = TypeVar("Reading")
 
 
 class Encoder:
@@ -78,7 +81,7 @@ class Decoder:
             if "frame" in document:
                 return self._frame(document["frame"])
             self._prepare(document)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not a line of a recording: {error!r}") from error
         return None
 
@@ -87,7 +90,7 @@ class Decoder:
             self._node = Node(**_known(Node, document["node"]))
         elif "device" in document:
             device = Device(**_known(Device, document["device"]))
-            self._devices[device.uuid] = device
+            self._devices[device.uuid] = device._replace(facts=_values(device.facts))
         elif "process" in document:
             raw = _known(ProcessIdentity, document["process"])
             raw["command"] = tuple(raw.get("command", ()))
@@ -100,20 +103,18 @@ class Decoder:
     def _frame(self, raw: dict[str, Any]) -> Frame:
         host = raw.get("host")
         return Frame(
-            time=float(raw["time"]),
-            monotonic=float(raw["monotonic"]),
+            time=_finite(raw["time"]),
+            monotonic=_finite(raw["monotonic"]),
             node=self._node,
             gpus=tuple(self._gpu(gpu) for gpu in raw.get("gpus", ())),
             host=None
             if host is None
-            else HostReading(host["values"], tuple(tuple(core) for core in host["cores"])),
-            disks=tuple(DiskReading(**_known(DiskReading, disk)) for disk in raw.get("disks", ())),
-            filesystems=tuple(
-                FilesystemReading(**_known(FilesystemReading, item)) for item in raw.get("filesystems", ())
-            ),
-            network=tuple(NetworkReading(**_known(NetworkReading, link)) for link in raw.get("network", ())),
+            else HostReading(_values(host["values"]), tuple(tuple(core) for core in host["cores"])),
+            disks=tuple(_reading(DiskReading, disk) for disk in raw.get("disks", ())),
+            filesystems=tuple(_reading(FilesystemReading, item) for item in raw.get("filesystems", ())),
+            network=tuple(_reading(NetworkReading, link) for link in raw.get("network", ())),
             processes=tuple(self._process(process) for process in raw.get("processes", ())),
-            cgroups=tuple(CgroupReading(**_known(CgroupReading, group)) for group in raw.get("cgroups", ())),
+            cgroups=tuple(_reading(CgroupReading, group) for group in raw.get("cgroups", ())),
             health=tuple(
                 Health(**_known(Health, item))._replace(metrics=tuple(item.get("metrics", ())))
                 for item in raw.get("health", ())
@@ -124,16 +125,16 @@ class Decoder:
         processes = raw.get("processes")
         return GpuReading(
             self._devices[raw["uuid"]],
-            raw["values"],
+            _values(raw["values"]),
             None if processes is None else tuple(GpuProcess(*process) for process in processes),
-            raw.get("read_at", {}),
+            _values(raw.get("read_at", {})),
         )
 
     def _process(self, raw: dict[str, Any]) -> ProcessReading:
         return ProcessReading(
             self._processes[raw["pid"]],
             raw["state"],
-            raw["values"],
+            _values(raw["values"]),
             tuple(Thread(*thread) for thread in raw.get("threads", ())),
             raw.get("on_gpu", False),
         )
@@ -183,6 +184,26 @@ def _plain(item: Any) -> dict[str, Any]:
 def _known(kind: Any, raw: dict[str, Any]) -> dict[str, Any]:
     """The entries that this version knows, every one it needs present: a newer minor field does no harm."""
     return {name: raw.get(name) for name in kind._fields if name in raw or name in _NULLABLE}
+
+
+def _reading(kind: Callable[..., Reading], raw: dict[str, Any]) -> Reading:
+    reading = kind(**_known(kind, raw))
+    _values(raw["values"])
+    return reading
+
+
+def _values(raw: Any) -> Values:
+    """The readings as they are, when they are numbers by name."""
+    if not isinstance(raw, dict) or not all(map(math.isfinite, raw.values())):
+        raise TypeError("readings are not numbers")
+    return raw
+
+
+def _finite(raw: Any) -> float:
+    number = float(raw)
+    if not math.isfinite(number):
+        raise ValueError(f"not a time: {number}")
+    return number
 
 
 _NULLABLE = frozenset({"kind", "disk", "up"})

@@ -33,7 +33,7 @@ class Health(NamedTuple):
     """One thing that is not as it should be."""
 
     source: str
-    """Which source noticed it: nvml, gpm, host, disks, network, processes, recording."""
+    """Which source noticed it: nvml, gpm, host, disks, network, processes, recording, sampler."""
     code: Code
     detail: str
     since: float

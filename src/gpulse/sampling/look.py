@@ -6,8 +6,8 @@ import time
 
 from gpulse.model.snapshot import Snapshot
 from gpulse.sources.machine import LocalMachine
+from gpulse.sources.nvml.cadence import close_up
 from gpulse.sources.nvml.gpm import SHORTEST_SECONDS
-from gpulse.sources.nvml.reader import Cadence
 
 RATES_SECONDS = 0.5
 """How far apart the two readings behind rates are taken."""
@@ -17,14 +17,13 @@ _MARGIN_SECONDS = 0.002
 
 def machine_for_one_look() -> LocalMachine:
     """This machine, with GPM as soon as it can be had and without what only pays in the long run."""
-    return LocalMachine(cadence=Cadence(gpm=SHORTEST_SECONDS), watch_xids=False)
+    return LocalMachine(cadence=close_up(SHORTEST_SECONDS), watch_xids=False)
 
 
 def look(machine: LocalMachine, *, rates_seconds: float | None) -> Snapshot:
     """One look; without `rates_seconds` it takes a second reading only where a GPU's GPM needs it."""
-    begun = time.monotonic()
     earlier = machine.sample(time.time(), patient=True)
-    rates_at = None if rates_seconds is None else begun + rates_seconds
+    rates_at = None if rates_seconds is None else earlier.monotonic + rates_seconds
     due = [moment for moment in (machine.gpm_ready_at, rates_at) if moment is not None]
     if not due:
         return Snapshot.of(None, earlier)

@@ -12,7 +12,8 @@ from gpulse.errors import RecordingError
 from gpulse.model.codec import Encoder
 from gpulse.model.frame import Frame
 
-_FLUSH_SECONDS = 1.0
+_FLUSH_SECONDS = 0.5
+"""Half of what may be lost, so that a frame every second is never held back for the next one."""
 
 
 class Sink(Protocol):
@@ -72,9 +73,16 @@ class Recorder:
         self.frames += 1
 
     def close(self) -> None:
-        """Finish the file."""
+        """Finish the file.
+
+        Raises:
+            RecordingError: The disk is full or gone.
+        """
         try:
-            if self._packed is not None:
-                self._packed.close()
-        finally:
-            self._file.close()
+            try:
+                if self._packed is not None:
+                    self._packed.close()
+            finally:
+                self._file.close()
+        except OSError as error:
+            raise RecordingError(f"cannot write {self.path}: {error.strerror}") from error

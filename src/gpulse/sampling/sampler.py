@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+import platform
 import time
 from collections.abc import Iterator
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from gpulse.errors import UsageError
+from gpulse.errors import GpulseError, UsageError
+from gpulse.model.device import Node
 from gpulse.model.frame import Frame
+from gpulse.model.health import Health
 from gpulse.sources.base import Source
 from gpulse.sources.recording import EndOfRecordingError
 
@@ -43,8 +46,13 @@ class Sampler:
                 hint=f"the shortest is {SHORTEST_INTERVAL_SECONDS} s",
             )
         self.interval_seconds = interval_seconds
-        self._stop = threading.Event()
         self._source = source
+        self._stopped = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        """Not an Event: only this may be used from a signal handler that interrupts the wait for it."""
+        self._last: tuple[Frame, float] | None = None
+        """The last frame of the source, and our own monotonic time when it came."""
+        self._failing_since: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -62,26 +70,64 @@ class Sampler:
         """
         source = self._opened()
         due = time.monotonic()
-        while not self._stop.is_set():
-            try:
-                yield source.sample(time.time())
-            except EndOfRecordingError:
+        while not self._stopped:
+            frame = self._sample(source)
+            if frame is None:
                 return
+            yield frame
             due += self.interval_seconds
             late = time.monotonic() - due
             if late > 0:
                 due += self.interval_seconds * int(late / self.interval_seconds + 1)
-            self._stop.wait(due - time.monotonic())
+            self._wait(due - time.monotonic())
 
     def stop(self) -> None:
         """End the iteration, from any thread or signal handler, without waiting for the next tick."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.put(None)
 
     def close(self) -> None:
         """Stop, and give back what the source holds."""
         self.stop()
         if self._source is not None:
             self._source.close()
+
+    def _wait(self, seconds: float) -> None:
+        try:
+            self._wake.get(timeout=max(0.0, seconds))
+        except Empty:
+            return
+
+    def _sample(self, source: Source) -> Frame | None:
+        """One frame, an empty one that says why there is none (the guard), or None at the end."""
+        now = time.time()
+        try:
+            frame = source.sample(now)
+        except EndOfRecordingError:
+            return None
+        except GpulseError:
+            if self._stopped:  # another thread closed the source meanwhile
+                return None
+            raise
+        except Exception as error:  # noqa: BLE001  a fault of ours must not end the sampling
+            return self._failed(now, error)
+        self._last, self._failing_since = (frame, time.monotonic()), None
+        return frame
+
+    def _failed(self, now: float, error: Exception) -> Frame:
+        self._failing_since = self._failing_since or now
+        node, monotonic = Node(platform.node()), time.monotonic()
+        if self._last is not None:
+            last, then = self._last
+            node, monotonic = last.node, last.monotonic + monotonic - then
+        health = Health(
+            "sampler",
+            "failed",
+            f"a fault in gpulse: {error!r}",
+            self._failing_since,
+            hint="please report it; --debug shows the traceback",
+        )
+        return Frame(time=now, monotonic=monotonic, node=node, health=(health,))
 
     def _opened(self) -> Source:
         if self._source is None:

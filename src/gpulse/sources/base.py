@@ -42,6 +42,13 @@ class HealthLog:
         for health in found:
             key = (health.source, health.subject, health.code)
             known = self._entries.get(key)
-            entries[key] = health if known is None else health._replace(since=known.since)
+            entry = health if known is None else health._replace(since=known.since)
+            entries[key] = _joined(entries[key], entry) if key in entries else entry
         self._entries = entries
         return tuple(entries.values())
+
+
+def _joined(one: Health, other: Health) -> Health:
+    """Two problems of the same kind with the same thing as one."""
+    detail = one.detail if other.detail in one.detail else f"{one.detail}; {other.detail}"
+    return one._replace(detail=detail, metrics=tuple(sorted({*one.metrics, *other.metrics})))

@@ -92,7 +92,7 @@ def _nvidia_cards(roots: Roots) -> list[str]:
 def _gpus(frame: Frame) -> Iterator[Check]:
     for gpu in frame.gpus:
         subject = f"gpu {gpu.device.label}"
-        entries = [h for h in frame.health if h.subject == subject]
+        entries = [h for h in frame.health if h.subject in (subject, gpu.device.uuid)]
         problems = [h for h in entries if h.is_problem and h.code != "no_permission"]
         refused = [name for h in entries if h.code == "no_permission" for name in h.metrics]
         unknown = [name for h in entries if h.code == "not_supported" for name in h.metrics]

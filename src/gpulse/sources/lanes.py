@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -17,16 +16,15 @@ class Run(Generic[Item, Result]):
     """One round of the same work over several items."""
 
     def __init__(self, items: Iterable[Item], work: Callable[[Item], Result]) -> None:
+        self.items = tuple(items)
+        self.work = work
         self.results: dict[Item, Result] = {}
-        """What came back so far."""
+        """What came back so far, even if too late to be waited for."""
         self.errors: dict[Item, Exception] = {}
         """Items whose work raised, which is a fault of the work: it should report and not raise."""
-        self.work = work
-        self.todo = deque(items)
-        self.pending = len(self.todo)
+        self._pending = len(self.items)
         self._done = threading.Event()
-        if not self.pending:
-            self._done.set()
+        self.settle(0)
 
     @property
     def finished(self) -> bool:
@@ -39,69 +37,68 @@ class Run(Generic[Item, Result]):
 
     def settle(self, count: int) -> None:
         """Count items as come back or given up."""
-        self.pending -= count
-        if self.pending <= 0:
+        self._pending -= count
+        if self._pending <= 0:
             self._done.set()
 
 
 class _Lane:
-    """One thread that runs what it is handed, in order."""
+    """One thread, and the call it is in."""
 
-    def __init__(self, name: str) -> None:
-        self.retired = False
+    def __init__(self) -> None:
         self.call: tuple[Run[Any, Any], Any, float] | None = None
-        """The call under way: its round, its item, and the monotonic time at which it began."""
-        self._queue: SimpleQueue[Callable[[_Lane], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-        self._thread.start()
+        """The round, the item, and the monotonic time at which the call began."""
+        self.thread = threading.Thread()
 
-    def hand(self, work: Callable[[_Lane], None]) -> None:
-        self._queue.put(work)
-
-    def retire(self) -> None:
-        self.retired = True
-        self._queue.put(None)
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def _loop(self) -> None:
-        while not self.retired and (work := self._queue.get()) is not None:
-            work(self)
+    def start(self, name: str, target: Callable[..., object], *arguments: object) -> None:
+        self.thread = threading.Thread(target=target, args=(self, *arguments), name=name, daemon=True)
+        self.thread.start()
 
 
 class Lanes(Generic[Item]):
     """A few threads that share rounds of work and replace each other when a call hangs.
 
-    A call that does not come back in time costs its lane, which is written off and replaced. Until the
+    A call that does not come back in time costs its thread, which is written off and replaced. Until the
     call comes back its item is stuck and left out of new rounds; afterwards the item is on probation and
-    runs on a lane of its own, where it cannot delay the others, until it comes back in time once.
+    runs on a thread of its own, where it cannot delay the others, until it comes back in time once.
     """
 
     def __init__(self, name: str, width: int) -> None:
-        self._name = name
+        self._name = f"gpulse-{name}"
         self._width = max(1, width)
-        self._lanes: list[_Lane] = []
-        self._apart: dict[Item, _Lane] = {}
-        self._lost: set[_Lane] = set()
-        self._stuck: dict[Item, float] = {}
         self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._waiting: deque[tuple[Run[Item, Any], Item]] = deque()
+        self._staff: set[_Lane] = set()
+        self._apart: set[_Lane] = set()
+        self._lost: set[_Lane] = set()
+        self._suspects: set[Item] = set()
+
+    @property
+    def busy(self) -> bool:
+        """True while any call is out, stuck or not."""
+        with self._lock:
+            return bool(self._waiting) or any(lane.call for lane in self._all())
 
     def stuck_seconds(self, item: Item) -> float | None:
         """For how long a call about this item has not come back, None when none is out."""
-        since = self._stuck.get(item)
+        with self._lock:
+            since = self._stuck_since(item)
         return None if since is None else monotonic() - since
 
     def start(self, items: Sequence[Item], work: Callable[[Item], Result]) -> Run[Item, Result]:
         """Begin one round over the items that are not stuck."""
         with self._lock:
-            free = [item for item in items if item not in self._stuck]
-            run = Run(free, work)
-            alone = [item for item in free if item in self._apart]
-            for item in alone:
-                run.todo.remove(item)
-                self._apart[item].hand(self._single(run, item))
-            self._spread(run, min(self._width, len(run.todo)))
+            run = Run([item for item in items if self._stuck_since(item) is None], work)
+            for item in run.items:
+                if item in self._suspects:
+                    lane = _Lane()
+                    lane.call = (run, item, monotonic())
+                    self._apart.add(lane)
+                    lane.start(f"{self._name}-apart", self._alone, run, item)
+                else:
+                    self._waiting.append((run, item))
+            self._hire(self._width)
         return run
 
     def finish(self, run: Run[Item, Any], seconds: float) -> None:
@@ -110,69 +107,75 @@ class Lanes(Generic[Item]):
             return
         self.sweep(run, seconds * 0.9)
         with self._lock:
-            self._spread(run, len(run.todo))
+            self._hire(len(run.items))
         if not run.wait(seconds):
             self.sweep(run, 0.0)
             with self._lock:
-                run.settle(len(run.todo))
-                run.todo.clear()
+                left = [entry for entry in self._waiting if entry[0] is not run]
+                run.settle(len(self._waiting) - len(left))
+                self._waiting = deque(left)
 
     def sweep(self, run: Run[Item, Any], seconds: float) -> None:
-        """Write off the lanes whose call of this round has been out for longer than `seconds`."""
+        """Write off the threads whose call of this round has been out for longer than `seconds`."""
         now = monotonic()
         with self._lock:
-            for lane in [*self._lanes, *self._apart.values()]:
+            for lane in [*self._staff, *self._apart]:
                 if lane.call is not None and lane.call[0] is run and now - lane.call[2] >= seconds:
-                    self._write_off(lane)
+                    self._staff.discard(lane)
+                    self._apart.discard(lane)
+                    self._lost.add(lane)
+                    self._suspects.add(lane.call[1])
+                    run.settle(1)
+            self._hire(self._width)
 
     def close(self, seconds: float = 1.0) -> bool:
         """End the threads; False when one sits in a call that does not come back (it dies with the process)."""
         with self._lock:
-            lanes = [*self._lanes, *self._apart.values()]
-            self._lanes, self._apart = [], {}
-        for lane in lanes:
-            lane.retire()
+            lanes = [*self._staff, *self._apart]
+            self._staff.clear()
+            self._waiting.clear()
+            self._work.notify_all()
         deadline = monotonic() + seconds
-        for lane in [*lanes, *self._lost]:
-            lane.join(max(0.0, deadline - monotonic()))
-        return not self._lost and all(lane.call is None for lane in lanes)
+        for lane in lanes:
+            lane.thread.join(max(0.0, deadline - monotonic()))
+        return not self._lost and not any(lane.thread.is_alive() for lane in lanes)
 
-    def _spread(self, run: Run[Item, Any], count: int) -> None:
-        while len(self._lanes) < count:
-            self._lanes.append(_Lane(f"gpulse-{self._name}"))
-        for lane in self._lanes[:count]:
-            lane.hand(lambda lane: self._drain(lane, run))
+    def _all(self) -> list[_Lane]:
+        return [*self._staff, *self._apart, *self._lost]
 
-    def _write_off(self, lane: _Lane) -> None:
-        assert lane.call is not None  # noqa: S101  the caller looked, under the same lock
-        run, item, since = lane.call
-        self._stuck[item] = since
-        self._lost.add(lane)
-        lane.retire()
-        if lane in self._lanes:
-            self._lanes.remove(lane)
-        self._apart[item] = _Lane(f"gpulse-{self._name}-apart")
-        run.settle(1)
+    def _stuck_since(self, item: Item) -> float | None:
+        calls = (lane.call for lane in self._lost)
+        return min((call[2] for call in calls if call is not None and call[1] == item), default=None)
 
-    def _drain(self, lane: _Lane, run: Run[Item, Any]) -> None:
-        while not lane.retired:
+    def _hire(self, most: int) -> None:
+        """Wake or start as many threads as there is work for, up to a number."""
+        self._work.notify(len(self._waiting))
+        idle = sum(lane.call is None for lane in self._staff)
+        for _ in range(min(most - len(self._staff), len(self._waiting) - idle)):
+            lane = _Lane()
+            self._staff.add(lane)
+            lane.start(self._name, self._serve)
+
+    def _serve(self, lane: _Lane) -> None:
+        """Take one piece of work after the other, for as long as this lane is on the staff."""
+        while True:
             with self._lock:
-                if not run.todo:
+                while lane in self._staff and not self._waiting:
+                    if len(self._staff) > self._width:
+                        self._staff.discard(lane)
+                    else:
+                        self._work.wait()
+                if lane not in self._staff:
                     return
-                item = run.todo.popleft()
+                run, item = self._waiting.popleft()
                 lane.call = (run, item, monotonic())
-            self._call(lane, run, item)
+            if not self._call(lane, run, item):
+                return
 
-    def _single(self, run: Run[Item, Any], item: Item) -> Callable[[_Lane], None]:
-        def alone(lane: _Lane) -> None:
+    def _alone(self, lane: _Lane, run: Run[Item, Any], item: Item) -> None:
+        if self._call(lane, run, item):
             with self._lock:
-                lane.call = (run, item, monotonic())
-            if self._call(lane, run, item):
-                with self._lock:
-                    self._apart.pop(item, None)
-                lane.retire()
-
-        return alone
+                self._apart.discard(lane)
 
     def _call(self, lane: _Lane, run: Run[Item, Any], item: Item) -> bool:
         """Do one item's work; True when it came back before its lane was written off."""
@@ -182,13 +185,13 @@ class Lanes(Generic[Item]):
             result, error = None, caught
         with self._lock:
             lane.call = None
-            if lane in self._lost:
-                self._lost.discard(lane)
-                self._stuck.pop(item, None)
-                return False
             if error is None:
                 run.results[item] = result
             else:
                 run.errors[item] = error
+            if lane in self._lost:
+                self._lost.discard(lane)
+                return False
+            self._suspects.discard(item)
             run.settle(1)
         return True

@@ -12,11 +12,11 @@ from gpulse.sources.base import HealthLog
 from gpulse.sources.disks import DiskReader, FilesystemReader
 from gpulse.sources.host import HostReader, read_node
 from gpulse.sources.network import NetworkReader
-from gpulse.sources.nvml.reader import Cadence, GpuReader
+from gpulse.sources.nvml.cadence import Cadence, Patience
+from gpulse.sources.nvml.reader import GpuReader
 from gpulse.sources.processes import ProcessReader
 from gpulse.sources.procfs import Roots
 
-_FIRST_PATIENCE_SECONDS = 3.0
 _TICK_SHARE = 0.2
 """The part of a tick for which the other GPUs wait for one that does not answer."""
 
@@ -29,13 +29,16 @@ class LocalMachine:
         *,
         interval_seconds: float = 1.0,
         cadence: Cadence | None = None,
+        patience: Patience | None = None,
         threads: bool = False,
         watch_xids: bool = True,
         roots: Roots | None = None,
     ) -> None:
         roots = roots or Roots()
+        patience = patience or Patience()
+        self._first_patience = patience.start
         self._tick_patience = min(1.0, max(0.02, interval_seconds * _TICK_SHARE))
-        self._gpus = GpuReader(cadence, watch_xids=watch_xids)
+        self._gpus = GpuReader(cadence, watch_xids=watch_xids, patience=patience)
         self._host = HostReader(roots)
         self._disks = DiskReader(roots)
         self._filesystems = FilesystemReader(roots)
@@ -69,7 +72,7 @@ class LocalMachine:
         disks, disk_health = self._disks.read(now)
         filesystems, filesystem_health = self._filesystems.read(now)
         network, network_health = self._network.read(now)
-        patience = _FIRST_PATIENCE_SECONDS if patient or not self._sampled else 0.0
+        patience = self._first_patience if patient or not self._sampled else 0.0
         gpus, gpu_health = self._gpus.collect(
             now, tick_patience=max(self._tick_patience, patience / 4), patience=patience
         )

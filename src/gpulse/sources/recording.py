@@ -37,10 +37,8 @@ class Recording:
         """
         self.path = Path(path)
         try:
-            with self._open() as stream:
-                first = _next_line(stream)
-        except OSError as error:
-            raise RecordingError(f"cannot read {self.path}: {error.strerror or error}") from error
+            with self._opened() as stream:
+                _, first = next(_numbered(stream), (0, None))
         except _CutOffError as error:
             raise RecordingError(f"{self.path} is damaged: {error}") from error
         if first is None:
@@ -54,21 +52,20 @@ class Recording:
         decoder = self._decoder()
         held: Frame | None = None
         cut: str | None = None
-        with self._open() as stream:
-            number = 0
+        with self._opened() as stream:
+            lines = _numbered(stream)
             while True:
                 try:
-                    line = _next_line(stream)
+                    number, line = next(lines, (0, None))
                 except _CutOffError as error:
                     cut = str(error)
                     break
                 if line is None:
                     break
-                number += 1
                 try:
                     frame = decoder.feed(line)
                 except ValueError as error:
-                    if _next_line_safe(stream) is not None:
+                    if _goes_on(lines):
                         raise RecordingError(f"{self.path}, line {number}: {error}") from error
                     cut = f"line {number} is incomplete"
                     break
@@ -84,6 +81,12 @@ class Recording:
             )
             held = held._replace(health=(*held.health, entry))
         yield held
+
+    def _opened(self) -> IO[bytes]:
+        try:
+            return self._open()
+        except OSError as error:
+            raise RecordingError(f"cannot read {self.path}: {error.strerror or error}") from error
 
     def _open(self) -> IO[bytes]:
         stream = self.path.open("rb")
@@ -137,33 +140,35 @@ class ReplaySource:
 
 
 class _CutOffError(Exception):
-    """The compressed stream ends in the middle."""
+    """The file ends in the middle, or cannot be read on."""
 
 
-def _next_line(stream: IO[bytes]) -> str | None:
-    """The next line that is not blank, None at the end."""
+def _numbered(stream: IO[bytes]) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers."""
+    number = 0
     while True:
         try:
             line = stream.readline()
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise _CutOffError(str(error)) from error
         if not line:
-            return None
+            return
+        number += 1
         if line.strip():
-            return line.decode("utf-8", "replace")
+            yield number, line.decode("utf-8", "replace")
 
 
-def _next_line_safe(stream: IO[bytes]) -> str | None:
+def _goes_on(lines: Iterator[tuple[int, str]]) -> bool:
     try:
-        return _next_line(stream)
+        return next(lines, None) is not None
     except _CutOffError:
-        return None
+        return False
 
 
 def _decoder_for(first: str, path: Path) -> type[Decoder | TraceDecoder]:
     try:
         header = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if isinstance(header, dict):
         if "trace" in header:

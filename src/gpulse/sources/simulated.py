@@ -99,7 +99,7 @@ class _Track:
         first = self._raw(0)
         self._begin = self._index(scene.begin, first.time)
         self._base = self._raw(self._begin)
-        self._end = self._raw(len(self._lines) - 1)
+        self._end = self._raw(self._last_alike(self._base))
         self._later = started - self._base.time
         """How much later the demo runs than the recording did."""
         self._span = self._end.time - self._base.time
@@ -111,6 +111,14 @@ class _Track:
         loops, offset = divmod(max(0.0, seconds) + self._phase, self._span)
         frame = self._raw(self._index(self._base.time - self._raw(0).time + offset, self._raw(0).time))
         return self._placed(frame, int(loops))
+
+    def _last_alike(self, base: Frame) -> int:
+        """The last line at which the same processes run: near its end a recording shows them leave."""
+        pids = _tree(base)
+        index = len(self._lines) - 1
+        while index > self._begin and _tree(self._raw(index)) != pids:
+            index -= 1
+        return index
 
     def _raw(self, index: int) -> Frame:
         frame = self._frames.get(index)

@@ -13,6 +13,31 @@ from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading, Th
 
 _MIB = 1024 * 1024
 _STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+_FACTS: dict[str, tuple[str, float]] = {
+    "mem_total": ("memory_total_bytes", 1),
+    "max_sm_mhz": ("sm_clock_max_hertz", 1_000_000),
+    "max_mem_mhz": ("memory_clock_max_hertz", 1_000_000),
+    "pcie_max_gen": ("pcie_link_generation_max", 1),
+    "pcie_max_width": ("pcie_link_width_max", 1),
+    "power_limit_mw": ("power_limit_watts", 0.001),
+    "slowdown_c": ("temperature_slowdown_celsius", 1),
+}
+_GPU: dict[str, tuple[str, float]] = {
+    "util_gpu": ("gpu_utilization_ratio", 0.01),
+    "util_mem": ("memory_utilization_ratio", 0.01),
+    "mem_used": ("memory_used_bytes", 1),
+    "power_mw": ("power_watts", 0.001),
+    "energy_mj": ("energy_joules_total", 0.001),
+    "temp_c": ("temperature_celsius", 1),
+    "mem_temp_c": ("memory_temperature_celsius", 1),
+    "sm_mhz": ("sm_clock_hertz", 1_000_000),
+    "mem_mhz": ("memory_clock_hertz", 1_000_000),
+    "clocks_event_reasons": ("clocks_event_reasons", 1),
+    "pstate": ("performance_state", 1),
+    "pcie_gen": ("pcie_link_generation", 1),
+    "pcie_width": ("pcie_link_width", 1),
+    "pcie_replays": ("pcie_replays_total", 1),
+}
 _GPM_RATIOS = {
     "graphics_util": "graphics_active_ratio",
     "sm_util": "sm_active_ratio",
@@ -68,7 +93,7 @@ class TraceDecoder:
                 self._begin(document)
                 return None
             return self._frame(document)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"not a line of a trace: {error!r}") from error
 
     def _begin(self, header: dict[str, Any]) -> None:
@@ -79,6 +104,8 @@ class TraceDecoder:
 
     def _frame(self, tick: dict[str, Any]) -> Frame:
         time = float(tick["t"])
+        if not math.isfinite(time):
+            raise ValueError(f"not a time: {time}")
         if self._boot_time is None:
             self._boot_time = time - self._uptime(tick["host"])
         on_gpu = {process["pid"] for gpu in tick["gpus"] for process in gpu["processes"]}
@@ -127,7 +154,7 @@ class TraceDecoder:
         for resource, shares in raw["psi_us"].items():
             for share, microseconds in shares.items():
                 values[f"pressure_{resource}_{share}_seconds_total"] = microseconds / 1e6
-        return HostReading(values, tuple(tuple(core) for core in ticks.values()))
+        return HostReading(_numbers(values), tuple(tuple(core) for core in ticks.values()))
 
     def _disk(self, name: str, numbers: list[int]) -> DiskReading:
         rotational = self._header.get("disk_rotational", {}).get(name)
@@ -200,7 +227,7 @@ class TraceDecoder:
         threads = tuple(
             Thread(tid, name, state, ticks / hertz) for tid, name, state, ticks in raw.get("top_threads", ())
         )
-        return ProcessReading(identity, raw["state"], values, threads, on_gpu)
+        return ProcessReading(identity, raw["state"], _numbers(values), threads, on_gpu)
 
 
 def _kind(rotational: str | None) -> str | None:
@@ -209,16 +236,9 @@ def _kind(rotational: str | None) -> str | None:
 
 def _device(raw: dict[str, Any]) -> Device:
     capability = raw.get("compute_capability")
-    facts: Values = {
-        "memory_total_bytes": raw["mem_total"],
-        "sm_clock_max_hertz": raw["max_sm_mhz"] * 1_000_000,
-        "memory_clock_max_hertz": raw["max_mem_mhz"] * 1_000_000,
-        "pcie_link_generation_max": raw["pcie_max_gen"],
-        "pcie_link_width_max": raw["pcie_max_width"],
-        "power_limit_watts": raw["power_limit_mw"] / 1000,
-        "power_default_limit_watts": raw["power_limit_mw"] / 1000,
-        "temperature_slowdown_celsius": raw["slowdown_c"],
-    }
+    facts = _scaled(raw, _FACTS)
+    if "power_limit_watts" in facts:
+        facts["power_default_limit_watts"] = facts["power_limit_watts"]
     return Device(
         index=raw["index"],
         uuid=raw["uuid"],
@@ -230,27 +250,12 @@ def _device(raw: dict[str, Any]) -> Device:
 
 
 def _gpu(raw: dict[str, Any]) -> Values:
-    values: Values = {
-        "gpu_utilization_ratio": raw["util_gpu"] / 100,
-        "memory_utilization_ratio": raw["util_mem"] / 100,
-        "memory_used_bytes": raw["mem_used"],
-        "power_watts": raw["power_mw"] / 1000,
-        "energy_joules_total": raw["energy_mj"] / 1000,
-        "temperature_celsius": raw["temp_c"],
-        "memory_temperature_celsius": raw["mem_temp_c"],
-        "sm_clock_hertz": raw["sm_mhz"] * 1_000_000,
-        "memory_clock_hertz": raw["mem_mhz"] * 1_000_000,
-        "clocks_event_reasons": raw["clocks_event_reasons"],
-        "performance_state": raw["pstate"],
-        "pcie_link_generation": raw["pcie_gen"],
-        "pcie_link_width": raw["pcie_width"],
-        "pcie_replays_total": raw["pcie_replays"],
-    }
+    values = _scaled(raw, _GPU)
     gpm = raw.get("gpm") or {}
     for theirs, ours in _GPM_RATIOS.items():
         value = gpm.get(theirs)
         if _is_number(value):
-            values[ours] = min(1.0, round(value / 100, 5))
+            values[ours] = min(1.0, max(0.0, round(value / 100, 5)))
     for link in _GPM_RATES:
         value = gpm.get(f"{link}_mib_s")
         if _is_number(value):
@@ -258,12 +263,30 @@ def _gpu(raw: dict[str, Any]) -> Values:
     return values
 
 
+def _scaled(raw: dict[str, Any], table: dict[str, tuple[str, float]]) -> Values:
+    """The numbers of a table that are there, in our units; whole numbers that are only multiplied stay whole."""
+    return {
+        ours: value * scale if scale >= 1 else round(value * scale, 3)
+        for theirs, (ours, scale) in table.items()
+        if _is_number(value := raw.get(theirs))
+    }
+
+
+def _numbers(values: Values) -> Values:
+    """Without what turned out to be no number."""
+    return {name: value for name, value in values.items() if _is_number(value)}
+
+
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _gpu_processes(raw: dict[str, Any]) -> tuple[GpuProcess, ...]:
-    shares = {share["pid"]: share["sm"] / 100 for share in raw.get("process_util") or ()}
+    shares = {
+        share["pid"]: min(1.0, share["sm"] / 100)
+        for share in raw.get("process_util") or ()
+        if _is_number(share["sm"])
+    }
     return tuple(
         GpuProcess(process["pid"], "compute", process["mem_used"], shares.get(process["pid"]))
         for process in raw["processes"]
@@ -273,4 +296,4 @@ def _gpu_processes(raw: dict[str, Any]) -> tuple[GpuProcess, ...]:
 def _link(name: str, numbers: list[int]) -> NetworkReading:
     names = ("rx_bytes_total", "rx_packets_total", "tx_bytes_total", "tx_packets_total")
     kind = "loopback" if name == "lo" else "virtual" if name.startswith("ifb") else "ethernet"
-    return NetworkReading(name, kind, None, dict(zip(names, numbers, strict=False)))
+    return NetworkReading(name, kind, None, _numbers(dict(zip(names, numbers, strict=False))))

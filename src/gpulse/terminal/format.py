@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 UNKNOWN = "-"
 """How a reading that could not be had is shown. Never 0."""
@@ -28,6 +29,8 @@ def size(value: float | None) -> str:
 
 def sizes(used: float | None, total: float | None) -> str:
     """`10.1/140G`: used of total in the unit of the total."""
+    if total is None and used is None:
+        return UNKNOWN
     if total is None or used is None:
         return f"{size(used)}/{size(total)}"
     power = 0
@@ -80,9 +83,11 @@ def megahertz(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Seconds as `0.42ms`, `17ms`."""
+    """Seconds as `0.42ms`, `17ms`, `75s`."""
     if value is None:
         return UNKNOWN
+    if value >= 10:
+        return f"{value:.0f}s"
     return f"{value * 1000:.2f}ms" if value < 0.01 else f"{value * 1000:.0f}ms"
 
 
@@ -90,7 +95,7 @@ def duration(seconds: float | None) -> str:
     """`45s`, `12:03`, `2:13:05`, `3d04h`."""
     if seconds is None:
         return UNKNOWN
-    whole = int(seconds)
+    whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
@@ -98,6 +103,28 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
     return f"{whole // 86400}d{whole // 3600 % 24:02}h"
+
+
+def ranges(labels: Iterable[str]) -> str:
+    """`0,1,2,5,7:1` as `0-2,5,7:1`."""
+    runs: list[list[str]] = []
+    for label in labels:
+        before = runs[-1][-1] if runs else ""
+        if label.isdigit() and before.isdigit() and int(label) == int(before) + 1:
+            runs[-1].append(label)
+        else:
+            runs.append([label])
+    return ",".join(
+        run[0] if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ','}{run[-1]}" for run in runs
+    )
+
+
+def command(words: Sequence[str], name: str | None) -> str:
+    """A command line without the directory of its program: what tells two commands apart comes later."""
+    if not words:
+        return plain(name)
+    program, *rest = words
+    return plain(" ".join([program.rpartition("/")[2] or program, *rest]))
 
 
 def plain(text: str | None) -> str:
@@ -114,7 +141,8 @@ def plain(text: str | None) -> str:
 
 
 def _is_harmless(character: str) -> bool:
-    return unicodedata.category(character)[0] != "C"
+    category = unicodedata.category(character)
+    return category[0] != "C" and category not in ("Zl", "Zp")
 
 
 def _shown(character: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpulse.model.frame import DiskReading, FilesystemReading, NetworkReading
 from gpulse.model.snapshot import Snapshot
 from gpulse.terminal import format as f
-from gpulse.terminal.table import Cell, Column, Paint, cut, render
+from gpulse.terminal.table import Cell, Column, Paint, flowed, render, wrapped
 
 _EIGHTHS = " .:-=+*#"
 
@@ -15,21 +15,22 @@ _EIGHTHS = " .:-=+*#"
 def host_lines(snapshot: Snapshot, width: int, paint: Paint, *, verbose: bool) -> Iterator[str]:
     """CPUs, load, memory, swap and pressure; with `verbose` every CPU as one character."""
     if snapshot.frame.host is None:
-        yield "The host's /proc could not be read."
+        yield from wrapped("The host's /proc could not be read.", width)
         return
-    cpus = snapshot.host("cpus")
-    words = [
-        f"CPU {f.ratio(snapshot.host('cpu_utilization_ratio'))} of {f.number(cpus)}",
-        f"load {f.number(snapshot.host('load1'), 1)} {f.number(snapshot.host('load5'), 1)} {f.number(snapshot.host('load15'), 1)}",
-        f"RAM {_memory(snapshot)}",
-    ]
+    loads = (f.number(snapshot.host(name), 1) for name in ("load1", "load5", "load15"))
+    words = [_cpus(snapshot), f"load {' '.join(loads)}", f"RAM {_memory(snapshot)}"]
     if snapshot.host("swap_total_bytes"):
         total, free = snapshot.host("swap_total_bytes") or 0, snapshot.host("swap_free_bytes") or 0
         words.append(f"swap {f.sizes(total - free, total)}")
     words.append(_pressure(snapshot))
-    yield from _flow([word for word in words if word], width)
+    yield from flowed([word for word in words if word], width, "   ")
     if verbose:
         yield from _cores(snapshot, width, paint)
+
+
+def _cpus(snapshot: Snapshot) -> str:
+    busy, cpus = snapshot.host("cpu_utilization_ratio"), snapshot.host("cpus")
+    return f"{f.number(cpus)} CPUs" if busy is None else f"CPU {f.ratio(busy)} of {f.number(cpus)}"
 
 
 def _memory(snapshot: Snapshot) -> str:
@@ -50,41 +51,29 @@ def _cores(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
     if not marks:
         return
     room = max(8, width - 2)
-    yield paint("dim", "each CPU (blank idle, # busy):")
+    yield from (paint("dim", line) for line in wrapped("Each CPU (blank idle, # busy):", width))
     for begin in range(0, len(marks), room):
         yield "[" + "".join(marks[begin : begin + room]) + "]"
 
 
-def _flow(words: list[str], width: int) -> Iterator[str]:
-    """Words side by side, on as many lines as they need."""
-    line = ""
-    for word in words:
-        if line and len(line) + 3 + len(word) > width:
-            yield line
-            line = word
-        else:
-            line = f"{line}   {word}" if line else word
-    yield cut(line, width)
-
-
 _DISK_COLUMNS = (
     Column("Disk", right=False),
-    Column("Kind", right=False, drop=2),
+    Column("Kind", right=False, drop=3),
     Column("Read"),
     Column("Write"),
-    Column("Reads/s", drop=4),
+    Column("Reads/s", drop=5),
     Column("Writes/s", drop=4),
     Column("Await", drop=1),
-    Column("Queue", drop=3),
+    Column("Queue", drop=2),
     Column("Busy"),
 )
 _FILESYSTEM_COLUMNS = (
     Column("Mounted on", right=False, least=12),
     Column("Used"),
-    Column("", drop=1),
+    Column("Full", drop=1),
     Column("Kind", right=False, drop=2),
     Column("Type", right=False, drop=3),
-    Column("Device", right=False, drop=4, least=8),
+    Column("Device", right=False, drop=4, least=12),
 )
 
 
@@ -94,7 +83,7 @@ def disk_lines(snapshot: Snapshot, width: int, paint: Paint, *, verbose: bool) -
     if disks:
         yield from render(_DISK_COLUMNS, [_disk_row(snapshot, disk) for disk in disks], width, paint)
     else:
-        yield "No disk to show."
+        yield from wrapped("No disk to show.", width)
     if snapshot.frame.filesystems:
         yield ""
         rows = [_filesystem_row(filesystem) for filesystem in snapshot.frame.filesystems]
@@ -132,19 +121,19 @@ def _filesystem_row(filesystem: FilesystemReading) -> list[Cell]:
 
 
 def _kind(kind: str | None) -> str:
-    return {"nvme": "NVMe SSD", "ssd": "SSD", "hdd": "HDD"}.get(kind or "", kind or f.UNKNOWN)
+    return {"nvme": "NVMe SSD", "ssd": "SSD", "hdd": "HDD"}.get(kind or "", f.plain(kind))
 
 
 _NETWORK_COLUMNS = (
     Column("Interface", right=False),
     Column("Kind", right=False, drop=3),
-    Column("State", right=False, drop=1),
-    Column("Link", drop=2),
+    Column("State", right=False, drop=1, optional=True),
+    Column("Link", drop=2, optional=True),
     Column("Received"),
     Column("Sent"),
-    Column("Errors/s", drop=5),
-    Column("Drops/s", drop=5),
-    Column("Errors", drop=4),
+    Column("Errors/s", drop=5, optional=True),
+    Column("Drops/s", drop=5, optional=True),
+    Column("Errors", drop=4, optional=True),
 )
 
 
@@ -152,7 +141,7 @@ def network_lines(snapshot: Snapshot, width: int, paint: Paint, *, verbose: bool
     """Interfaces; loopback, and virtual ones that never carried anything, only with `verbose`."""
     links = [link for link in snapshot.frame.network if verbose or _is_interesting(link)]
     if not links:
-        yield "No network interface to show."
+        yield from wrapped("No network interface to show.", width)
         return
     yield from render(_NETWORK_COLUMNS, [_network_row(snapshot, link) for link in links], width, paint)
 
@@ -172,7 +161,7 @@ def _network_row(snapshot: Snapshot, link: NetworkReading) -> list[Cell]:
     errors = both(rates, "errors_per_second")
     return [
         Cell(f.plain(link.name), "name"),
-        Cell(link.kind),
+        Cell(f.plain(link.kind)),
         Cell({True: "up", False: "down", None: f.UNKNOWN}[link.up], "notice" if link.up is False else ""),
         Cell(f.bits(link.values.get("link_bits_per_second"))),
         Cell(f.rate(rates.get("rx_bytes_per_second"))),

@@ -1,14 +1,16 @@
-"""Tables that fit: columns give way by their priority until the table is as narrow as the terminal."""
+"""Tables and text that fit: columns say less, then give way by their priority, until the table is narrow enough."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 Paint = Callable[[str, str], str]
 """Puts a style on a text: `paint("warn", "92C")`."""
 
 _GAP = "  "
+_NARROWEST = 3
 _ANSI = {"title": "1", "dim": "2", "good": "32", "notice": "33", "warn": "31;1", "name": "36"}
 
 
@@ -18,9 +20,11 @@ class Column(NamedTuple):
     title: str
     right: bool = True
     drop: int = 0
-    """When space is short the column with the highest number goes first; 0 never goes."""
+    """When space is short the column with the highest number gives way first; 0 stays to the last."""
     least: int = 0
-    """A column that may be cut down to this width before any column is dropped; 0 is never cut."""
+    """A column that may be cut down to this width before any column is dropped; 0 is not cut."""
+    optional: bool = False
+    """Left out when no row knows anything to say in it."""
 
 
 class Cell(NamedTuple):
@@ -28,6 +32,13 @@ class Cell(NamedTuple):
 
     text: str
     style: str = ""
+    briefer: tuple[str, ...] = ()
+    """Shorter ways to say it, each shorter than the one before."""
+
+    def within(self, width: int) -> str:
+        """The most that can be said in so many columns."""
+        said = (text for text in (self.text, *self.briefer) if width_of(text) <= width)
+        return next(said, None) or cut((self.text, *self.briefer)[-1], width)
 
 
 def painter(*, color: bool) -> Paint:
@@ -58,44 +69,98 @@ def cut(text: str, width: int) -> str:
     return f"{kept}~"
 
 
+def wrapped(text: str, width: int, indent: str = "") -> Iterator[str]:
+    """Prose on as many lines as it needs, the later ones indented."""
+    room = max(width, len(indent) + 8)
+    for line in textwrap.wrap(text, room, subsequent_indent=indent, break_on_hyphens=False):
+        yield cut(line, width)
+
+
+def flowed(words: Iterable[str], width: int, gap: str, indent: str = "") -> Iterator[str]:
+    """Words that stay whole side by side, on as many lines as they need, the later ones indented."""
+    line = ""
+    for word in words:
+        if line and width_of(line) + len(gap) + width_of(word) > width:
+            yield cut(line, width)
+            line = indent + word
+        else:
+            line = f"{line}{gap}{word}" if line else word
+    if line:
+        yield cut(line, width)
+
+
 def render(
     columns: Sequence[Column], rows: Iterable[Sequence[Cell | str]], width: int, paint: Paint
 ) -> list[str]:
-    """The table as lines no wider than `width`, unless even its last columns need more."""
+    """The table as lines no wider than `width`."""
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    natural = [
-        max([width_of(column.title), *(width_of(row[place].text) for row in cells)])
+    telling = [
+        place
         for place, column in enumerate(columns)
+        if not column.optional or any(row[place].text not in ("", "-") for row in cells)
     ]
-    shown, widths = _fit(columns, natural, width)
-    lines = [_line([Cell(columns[place].title, "title") for place in shown], columns, shown, widths, paint)]
-    lines.extend(_line([row[place] for place in shown], columns, shown, widths, paint) for row in cells)
-    return lines
+    shown = [
+        _Sized(columns[place], [Cell(columns[place].title, "title"), *(row[place] for row in cells)])
+        for place in telling
+    ]
+    fitted = _fit(shown, width)
+    return [_GAP.join(sized.padded(row, paint) for sized in fitted).rstrip() for row in range(len(cells) + 1)]
 
 
-def _fit(columns: Sequence[Column], natural: list[int], width: int) -> tuple[list[int], dict[int, int]]:
-    shown = list(range(len(columns)))
-    while True:
-        widths = {place: natural[place] for place in shown}
-        excess = sum(widths.values()) + len(_GAP) * (len(shown) - 1) - width
-        for place in sorted(shown, key=lambda place: -natural[place]):
-            if excess > 0 and columns[place].least and widths[place] > columns[place].least:
-                given = min(excess, widths[place] - columns[place].least)
-                widths[place] -= given
-                excess -= given
-        droppable = [place for place in shown if columns[place].drop]
-        if excess <= 0 or not droppable:
-            return shown, widths
-        shown.remove(max(droppable, key=lambda place: columns[place].drop))
+class _Sized(NamedTuple):
+    """A column's cells, its title first, and the width they may take."""
 
+    column: Column
+    cells: list[Cell]
+    limit: int = 1_000_000
 
-def _line(
-    cells: list[Cell], columns: Sequence[Column], shown: list[int], widths: dict[int, int], paint: Paint
-) -> str:
-    parts = []
-    for cell, place in zip(cells, shown, strict=True):
-        text = cut(cell.text, widths[place])
-        padding = " " * (widths[place] - width_of(text))
+    @property
+    def width(self) -> int:
+        return max(width_of(cell.within(self.limit)) for cell in self.cells)
+
+    @property
+    def briefest(self) -> int:
+        return max(width_of((cell.text, *cell.briefer)[-1]) for cell in self.cells)
+
+    def shrunk(self, excess: int, least: int) -> _Sized:
+        """Narrower by the excess, but no narrower than `least`."""
+        return self._replace(limit=max(least, self.width - max(0, excess))) if self.width > least else self
+
+    def padded(self, row: int, paint: Paint) -> str:
+        cell, width = self.cells[row], self.width
+        text = cell.within(width)
+        padding = " " * (width - width_of(text))
         painted = paint(cell.style, text)
-        parts.append(padding + painted if columns[place].right else painted + padding)
-    return _GAP.join(parts).rstrip()
+        return padding + painted if self.column.right else painted + padding
+
+
+def _fit(shown: list[_Sized], width: int) -> list[_Sized]:
+    """Say less, the least important column first; then cut, the widest first; then leave a column out."""
+    while True:
+        fitted = list(shown)
+        for place in sorted(range(len(fitted)), key=lambda place: -fitted[place].column.drop):
+            fitted[place] = fitted[place].shrunk(_excess(fitted, width), fitted[place].briefest)
+        for place in sorted(range(len(fitted)), key=lambda place: -fitted[place].width):
+            if fitted[place].column.least:
+                fitted[place] = fitted[place].shrunk(_excess(fitted, width), fitted[place].column.least)
+        if _excess(fitted, width) <= 0:
+            return fitted
+        last = max(shown, key=lambda sized: sized.column.drop)
+        if not last.column.drop:
+            return _squeezed(fitted, width)
+        shown = [sized for sized in shown if sized is not last]
+
+
+def _squeezed(shown: list[_Sized], width: int) -> list[_Sized]:
+    """What may neither go nor be cut, cut all the same: a line that wraps is harder to read."""
+    narrow = list(shown)
+    while _excess(narrow, width) > 0:
+        place = max(range(len(narrow)), key=lambda place: narrow[place].width)
+        if narrow[place].width <= _NARROWEST:
+            break
+        narrow[place] = narrow[place].shrunk(1, _NARROWEST)
+    return narrow
+
+
+def _excess(shown: list[_Sized], width: int) -> int:
+    return sum(sized.width for sized in shown) + len(_GAP) * (len(shown) - 1) - width

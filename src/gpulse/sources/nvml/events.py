@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pynvml
@@ -14,43 +14,45 @@ from gpulse.sources.nvml.library import NVMLError
 _WAIT_MILLISECONDS = 500
 
 
-class Xid(NamedTuple):
-    """One error that the driver reported."""
+class Xids(NamedTuple):
+    """The errors that one GPU reported so far."""
 
-    uuid: str
-    code: int
-    time: float
+    total: int
+    last_code: int
+    last_time: float
 
 
 class XidWatcher:
     """Waits for Xid errors on a thread of its own."""
 
-    def __init__(self, gpus: Iterable[tuple[str, Any]]) -> None:
-        """Register for the events of the GPUs, given as UUID and handle.
+    def __init__(self, seen: dict[str, Xids]) -> None:
+        """Prepare to watch; `seen` holds the errors by UUID and outlives this watcher.
 
         Raises:
             NVMLError: The driver has no events.
         """
         self._events = pynvml.nvmlEventSetCreate()
-        self._seen: list[Xid] = []
-        self._uuids: dict[str, str] = {}
-        for uuid, handle in gpus:
-            try:
-                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
-            except NVMLError:  # a GPU without events costs only its own
-                continue
-            self._uuids[uuid] = uuid
+        self._seen = seen
+        self._uuids: dict[int | None, str] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gpulse-xid", daemon=True)
         self._thread.start()
 
-    def seen(self) -> list[Xid]:
-        """Every error seen so far, oldest first."""
-        return list(self._seen)
+    def add(self, uuid: str, handle: Any) -> None:
+        """Watch one GPU more; one without events costs only its own."""
+        try:
+            pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+        except NVMLError:
+            return
+        self._uuids[_address(handle)] = uuid
+
+    def stop(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._stop.set()
 
     def close(self) -> None:
         """End the thread and give the events back."""
-        self._stop.set()
+        self.stop()
         self._thread.join(4 * _WAIT_MILLISECONDS / 1000)
         if not self._thread.is_alive():
             try:
@@ -62,12 +64,18 @@ class XidWatcher:
         while not self._stop.is_set():
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._events, _WAIT_MILLISECONDS)
-                uuid = pynvml.nvmlDeviceGetUUID(event.device)
             except NVMLError as error:
                 if error.value != pynvml.NVML_ERROR_TIMEOUT:
-                    self._stop.wait(
-                        _WAIT_MILLISECONDS / 1000
-                    )  # a driver on its way out answers at once, for ever
+                    # A driver on its way out, or a GPU off the bus, answers at once, for ever.
+                    self._stop.wait(_WAIT_MILLISECONDS / 1000)
                 continue
-            if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                self._seen.append(Xid(uuid, int(event.eventData), time.time()))
+            # Not asked of the driver: after the error that matters most the GPU no longer has a name.
+            uuid = self._uuids.get(_address(event.device))
+            if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                known = self._seen.get(uuid)
+                total = 1 if known is None else known.total + 1
+                self._seen[uuid] = Xids(total, int(event.eventData), time.time())
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
 from gpulse.sources.nvml import library
 from gpulse.sources.nvml.library import NVMLError
+
+
+class Listed(NamedTuple):
+    """One GPU that the driver lists."""
+
+    uuid: str | None
+    """None when it cannot even say that."""
+    instances: tuple[str, ...]
+    """The UUIDs of its MIG instances."""
 
 
 def start() -> tuple[int, tuple[str | None, str | None]] | int:
@@ -23,22 +32,21 @@ def start() -> tuple[int, tuple[str | None, str | None]] | int:
         return int(error.value)
 
 
-def survey() -> tuple[str | None, ...] | int:
-    """The UUIDs of the GPUs and MIG instances that answer now, or the error of a driver that is gone."""
-    found: list[str | None] = []
+def survey() -> tuple[Listed, ...] | int:
+    """What the driver lists now, by NVML's index, or the error of a driver that is gone."""
     try:
         count = pynvml.nvmlDeviceGetCount()
     except NVMLError as error:
         return int(error.value)
-    for index in range(count):
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(pynvml.nvmlDeviceGetUUID(handle))
-        except NVMLError:
-            found.append(None)
-            continue
-        found.extend(_mig_uuids(handle))
-    return tuple(found)
+    return tuple(_listed(index) for index in range(count))
+
+
+def _listed(index: int) -> Listed:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return Listed(pynvml.nvmlDeviceGetUUID(handle), tuple(_mig_uuids(handle)))
+    except (NVMLError, ValueError):  # ValueError: text that is not UTF-8
+        return Listed(None, ())
 
 
 def _mig_uuids(handle: Any) -> list[str]:

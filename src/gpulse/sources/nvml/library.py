@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pynvml
 
 from gpulse.model.health import Code, Health
@@ -65,12 +67,9 @@ def start() -> None:
 
 
 def stop() -> None:
-    """End NVML; one that the driver already ended is fine."""
-    try:
+    """End NVML; one that cannot be ended, or that the driver already ended, is left as it is."""
+    with suppress(NVMLError):
         pynvml.nvmlShutdown()
-    except NVMLError as error:
-        if code_of(error.value) not in DRIVER_GONE:
-            raise
 
 
 def unavailable(error: int, now: float) -> Health:

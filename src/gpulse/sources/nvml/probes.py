@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,8 +36,8 @@ class Field(NamedTuple):
 
 
 def percent(value: Any) -> float:
-    """NVML's 0..100 as a ratio."""
-    return float(value / 100)
+    """NVML's 0..100 as a ratio; fans, for one, may report more."""
+    return min(1.0, float(value / 100))
 
 
 def milli(value: Any) -> float:
@@ -111,8 +112,7 @@ def fields(wanted: Sequence[Field]) -> Probe:
         for field, answer in zip(wanted, answers, strict=True):
             if answer.nvmlReturn != pynvml.NVML_SUCCESS:
                 failures[field.name] = answer.nvmlReturn
-            else:
-                value = _field_value(answer)
+            elif math.isfinite(value := _field_value(answer)):
                 values[field.name] = value if field.convert is None else field.convert(value)
 
     return Probe(names, read)
@@ -181,7 +181,7 @@ def tick() -> list[Probe]:
 
     def utilization(handle: Any) -> Sequence[Value]:
         rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
-        return rates.gpu / 100, rates.memory / 100
+        return percent(rates.gpu), percent(rates.memory)
 
     return [
         several(("gpu_utilization_ratio", "memory_utilization_ratio"), utilization),
@@ -210,9 +210,8 @@ def tick() -> list[Probe]:
 
 
 def second() -> list[Probe]:
-    """What changes but costs milliseconds, or is watched rather than measured."""
+    """What changes but is watched rather than measured; together some 100 us."""
     return [
-        one("energy_joules_total", pynvml.nvmlDeviceGetTotalEnergyConsumption, milli),
         one("power_limit_watts", pynvml.nvmlDeviceGetEnforcedPowerLimit, milli),
         one("video_clock_hertz", pynvml.nvmlDeviceGetClockInfo, mega, pynvml.NVML_CLOCK_VIDEO),
         one("pcie_link_generation", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
@@ -228,7 +227,6 @@ def second() -> list[Probe]:
             percent,
         ),
         one("fan_speed_ratio", _fans, percent),
-        one("temperature_margin_celsius", _margin),
         fields(
             [
                 Field(82, "memory_temperature_celsius"),
@@ -236,8 +234,6 @@ def second() -> list[Probe]:
                 Field(74, "power_cap_seconds_total", nano),
                 Field(76, "sync_boost_seconds_total", nano),
                 Field(269, "thermal_slowdown_seconds_total", nano),
-                Field(270, "hardware_thermal_slowdown_seconds_total", nano),
-                Field(271, "power_brake_seconds_total", nano),
                 Field(138, "nvlink_tx_bytes_total", kibi, _ALL_LINKS),
                 Field(139, "nvlink_rx_bytes_total", kibi, _ALL_LINKS),
             ]
@@ -262,7 +258,7 @@ def pcie_by_waiting() -> Probe:
 
 
 def slow() -> list[Probe]:
-    """What hardly ever changes: settings, links and the marks that faults leave."""
+    """What hardly ever changes, and what costs milliseconds to ask."""
     corrected, uncorrected = (
         pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
         pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
@@ -270,6 +266,8 @@ def slow() -> list[Probe]:
     volatile, aggregate = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC
     ecc = pynvml.nvmlDeviceGetTotalEccErrors
     return [
+        one("energy_joules_total", pynvml.nvmlDeviceGetTotalEnergyConsumption, milli),
+        one("temperature_margin_celsius", _margin),
         one("pcie_replays_total", pynvml.nvmlDeviceGetPcieReplayCounter),
         one("sm_clock_application_hertz", call("nvmlDeviceGetApplicationsClock"), mega, pynvml.NVML_CLOCK_SM),
         one("ecc_enabled", lambda handle: int(pynvml.nvmlDeviceGetEccMode(handle)[0])),
@@ -299,7 +297,13 @@ def slow() -> list[Probe]:
             ),
             call("nvmlDeviceGetRemappedRows"),
         ),
-        fields([Field(230, "recovery_action")]),
+        fields(
+            [
+                Field(230, "recovery_action"),
+                Field(270, "hardware_thermal_slowdown_seconds_total", nano),
+                Field(271, "power_brake_seconds_total", nano),
+            ]
+        ),
         several(("nvlink_links", "nvlink_links_active"), _nvlinks),
         one("nvlink_errors_total", _nvlink_errors),
         one(

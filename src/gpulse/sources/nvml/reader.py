@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
 
 from gpulse.model.device import Device
 from gpulse.model.frame import GpuReading
@@ -11,82 +12,119 @@ from gpulse.model.health import Code, Health
 from gpulse.model.metric import Values
 from gpulse.sources.lanes import Lanes, Run
 from gpulse.sources.nvml import inventory, library, probes
-from gpulse.sources.nvml.events import XidWatcher
+from gpulse.sources.nvml.cadence import Cadence, Patience
+from gpulse.sources.nvml.driver import Driver
+from gpulse.sources.nvml.events import Xids
+from gpulse.sources.nvml.inventory import Listed
 from gpulse.sources.nvml.library import DRIVER_GONE, NVMLError, code_of, hint_for, text_of
 from gpulse.sources.nvml.target import Result, Target, open_gpu, placeholder
 
-_RETRY_SECONDS = 2.0
-_SURVEY_SECONDS = 10.0
-_SLOW_CALL_SECONDS = 2.0
+_GROUPS = ("facts", "second", "slow", "gpm")
 _PARALLEL = 8
-_ONCE = float("inf")
-
-
-class Cadence(NamedTuple):
-    """How often each group of readings is taken, in seconds; the tick itself is the caller's."""
-
-    second: float = 1.0
-    gpm: float | None = 1.0
-    """None leaves GPM alone."""
-    slow: float = 30.0
-
-    def period(self, group: str) -> float | None:
-        """The period of one group, None when it is switched off."""
-        return {"second": self.second, "gpm": self.gpm, "slow": self.slow, "facts": _ONCE}[group]
+_SILENT_SECONDS = 1.0
+"""A call that is out for less than this is late, not yet a GPU that does not answer."""
 
 
 class _Row:
     """One line of the machine: a GPU or MIG instance, whether it answers or not."""
 
-    def __init__(self, device: Device, target: Target | None, trouble: Health | None = None) -> None:
+    def __init__(self, device: Device, target: Target | None = None, trouble: Health | None = None) -> None:
         self.device = device
         self.target = target
         self.trouble = trouble
         """Why there is no target."""
         self.results: dict[str, Result] = {}
+        self.errors: dict[str, Exception] = {}
+        """Groups whose reading broke in a way that no probe foresaw."""
+        self.begun: dict[str, float] = {}
+        """The monotonic time at which each group was last asked for."""
+        self.away = False
+        """True from the tick at which it is lost or does not answer until it is back."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True when all that the driver says about it is that it is lost."""
+        tick = self.results.get("tick")
+        return (
+            tick is not None
+            and not tick.values
+            and any(code_of(error) == "gpu_lost" for error in tick.failures.values())
+        )
+
+    def due(self, group: str, period: float, clock: float) -> bool:
+        """Whether a group should be asked for now."""
+        if self.target is None or clock - self.begun.get(group, -inf) < period * 0.9:
+            return False
+        if group == "gpm":
+            activity = self.target.gpm
+            return activity is not None and clock >= activity.ready_at
+        if group == "facts":
+            known = self.results.get("facts")
+            return known is None or bool(probes.passing(known.failures))
+        return group == "second" or bool(self.target.probes[group])
+
+    def take_over(self, old: _Row) -> None:
+        """Go on from what was known about the same GPU."""
+        self.results = old.results
+        self.device = self.device._replace(facts=old.device.facts)
+        self.begun = old.begun if old.target is not None else {}
 
 
 class GpuReader:
     """Reads every GPU without letting one of them delay or blank the others."""
 
     def __init__(
-        self, cadence: Cadence | None = None, *, watch_xids: bool = True, patience: float = 10.0
+        self,
+        cadence: Cadence | None = None,
+        *,
+        watch_xids: bool = True,
+        patience: Patience | None = None,
     ) -> None:
         self._cadence = cadence or Cadence()
-        self._watch_xids = watch_xids
-        self._patience = patience
-        """How long starting NVML and naming the GPUs may take."""
+        self._patience = patience or Patience()
+        self._driver = Driver(watch_xids=watch_xids)
         self._tick: Lanes[Target] = Lanes("tick", 1)
         self._others: Lanes[Target] = Lanes("slow", _PARALLEL)
+        self._openers: Lanes[int] = Lanes("open", _PARALLEL)
         self._control: Lanes[str] = Lanes("control", 1)
-        self._rows: list[_Row] = []
+        self._rows: dict[int, list[_Row]] = {}
+        """By NVML's index: the GPU, then its MIG instances."""
+        self._gone: dict[str, _Row] = {}
+        """By UUID: GPUs that the driver no longer lists."""
         self._open = False
         self._unavailable: Health | None = None
-        self._tried_at: float | None = None
-        self._surveyed_at = 0.0
-        self._survey: Run[str, tuple[str | None, ...] | int] | None = None
-        self._signature: tuple[str | None, ...] = ()
+        self._tried_at = -inf
+        self._surveyed_at = -inf
+        self._starting: Run[str, int] | None = None
+        self._opening: list[Run[int, list[Target]]] = []
+        self._survey: Run[str, tuple[Listed, ...] | int] | None = None
         self._tick_run: Run[Target, Result | None] | None = None
         self._rounds: dict[str, Run[Target, Result | None]] = {}
-        self._started_at: dict[str, float] = {}
-        self._xids: XidWatcher | None = None
-        self.versions: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def versions(self) -> tuple[str | None, str | None]:
         """Of the driver, and of the newest CUDA it supports."""
+        return self._driver.versions
 
     @property
     def gpm_ready_at(self) -> float | None:
         """The monotonic time from which on every GPU's GPM activity can be read, None when none has it."""
-        times = [
-            row.target.gpm.ready_at
-            for row in self._rows
-            if row.target is not None and row.target.gpm is not None
-        ]
-        return max(times, default=None)
+        activities = [target.gpm for target in self._targets()]
+        return max((activity.ready_at for activity in activities if activity is not None), default=None)
 
     def open(self, now: float) -> None:
-        """Start NVML and name the GPUs, unless that was done or has just failed."""
-        if not self._open and (self._tried_at is None or monotonic() - self._tried_at >= _RETRY_SECONDS):
-            self._open_all(now)
+        """Start NVML and name the GPUs; only the first attempt is waited for."""
+        clock = monotonic()
+        is_first = self._tried_at == -inf
+        if not self._open and self._starting is None and clock - self._tried_at >= self._patience.retry:
+            self._tried_at = clock
+            calm = not (self._tick.busy or self._others.busy or self._openers.busy)
+            self._starting = self._control.start(["start"], lambda _: self._driver.start(calm=calm))
+        patience = self._patience.start if is_first else 0.0
+        if self._starting is not None:
+            self._await_start(self._starting, now, patience)
+        for run in list(self._opening):
+            self._await_opening(run, now, patience)
 
     def start(self, now: float) -> None:
         """Begin this tick's readings; `collect` brings them home."""
@@ -94,11 +132,11 @@ class GpuReader:
         if not self._open:
             return
         clock = monotonic()
-        targets = [row.target for row in self._rows if row.target is not None]
-        self._tick_run = self._tick.start(targets, lambda target: target.read("tick", now))
-        for group in ("facts", "second", "slow", "gpm"):
-            self._begin(group, targets, now, clock)
-        if self._survey is None and clock - self._surveyed_at >= _SURVEY_SECONDS:
+        self._tick_run = self._tick.start(self._targets(), lambda target: target.read("tick", now))
+        self._take_rounds()
+        for group in _GROUPS:
+            self._begin(group, now, clock)
+        if self._survey is None and clock - self._surveyed_at >= self._patience.survey:
             self._surveyed_at = clock
             self._survey = self._control.start(["survey"], lambda _: inventory.survey())
 
@@ -110,65 +148,89 @@ class GpuReader:
         Args:
             now: Epoch seconds.
             tick_patience: How long to wait for a GPU before going on without it.
-            patience: How long to wait for the slower groups; 0 takes what is there.
+            patience: How long to wait for the slower groups.
         """
+        deadline = monotonic() + max(tick_patience, patience)
         if self._tick_run is not None:
             self._tick.finish(self._tick_run, tick_patience)
             self._take(self._tick_run, "tick")
-        for group, run in list(self._rounds.items()):
-            if patience > 0:
-                self._others.finish(run, patience)
-            else:
-                self._others.sweep(run, _SLOW_CALL_SECONDS)
-            self._take(run, group)
-            if run.finished:
-                del self._rounds[group]
-        xids = self._xid_values()
-        readings = tuple(self._reading(row, now, xids) for row in self._rows)
-        health = [entry for row in self._rows for entry in self._health(row, now)]
+            self._tick_run = None
+        for run in self._rounds.values():
+            run.wait(deadline - monotonic())
+        self._take_rounds()
+        seen = self._driver.xids()
+        rows = [row for _, group in sorted(self._rows.items()) for row in group]
+        rows.extend(self._gone.values())
+        readings = tuple(self._reading(row, now, seen) for row in rows)
+        health = [entry for row in rows for entry in self._health(row, now)]
         if self._unavailable is not None:
             health.insert(0, self._unavailable)
         self._look_for_changes(now)
-        self._tick_run = None
         return readings, health
 
     def close(self) -> None:
         """End the threads and NVML; a call that hangs is left to die with the process."""
-        if self._xids is not None:
-            self._xids.close()
-            self._xids = None
-        calm = all([self._tick.close(), self._others.close(), self._control.close()])
-        self._shut(calm=calm)
+        self._driver.leave(self._targets())
+        calm = all([self._tick.close(), self._others.close(), self._openers.close()])
+        run = self._control.start(["close"], lambda _: self._driver.stop(calm=calm))
+        self._control.finish(run, 1.0)
+        self._control.close()
 
-    def _begin(self, group: str, targets: list[Target], now: float, clock: float) -> None:
-        period = self._cadence.period(group)
-        started = self._started_at.get(group)
-        if (
-            period is None
-            or group in self._rounds
-            or (started is not None and clock - started < period * 0.9)
-        ):
-            return
-        if group == "gpm" and clock < (self.gpm_ready_at or 0.0):
-            return
-        self._started_at[group] = clock
-        wanted = [
-            t
-            for t in targets
-            if (t.gpm is not None if group == "gpm" else t.probes[group] or group == "second")
-        ]
-        self._rounds[group] = self._others.start(wanted, lambda target: target.read(group, now))
+    def _targets(self) -> list[Target]:
+        return [row.target for group in self._rows.values() for row in group if row.target is not None]
 
-    def _take(self, run: Run[Target, Any], group: str) -> None:
-        for row in self._rows:
-            if row.target is not None and (result := run.results.get(row.target)) is not None:
+    def _begin(self, group: str, now: float, clock: float) -> None:
+        period = self._cadence.slow if group == "facts" else self._cadence.period(group)
+        if period is None or group in self._rounds:
+            return
+        due = {
+            row.target: row
+            for rows in self._rows.values()
+            for row in rows
+            if row.target is not None and row.due(group, period, clock)
+        }
+        if not due:
+            return
+        run = self._others.start(list(due), lambda target: target.read(group, now))
+        for target in run.items:
+            due[target].begun[group] = clock
+        self._rounds[group] = run
+
+    def _take_rounds(self) -> None:
+        for group, run in list(self._rounds.items()):
+            self._others.sweep(run, self._patience.call)
+            finished = run.finished
+            self._take(run, group)
+            if finished:
+                del self._rounds[group]
+
+    def _take(self, run: Run[Target, Result | None], group: str) -> None:
+        for row in (row for rows in self._rows.values() for row in rows):
+            if row.target is None:
+                continue
+            result, error = run.results.get(row.target), run.errors.get(row.target)
+            if group == "tick":
+                row.results.pop("tick", None)
+            if error is not None:
+                row.errors[group] = error
+            if result is not None:
+                row.errors.pop(group, None)
                 row.results[group] = result
                 if group == "facts":
-                    row.device = row.device._replace(facts=result.values)
-            elif group == "tick":
-                row.results.pop("tick", None)
+                    row.device = row.device._replace(facts={**row.device.facts, **result.values})
+            if group == "tick":
+                self._mind(row)
 
-    def _reading(self, row: _Row, now: float, xids: dict[str, Values]) -> GpuReading:
+    def _mind(self, row: _Row) -> None:
+        """After each tick: forget what a lost GPU said before, and ask one that is back for everything."""
+        away = row.is_lost or "tick" not in row.results
+        if row.is_lost:
+            row.results = {"tick": row.results["tick"]}
+        if row.away and not away:
+            row.begun.clear()
+        row.away = away
+
+    def _reading(self, row: _Row, now: float, seen: dict[str, Xids]) -> GpuReading:
         values: Values = {}
         read_at: dict[str, float] = {}
         for group in ("slow", "second", "gpm"):
@@ -180,173 +242,173 @@ class GpuReader:
         tick = row.results.get("tick")
         if tick is not None:
             values.update(tick.values)
-        if row.device.uuid in xids:
-            values.update(xids[row.device.uuid])
+        if row.device.parent_uuid is None:
+            values.update(self._driver.xid_values(row.device.uuid, seen))
         processes = row.results["second"].processes if "second" in read_at else None
         return GpuReading(row.device, values, processes, read_at)
 
-    def _health(self, row: _Row, now: float) -> list[Health]:
-        subject = f"gpu {row.device.label}"
+    def _health(self, row: _Row, now: float) -> Iterator[Health]:
         if row.target is None:
-            return [] if row.trouble is None else [row.trouble]
-        for lanes in (self._tick, self._others):
-            seconds = lanes.stuck_seconds(row.target)
-            if seconds is not None:
-                detail = f"a call to the driver has not come back for {seconds:.0f} s"
-                return [
-                    Health(
-                        "nvml",
-                        "not_answering",
-                        detail,
-                        now - seconds,
-                        subject,
-                        hint=hint_for("not_answering"),
-                    )
-                ]
-        by_error: dict[int, list[str]] = {}
+            if row.trouble is not None:
+                yield row.trouble
+            return
+        subject = f"gpu {row.device.label}"
+        stuck = [lanes.stuck_seconds(row.target) for lanes in (self._tick, self._others)]
+        if any(seconds is not None for seconds in stuck):
+            yield _late(subject, max(seconds or 0.0 for seconds in stuck), now)
+            return
+        for group, error in row.errors.items():
+            yield Health("nvml", "failed", f"reading the {group} group broke: {error!r}", now, subject)
+        by_error: dict[int, set[str]] = {}
         for result in row.results.values():
-            for name, error in probes.passing(result.failures).items():
-                by_error.setdefault(error, []).append(name)
-        for name, error in row.target.unsupported.items():
-            by_error.setdefault(error, []).append(name)
-        return [
-            Health(
-                "nvml",
-                code_of(error),
-                text_of(error),
-                now,
-                subject,
-                tuple(sorted(names)),
-                hint_for(code_of(error)),
+            for name, code in probes.passing(result.failures).items():
+                by_error.setdefault(code, set()).add(name)
+        for name, code in row.target.unsupported.copy().items():  # its threads add to it
+            by_error.setdefault(code, set()).add(name)
+        for code, names in by_error.items():
+            meaning = code_of(code)
+            yield Health(
+                "nvml", meaning, text_of(code), now, subject, tuple(sorted(names)), hint_for(meaning)
             )
-            for error, names in by_error.items()
-        ]
 
-    def _xid_values(self) -> dict[str, Values]:
-        if self._xids is None:
-            return {}
-        values: dict[str, Values] = {
-            row.device.uuid: {"xid_errors_total": 0} for row in self._rows if row.device.parent_uuid is None
-        }
-        for xid in self._xids.seen():
-            known = values.setdefault(xid.uuid, {"xid_errors_total": 0})
-            known["xid_errors_total"] += 1
-            known["xid_last_code"] = xid.code
-            known["xid_last_timestamp_seconds"] = xid.time
-        return values
-
-    def _open_all(self, now: float) -> None:
-        """Start NVML and name every GPU; what is not there any more keeps its row, as a gap."""
-        self._tried_at = monotonic()
-        run: Run[str, tuple[int, tuple[str | None, str | None]] | int] = self._control.start(
-            ["open"], lambda _: inventory.start()
-        )
-        self._control.finish(run, self._patience / 2)
-        answer = run.results.get("open")
-        if answer is None or isinstance(answer, int):
-            self._unavailable = _silent(now) if answer is None else library.unavailable(answer, now)
+    def _await_start(self, run: Run[str, int], now: float, patience: float) -> None:
+        """Go on from NVML's start once it has answered, even if that is much later."""
+        if not run.wait(patience):
+            self._control.sweep(run, 0.9 * (patience or self._patience.call))
+        if "start" in run.errors:
+            self._unavailable = Health("nvml", "failed", str(run.errors["start"]), now)
+        elif "start" not in run.results:
+            if run.finished:
+                self._unavailable = _silent(now)
+            return
+        elif run.results["start"]:
+            self._unavailable = library.unavailable(run.results["start"], now)
+        else:
+            self._unavailable = None
+        self._starting = None
+        if self._unavailable is not None:
             self._lose_all(self._unavailable.code, self._unavailable.detail, now)
             return
-        count, self.versions = answer
-        self._unavailable = None
-        rows = self._named(count, now)
         self._open = True
-        self._signature = tuple(row.device.uuid if row.target else None for row in rows)
-        self._rows = rows + self._missing(rows, now)
-        self._surveyed_at = monotonic()
-        self._started_at, self._rounds = {}, {}
-        if self._watch_xids:
-            self._watch()
+        self._surveyed_at = -inf if self._rows else monotonic()
+        self._name(range(self._driver.count))
 
-    def _named(self, count: int, now: float) -> list[_Row]:
-        """A row for each GPU that the driver lists, in its order, MIG instances after their GPU."""
-        openers: Lanes[int] = Lanes("open", _PARALLEL)
-        run = openers.start(range(count), open_gpu)
-        openers.finish(run, self._patience / 2)
-        openers.close(0.1)
-        known = {row.device.index: row.device for row in self._rows if row.device.parent_uuid is None}
-        rows: list[_Row] = []
-        for index in range(count):
+    def _name(self, indexes: Iterable[int]) -> None:
+        run = self._openers.start(list(indexes), self._opened)
+        if run.items:
+            self._opening.append(run)
+
+    def _opened(self, index: int) -> list[Target]:
+        targets = open_gpu(index, self._cadence)
+        self._driver.watch(targets[0].device.uuid, targets[0].handle)
+        return targets
+
+    def _await_opening(self, run: Run[int, list[Target]], now: float, patience: float) -> None:
+        """A row for each GPU that has said who it is, and one for those that have not in good time."""
+        if not run.wait(patience):
+            self._openers.sweep(run, 0.9 * (patience or self._patience.call))
+        finished = run.finished
+        for index in run.items:
+            group = self._rows.get(index, [])
             if index in run.results:
-                rows.extend(_Row(target.device, target) for target in run.results[index])
-            else:
+                if not any(row.target in run.results[index] for row in group):
+                    self._install(index, run.results[index])
+            elif finished or index in run.errors:
                 trouble = _nameless(index, run.errors.get(index), now)
-                rows.append(_Row(known.get(index, placeholder(index)), None, trouble))
-        return rows
+                device = group[0].device if group else placeholder(index)
+                self._rows[index] = [_Row(device, None, trouble)]
+        if len(run.results) + len(run.errors) == len(run.items):
+            self._opening.remove(run)
 
-    def _missing(self, rows: list[_Row], now: float) -> list[_Row]:
-        """A row for each GPU that was here before and is not listed any more."""
-        listed = {row.device.uuid for row in rows}
-        return [
-            _Row(row.device, None, _gone(row.device, now))
-            for row in self._rows
-            if row.device.uuid not in listed
-            and row.device.parent_uuid is None
-            and row.device.minor_number is not None
-        ]
-
-    def _watch(self) -> None:
-        try:
-            self._xids = XidWatcher(
-                (r.device.uuid, r.target.handle) for r in self._rows if r.target and not r.device.parent_uuid
-            )
-        except NVMLError:  # no events on this driver: xid readings stay unknown
-            self._xids = None
+    def _install(self, index: int, targets: list[Target]) -> None:
+        old = {row.device.uuid: row for row in (*self._rows.get(index, ()), *self._gone.values())}
+        self._rows[index] = [_Row(target.device, target) for target in targets]
+        for row in self._rows[index]:
+            known = old.pop(row.device.uuid, None)
+            if known is not None:
+                row.take_over(known)
+                if known.target is not None:
+                    known.target.close()
+            self._gone.pop(row.device.uuid, None)
 
     def _look_for_changes(self, now: float) -> None:
         """Notice a driver that went away, GPUs that came or went, and MIG that was set up anew."""
         if not self._open:
             return
-        for row in self._rows:
-            tick = row.results.get("tick")
+        for rows in self._rows.values():
+            tick = rows[0].results.get("tick")
             for error in tick.failures.values() if tick is not None else ():
                 if code_of(error) in DRIVER_GONE:
-                    self._restart(now, code_of(error), text_of(error))
+                    self._lose_driver(error, now)
                     return
         if self._survey is None:
             return
-        self._control.sweep(self._survey, _SLOW_CALL_SECONDS)
+        self._control.sweep(self._survey, self._patience.call)
         if not self._survey.finished:
             return
         answer = self._survey.results.get("survey")
         self._survey = None
         if isinstance(answer, int):
-            self._restart(now, code_of(answer), text_of(answer))
-        elif answer is not None and answer != self._signature:
-            self._restart(now, "gpu_lost", "the GPUs of this machine changed")
-            self._tried_at = None
+            self._lose_driver(answer, now)
+        elif answer is not None:
+            self._reconcile(answer, now)
 
-    def _restart(self, now: float, code: Code, detail: str) -> None:
-        calm = not any(
-            self._tick.stuck_seconds(r.target) or self._others.stuck_seconds(r.target)
-            for r in self._rows
-            if r.target
-        )
-        if self._xids is not None:
-            self._xids.close()
-            self._xids = None
-        self._shut(calm=calm)
-        self._lose_all(code, detail, now)
+    def _reconcile(self, listed: tuple[Listed, ...], now: float) -> None:
+        """Bring the rows in line with what the driver lists, opening what is new and leaving the rest alone."""
+        named = {gpu.uuid for gpu in listed}
+        known = {rows[0].device.uuid: rows for rows in self._rows.values()}
+        silent = {index: rows for index, rows in self._rows.items() if rows[0].device.uuid not in named}
+        wanted: list[int] = []
+        self._rows = {}
+        for index, gpu in enumerate(listed):
+            rows = silent.get(index) if gpu.uuid is None else known.pop(gpu.uuid, None)
+            if rows is not None:
+                known.pop(rows[0].device.uuid, None)
+                self._rows[index] = rows
+                for row in rows:
+                    row.device = row.device._replace(index=index)
+            if gpu.uuid is not None and not _is_current(rows, gpu):
+                wanted.append(index)
+        for uuid, rows in known.items():
+            self._drop(uuid, rows, now)
+        self._name(wanted)
+
+    def _drop(self, uuid: str, rows: list[_Row], now: float) -> None:
+        """Keep a row, as a gap, for a GPU that is not listed any more."""
+        for row in rows:
+            if row.target is not None:
+                row.target.close()
+        if rows[0].device.minor_number is not None:
+            self._gone[uuid] = _Row(rows[0].device, None, _gone(rows[0].device, now))
+
+    def _lose_driver(self, error: int, now: float) -> None:
+        self._open = False
+        self._rounds, self._opening, self._survey = {}, [], None
+        self._driver.leave(self._targets())
+        self._lose_all(code_of(error), text_of(error), now)
         self._tried_at = monotonic()
 
-    def _shut(self, *, calm: bool) -> None:
-        if not self._open:
-            return
-        self._open = False
-        self._rounds = {}
-        if calm:
-            for row in self._rows:
-                if row.target is not None:
-                    row.target.close()
-            library.stop()
-
     def _lose_all(self, code: Code, detail: str, now: float) -> None:
-        for row in self._rows:
+        for row in (row for rows in self._rows.values() for row in rows):
             if row.target is not None:
-                row.target, row.results = None, {}
-                row.trouble = Health(
-                    "nvml", code, detail, now, f"gpu {row.device.label}", hint=hint_for(code)
-                )
+                row.target, row.results, row.errors = None, {}, {}
+                subject = f"gpu {row.device.label}"
+                row.trouble = Health("nvml", code, detail, now, subject, hint=hint_for(code))
+
+
+def _is_current(rows: list[_Row] | None, gpu: Listed) -> bool:
+    """Whether a listed GPU is open already, as it is now."""
+    if rows is None or rows[0].target is None or rows[0].is_lost:
+        return False
+    return gpu.instances == tuple(row.device.uuid for row in rows[1:])
+
+
+def _late(subject: str, seconds: float, now: float) -> Health:
+    """A call that has not come back."""
+    code: Code = "not_answering" if seconds >= _SILENT_SECONDS else "timeout"
+    took = f"{seconds:.0f} s" if seconds >= _SILENT_SECONDS else f"{seconds * 1000:.0f} ms"
+    detail = f"a call to the driver has not come back for {took}"
+    return Health("nvml", code, detail, now - seconds, subject, hint=hint_for(code))
 
 
 def _nameless(index: int, error: Exception | None, now: float) -> Health:
@@ -372,5 +434,6 @@ def _silent(now: float) -> Health:
 
 
 def _gone(device: Device, now: float) -> Health:
-    detail = "the driver no longer lists this GPU"
-    return Health("nvml", "gpu_lost", detail, now, f"gpu {device.label}", hint=hint_for("gpu_lost"))
+    """By its UUID: another GPU may have its index now."""
+    detail = f"the driver no longer lists {device.name}, which was gpu {device.label}"
+    return Health("nvml", "gpu_lost", detail, now, device.uuid, hint=hint_for("gpu_lost"))

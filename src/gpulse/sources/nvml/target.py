@@ -12,7 +12,8 @@ from gpulse.model.device import Device
 from gpulse.model.metric import Values
 from gpulse.model.process import GpuProcess
 from gpulse.sources.nvml import gpm, probes
-from gpulse.sources.nvml.library import NVMLError
+from gpulse.sources.nvml.cadence import Cadence
+from gpulse.sources.nvml.library import LASTING, NVMLError, code_of
 from gpulse.sources.nvml.probes import Failures, Probe, call
 from gpulse.sources.nvml.processes import GpuProcessReader
 
@@ -35,12 +36,13 @@ class Target:
         handle: Any,
         probes: dict[str, list[Probe]],
         gpm: gpm.GpmReader | None,
+        cadence: Cadence,
     ) -> None:
         self.device = device
         self.handle = handle
         self.probes = probes
         self.gpm = gpm
-        self.processes = GpuProcessReader(handle)
+        self.processes = GpuProcessReader(handle, cadence.shares)
         self.unsupported: Failures = {}
         """What this GPU will not say, so that it is not asked again."""
 
@@ -54,9 +56,9 @@ class Target:
         for probe in active:
             probe.read(self.handle, values, failures)
         processes = None
-        if group == "second":
+        if group == "second" and "gpu_memory_bytes" not in self.unsupported:
             try:
-                processes = self.processes.read(now)
+                processes = self.processes.read(now, failures)
             except NVMLError as error:
                 failures["gpu_memory_bytes"] = error.value
         if failures and (refused := probes.lasting(failures)):
@@ -67,28 +69,33 @@ class Target:
     def _read_gpm(self, now: float) -> Result | None:
         values: Values = {}
         failures: Failures = {}
-        if self.gpm is None or not self.gpm.read(monotonic(), values, failures):
+        activity = self.gpm
+        if activity is None or not activity.read(monotonic(), values, failures):
             return None
         self.unsupported.update(probes.lasting(failures))
+        if self.unsupported.keys() >= set(gpm.NAMES):
+            self.close()
         return Result(now, values, failures)
 
     def close(self) -> None:
         """Give back what the library lent."""
-        if self.gpm is not None:
-            self.gpm.close()
-            self.gpm = None
+        activity, self.gpm = self.gpm, None
+        if activity is not None:
+            activity.close()
 
 
-def open_gpu(index: int) -> list[Target]:
+def open_gpu(index: int, cadence: Cadence) -> list[Target]:
     """A GPU and, right after it, its MIG instances; what takes milliseconds is left to the probes.
 
     Raises:
         NVMLError: The GPU cannot even be named.
     """
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = _uuid(handle) or f"unknown-{index}"
     has_gpm = gpm.supported(handle)
-    activity = gpm.GpmReader(handle).prime(monotonic()) if has_gpm else None
-    uuid = _text(pynvml.nvmlDeviceGetUUID, handle) or f"unknown-{index}"
+    activity = (
+        gpm.GpmReader(handle, graphics_seconds=cadence.graphics).prime(monotonic()) if has_gpm else None
+    )
     device = Device(
         index=index,
         uuid=uuid,
@@ -110,8 +117,9 @@ def open_gpu(index: int) -> list[Target]:
         handle,
         {"facts": probes.facts(), "tick": probes.tick(), "second": second, "slow": probes.slow()},
         activity,
+        cadence,
     )
-    instances = _instances(target)
+    instances = _instances(target, cadence)
     if instances:
         target.close()  # a GPU that is split has counters only for its parts
     return [target, *instances]
@@ -122,7 +130,7 @@ def placeholder(index: int) -> Device:
     return Device(index=index, uuid=f"unknown-{index}", name="not answering")
 
 
-def _instances(parent: Target) -> list[Target]:
+def _instances(parent: Target, cadence: Cadence) -> list[Target]:
     try:
         if pynvml.nvmlDeviceGetMigMode(parent.handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return []
@@ -133,13 +141,13 @@ def _instances(parent: Target) -> list[Target]:
     for slot in range(most):
         try:
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent.handle, slot)
-            found.append(_instance(parent, handle, len(found)))
-        except NVMLError:  # an empty slot, or an instance that was just destroyed
+            found.append(_instance(parent, handle, len(found), cadence))
+        except (NVMLError, ValueError):  # an empty slot, or an instance that was just destroyed
             continue
     return found
 
 
-def _instance(parent: Target, handle: Any, mig_index: int) -> Target:
+def _instance(parent: Target, handle: Any, mig_index: int, cadence: Cadence) -> Target:
     gpu_instance: int = pynvml.nvmlDeviceGetGpuInstanceId(handle)
     device = parent.device._replace(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
@@ -153,7 +161,10 @@ def _instance(parent: Target, handle: Any, mig_index: int) -> Target:
         device,
         handle,
         {"facts": probes.mig_facts(), "tick": probes.mig_tick(), "second": [], "slow": []},
-        gpm.GpmReader(parent.handle, gpu_instance) if parent.device.has_gpm else None,
+        gpm.GpmReader(parent.handle, graphics_seconds=cadence.graphics, gpu_instance=gpu_instance)
+        if parent.device.has_gpm
+        else None,
+        cadence,
     )
 
 
@@ -163,6 +174,17 @@ def _ask(function: Callable[[Any], Any], handle: Any) -> Any:
         return function(handle)
     except (NVMLError, ValueError):  # ValueError: text that is not UTF-8
         return None
+
+
+def _uuid(handle: Any) -> str | None:
+    """The name that everything else hangs on, None on a board that has none."""
+    try:
+        uuid: str = pynvml.nvmlDeviceGetUUID(handle)
+    except NVMLError as error:
+        if code_of(error.value) not in LASTING:
+            raise
+        return None
+    return uuid
 
 
 def _text(function: Callable[[Any], Any], handle: Any) -> str | None:

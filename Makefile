@@ -1,0 +1,54 @@
+# The verbs a newcomer guesses. Everything runs in .venv, which the first verb makes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help install run demo test lint format typecheck bench docs golden clean
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+install: $(READY) ## Make .venv with gpulse and everything its tests need
+
+run: $(READY) ## One look at this machine
+	$(BIN)/gpulse
+
+demo: $(READY) ## The full-screen view of a simulated machine
+	$(BIN)/gpulse top --demo
+
+test: $(READY) ## Run all tests
+	$(BIN)/pytest -n auto
+
+lint: $(READY) ## Linters, types, and who may import whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+typecheck: $(READY) ## Types alone
+	$(BIN)/mypy
+
+bench: $(READY) ## Compare with nvitop, gpustat and a bare loop; writes benchmarks/RESULTS.md
+	$(BIN)/pip install --quiet --disable-pip-version-check '.[bench]'
+	$(BIN)/python -m benchmarks
+
+docs: $(READY) ## Rebuild the documents and pictures that are made from the code
+	$(BIN)/python -m gpulse.export.reference > docs/metrics.md
+	$(BIN)/python docs/pictures.py
+
+golden: $(READY) ## Rewrite the golden outputs after a wanted change of the views
+	$(BIN)/pytest -n auto tests --update-golden
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

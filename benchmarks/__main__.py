@@ -1,0 +1,46 @@
+"""Runs the benchmarks and keeps what they found: `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+from benchmarks.measure import ROOT
+
+_FAKE = {
+    "one_look": "the whole command beside `nvitop -1` and `gpustat`",
+    "sample_cost": "one sample beside the bare NVML calls, and beside nvitop's API",
+    "overhead": "CPU and memory of a sampler that runs on and on",
+    "sick_gpu": "how late the others are while one GPU hardly answers",
+}
+_REAL = {
+    "gpm_cost": "what single readings cost, on a real GPU",
+    "training_overhead": "what a sampler takes from a training loop, on a real GPU with torch",
+}
+
+
+def main() -> int:
+    """List the benchmarks or run them, each in a process of its own."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="which ones; without, all that need no real GPU")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--quick", action="store_true", help="a short pass whose results are not kept")
+    given = parser.parse_args()
+    known = {**_FAKE, **_REAL}
+    if unknown := set(given.names) - known.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if given.list:
+        for name, words in known.items():
+            print(f"{name:18} {words}")
+        return 0
+    code = 0
+    for name in given.names or _FAKE:
+        print(f"{name}: {known[name]}", flush=True)
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--quick" if given.quick else "--write"]
+        code = max(code, abs(subprocess.run(command, cwd=ROOT, check=False).returncode))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

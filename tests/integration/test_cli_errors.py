@@ -1,0 +1,213 @@
+"""Errors say what happened, why and what to try; they end with the right code and without a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import BIN, TRACES, environment, run
+
+TRACE = TRACES / "gpu_shared.jsonl.gz"
+
+
+@pytest.mark.parametrize(
+    ("says", "arguments"),
+    [
+        ("No such option '--nosuch'", "--nosuch"),
+        ("there is no command 'nosuch'; there are: ", "nosuch"),
+        ("--json and --csv exclude each other", "--json --csv --demo"),
+        ("--demo and --replay exclude each other", "--demo --replay x"),
+        ("--at shows one moment of a recording", "--at 3 --demo"),
+        ("--at shows one moment of a recording", "--replay x --at 3 -w"),
+        ("--at takes seconds after the recording's start", "--replay x --at soon"),
+        ("--at takes seconds after the recording's start", "--replay x --at nan"),
+        ("--at takes seconds after the recording's start", "--replay x --at=-1"),
+        ("there is no GPU 99 here; there are: 0-7", "--demo --gpus 99"),
+        ("--gpus takes indices and UUIDs", "--demo --gpus foo"),
+        ("CSV holds one table", "--demo --csv -c -d"),
+        ("0 is not a number of seconds above 0", "--demo -w 0"),
+        ("-1 is not a number of seconds above 0", "record -o x.jsonl --interval=-1"),
+        ("nan is not a number of seconds above 0", "--demo -w nan"),
+        ("inf is not a number of seconds above 0", "--demo -w inf"),
+        ("an interval of 0.001 s is too short", "--demo -w 0.001"),
+        ("0 is not a number of seconds above 0", "record -o x.jsonl -i 0"),
+        ("inf is not a number of seconds above 0", "record -o x.jsonl -i inf"),
+        ("nan is not a number of seconds above 0", "record -o x.jsonl -t nan"),
+        ("Missing option '-o'", "record"),
+        ("cannot tell what to write into x.parquet", "record -o x.parquet --demo"),
+        ("--demo and --replay do not go with it", "record -o x.jsonl --demo -- true"),
+        ("--json stands before the command; write it after: gpulse doctor --json", "--json doctor"),
+    ],
+)
+def test_wrong_usage_ends_with_2(says: str, arguments: str, tmp_path: Path) -> None:
+    """One message, one thing to try, nothing on standard output, no file left behind."""
+    ended = run(*arguments.split(), cwd=tmp_path)
+
+    assert (2, "") == (ended.code, ended.out)
+    assert says in ended.err
+    assert "\n  try: " in ended.err
+    assert "Traceback" not in ended.err
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_verbs_usage_error_points_to_the_verbs_help() -> None:
+    """The help of `gpulse` would not say how `record` is used."""
+
+    assert "try: gpulse record --help" in run("record").err
+
+
+@pytest.mark.parametrize(
+    ("says", "content"),
+    [
+        ("is empty", b""),
+        ("is not a recording", b"garbage\n"),
+        ("is not a recording", b"\x00\xff\xfe" * 100),
+        ("is not a recording", b"[1, 2]\n"),
+        ("is damaged", gzip.compress(b'{"trace": 1}')[:12]),
+        ("version 99; this gpulse reads version 1", b'{"format": "gpulse-recording", "version": 99}\n'),
+        ("holds no frame", b'{"format": "gpulse-recording", "version": 1}\n'),
+        ("line 2", b'{"format": "gpulse-recording", "version": 1}\n{"frame": {}}\n{"frame": {}}\n'),
+    ],
+)
+def test_what_is_no_recording_ends_with_1(says: str, content: bytes, tmp_path: Path) -> None:
+    """The file is named with what is wrong about it."""
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(content)
+    ended = run("--replay", path)
+
+    assert (1, "") == (ended.code, ended.out)
+    assert f"gpulse: {path}" in ended.err
+    assert says in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_missing_recording_ends_with_1() -> None:
+    """With the system's reason."""
+
+    assert (1, "", "gpulse: cannot read nosuch: No such file or directory\n") == run("--replay", "nosuch")
+
+
+def test_a_recording_that_ends_early_is_shown_up_to_there(tmp_path: Path) -> None:
+    """Its writer was killed: every whole frame counts, and the look says so."""
+    path = tmp_path / "run.jsonl.gz"
+    path.write_bytes(TRACE.read_bytes()[:5000])
+    ended = run("--replay", path)
+
+    assert 0 == ended.code
+    assert "H200" in ended.out
+    assert "the recording ends early" in ended.out
+
+
+def test_a_moment_after_the_end_is_a_usage_error() -> None:
+    """With the recording's length."""
+    ended = run("--replay", TRACE, "--at", "+1000")
+
+    assert (2, "gpulse: --at +1000 is after the recording's end at +34.2") == (
+        ended.code,
+        ended.err.splitlines()[0],
+    )
+
+
+def test_databases_that_cannot_be_written_end_with_1(tmp_path: Path) -> None:
+    """A missing folder, a file of something else, another program's database: each with its reason."""
+    text, foreign = tmp_path / "text", tmp_path / "foreign.db"
+    text.write_text("not a database " * 100)
+    with closing(sqlite3.connect(foreign)) as database:
+        database.execute("CREATE TABLE mine (x)")
+    wanted = {
+        tmp_path / "no" / "x.db": "unable to open database file",
+        text: "file is not a database",
+        foreign: "is another program's database",
+    }
+    ended = {path: run("--demo", "--sqlite", path) for path in wanted}
+
+    assert [1, 1, 1] == [item.code for item in ended.values()]
+    assert [True] * 3 == [
+        says in ended[path].err and "\n  try: " in ended[path].err for path, says in wanted.items()
+    ]
+
+
+def test_a_full_disk_under_a_database_ends_with_1(tmp_path: Path) -> None:
+    """The limit on file sizes stands in for the disk; the database stays readable."""
+    path = tmp_path / "looks.db"
+    assert 0 == run("--demo", "--sqlite", path).code
+    before = path.read_bytes()
+    command = f"ulimit -f {len(before) // 1024}; trap '' XFSZ; exec '{BIN}/gpulse' --demo --sqlite '{path}'"
+    ended = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert 1 == ended.returncode
+    assert f"gpulse: cannot write {path}: " in ended.stderr
+    assert run("--demo", "--sqlite", path).code == 0
+
+
+@pytest.mark.parametrize("options", ["", "--json", "--csv"])
+def test_a_full_disk_under_standard_output_ends_with_1(options: str) -> None:
+    """One line says so."""
+    command = f"'{BIN}/gpulse' --demo {options} > /dev/full"
+    ended = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (1, "gpulse: cannot use standard output: No space left on device\n") == (
+        ended.returncode,
+        ended.stderr,
+    )
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-", "<&-"])
+def test_closed_streams_are_no_reason_to_fail(redirection: str) -> None:
+    """Started by something that gives it no streams, a look still works."""
+    command = f"'{BIN}/gpulse' --demo {redirection}"
+    ended = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (ended.returncode, ended.stderr)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`gpulse -w | head -1` is silent."""
+    command = f"set -o pipefail; '{BIN}/gpulse' --demo -w 0.05 | head -1"
+    ended = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (0, "", 1) == (ended.returncode, ended.stderr, len(ended.stdout.splitlines()))
+
+
+def test_debug_shows_the_traceback() -> None:
+    """For those who report a bug."""
+    ended = run("--debug", "--replay", "nosuch")
+
+    assert 1 == ended.code
+    assert "Traceback (most recent call last)" in ended.err
+
+
+def test_a_bug_is_one_line_that_asks_for_a_report(tmp_path: Path) -> None:
+    """Even what nobody thought of ends without a traceback."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        '{"format": "gpulse-recording", "version": 1}\n{"node": {"name": 5}}\n{"frame": {"time": 1, "monotonic": 1}}\n'
+    )
+    ended = run("--replay", path)
+
+    assert 1 == ended.code
+    assert ended.err.startswith("gpulse: this should not have happened: ")
+    assert "--debug" in ended.err
+
+
+def test_a_surrounding_without_home_or_a_writable_folder_is_enough() -> None:
+    """A look writes nothing anywhere."""
+    command = f"unset HOME; cd /proc/self; '{BIN}/gpulse' --demo"
+    ended = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (ended.returncode, ended.stderr)

@@ -1,0 +1,283 @@
+"""`gpulse` and `bmon` as people and programs run them, on the demo, on recordings and on a fake driver."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpulse.model.metric import CATALOGUE
+from tests.fakes.nvml import FakeNvml
+from tests.integration.commands import TRACES, environment, run
+
+GIB = 1 << 30
+TRACE = TRACES / "gpu_shared.jsonl.gz"
+Machine = Callable[[int], FakeNvml]
+HOSTILE = """
+import sys, time
+with open("/proc/self/comm", "wb") as file:
+    file.write(b"\\x1b[2J\\xff\\n[red]")
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Makes a fake machine with so many H200."""
+    made: list[FakeNvml] = []
+
+    def make(gpus: int) -> FakeNvml:
+        made.append(FakeNvml.create(tmp_path / f"control{len(made)}", gpus))
+        return made[-1]
+
+    yield make
+    for fake in made:
+        fake.close()
+
+
+@contextmanager
+def child(*arguments: str | bytes) -> Iterator[int]:
+    """The pid of a process that says when it is ready."""
+    running = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE)
+    try:
+        assert running.stdout is not None
+        assert b"ready\n" == running.stdout.readline()
+        yield running.pid
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_a_look_without_a_driver_shows_the_host_and_what_to_try() -> None:
+    """A machine without a GPU is no error."""
+    ended = run("-a", env={"LD_LIBRARY_PATH": "/nonexistent"})
+
+    assert (0, "") == (ended.code, ended.err)
+    assert "No GPU to show: " in ended.out
+    assert "gpulse --demo" in ended.out
+    assert "CPU " in ended.out
+
+
+@pytest.mark.parametrize(
+    ("shows", "option"),
+    [
+        ("waiting for cpu", "-c"),
+        ("python3 train_gpt.py --config gpt-1b.yaml", "--cpu"),
+        ("nvme0n1", "-d"),
+        ("Mounted on", "--disk"),
+        ("100 Gb/s", "-n"),
+        ("Interface", "--net"),
+        ("The driver reports no fault.", "-b"),
+        ("The driver reports no fault.", "--bottleneck"),
+        ("GPU-de300000", "-v"),
+        ("Rates over 0.50 s.", "-c"),
+    ],
+)
+def test_each_part_has_an_option(shows: str, option: str) -> None:
+    """What was not asked for is not shown."""
+
+    assert [False, True] == [shows in run(*options, "--demo").out for options in ((), (option,))]
+
+
+def test_all_is_every_part_at_once() -> None:
+    """-a is -b -c -d -n."""
+    shown = run("-a", "--demo").out
+
+    assert [] == [word for word in ("waiting for", "Disk", "Interface", "no fault") if word not in shown]
+
+
+def test_bmon_has_its_old_flags() -> None:
+    """People's fingers and scripts keep working."""
+    ended = [run(*flags.split(), program="bmon").code for flags in ("-a", "-b -c", "-d -v", "-h", "-abcdv")]
+
+    assert [0] * 5 == ended
+
+
+def test_only_the_chosen_gpus_are_shown() -> None:
+    """With their processes, and nobody else's."""
+    document = json.loads(run("--demo", "--json", "--gpus", "0,5-6").out)
+
+    assert [0, 5, 6] == [gpu["index"] for gpu in document["gpus"]]
+    assert [2201, 51625, 61781] == [item["pid"] for gpu in document["gpus"] for item in gpu["processes"]]
+
+
+@pytest.mark.parametrize(
+    ("expected", "variable"), [([0, 1], "1,0"), ([2], "GPU-de300000-0000-4000-8000-000000000002")]
+)
+def test_visible_follows_cuda(expected: list[int], variable: str) -> None:
+    """What programs would see is what is shown."""
+    ended = run("--demo", "--json", "--gpus", "visible", env={"CUDA_VISIBLE_DEVICES": variable})
+
+    assert expected == [gpu["index"] for gpu in json.loads(ended.out)["gpus"]]
+
+
+@pytest.mark.parametrize("variable", ["", "-1"])
+def test_visible_says_when_everything_is_hidden(variable: str) -> None:
+    """Instead of an empty table."""
+    ended = run("--demo", "--gpus", "visible", env={"CUDA_VISIBLE_DEVICES": variable})
+
+    assert (1, f"gpulse: CUDA_VISIBLE_DEVICES={variable} hides every GPU from programs") == (
+        ended.code,
+        ended.err.splitlines()[0],
+    )
+
+
+def test_json_of_a_real_machine_is_complete(machine: Machine, nvml_library: Path) -> None:
+    """Every catalogue name of every GPU is there, and rates were measured."""
+    ended = run("--json", env=machine(2).env(nvml_library))
+    document = json.loads(ended.out)
+
+    assert [[], []] == [sorted(CATALOGUE["gpu"].keys() - gpu.keys()) for gpu in document["gpus"]]
+    assert document["rates_interval_seconds"] >= 0.5
+    assert "NaN" not in ended.out
+
+
+def test_watching_prints_one_document_a_line() -> None:
+    """Each look is a line that a program can read as it comes, the first one with rates too."""
+    command = ["bash", "-c", "gpulse --demo --json -w 0.05 | head -3"]
+    lines = subprocess.run(command, env=environment(), capture_output=True, check=True).stdout.splitlines()
+
+    assert [True] * 3 == [json.loads(line)["rates_interval_seconds"] is not None for line in lines]
+
+
+@pytest.mark.parametrize(("rows", "option"), [(8, None), (17, "-c"), (1, "-d"), (1, "-n")])
+def test_csv_is_one_table(rows: int, option: str | None) -> None:
+    """GPUs, or with an option processes, disks or interfaces."""
+    ended = run("--demo", "--csv", *([option] if option else []))
+
+    assert rows == len(list(csv.DictReader(io.StringIO(ended.out))))
+
+
+def test_sqlite_is_appended_to(tmp_path: Path) -> None:
+    """Two looks are two times eight rows, and standard output stays free."""
+    path = tmp_path / "looks.db"
+    ended = [run("--demo", "--sqlite", path) for _ in range(2)]
+    with closing(sqlite3.connect(path)) as database:
+        counted = database.execute("SELECT count(*), count(DISTINCT time) FROM gpu").fetchall()
+
+    assert [(0, "", f"appended a look at 8 GPUs to {path}\n")] * 2 == ended
+    assert [(16, 2)] == counted
+
+
+def test_a_recording_can_be_looked_at_at_any_moment() -> None:
+    """The same moment gives the same look."""
+    early, late, again = (run("--replay", TRACE, "--at", at).out for at in ("+2", "+20", "20"))
+
+    assert early != late == again
+
+
+def test_a_machine_with_faults_says_so_unasked(machine: Machine, nvml_library: Path) -> None:
+    """One lost GPU neither hides the others nor slows the look down."""
+    fake = machine(4)
+    fake.lose(2)
+    fake.gpu(1).ecc_volatile[1] = 3
+    ended = run(env=fake.env(nvml_library))
+
+    assert 0 == ended.code
+    assert "[critical] GPU 2: GPU is lost" in ended.out
+    assert "[critical] GPU 1: 3 memory errors" in ended.out
+    assert ["0", "1", "2", "3"] == [line.split()[0] for line in ended.out.splitlines()[2:6]]
+
+
+def test_a_choice_of_gpus_leaves_out_the_troubles_of_others(machine: Machine, nvml_library: Path) -> None:
+    """Who asks about GPU 0 is not told about GPU 1."""
+    fake = machine(2)
+    fake.lose(1)
+
+    assert "lost" not in run("--gpus", "0", "-b", env=fake.env(nvml_library)).out
+
+
+def test_sixty_four_gpus_are_sixty_four_rows(machine: Machine, nvml_library: Path) -> None:
+    """A large machine is shown whole."""
+    ended = run(env=machine(64).env(nvml_library))
+
+    assert [str(index) for index in range(64)] == [line.split()[0] for line in ended.out.splitlines()[2:66]]
+
+
+def test_another_users_process_is_shown_with_its_owner(machine: Machine, nvml_library: Path) -> None:
+    """Who holds the GPU is the point of looking."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start another user's process")
+    fake = machine(1)
+    code = "import os, time; os.setuid(65534); print('ready', flush=True); time.sleep(600)"
+    with child("-c", code) as pid:
+        fake.add_process(0, pid, 3 * GIB)
+        ended = run(env=fake.env(nvml_library))
+
+    assert f"nobody:{Path(sys.executable).name[:15]}/{pid} 3.0G" in ended.out
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+@pytest.mark.parametrize("options", ["-a -v", "--csv -c", "--json"])
+def test_a_hostile_process_cannot_reach_the_terminal(
+    machine: Machine, nvml_library: Path, options: str, locale: str
+) -> None:
+    """Its name and arguments hold escape sequences, broken UTF-8, line ends and a direction override."""
+    fake = machine(1)
+    with child("-c", HOSTILE, b"\x1b]0;owned\x07\xff", "\u202eevil", "a\nb") as pid:
+        fake.add_process(0, pid, GIB)
+        env = {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", **fake.env(nvml_library)}
+        ended = run(*options.split(), env=env)
+
+    assert (0, "") == (ended.code, ended.err)
+    assert str(pid) in ended.out
+    if "--csv" not in options:
+        assert not set(ended.out) & {"\x1b", "\x07", "\u202e", "\r"}
+    if "--json" in options:
+        assert json.loads(ended.out)["gpus"][0]["processes"][0]["pid"] == pid
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_no_line_is_wider_than_the_window(machine: Machine, nvml_library: Path, columns: int) -> None:
+    """Faults, long command lines and all."""
+    fake = machine(8)
+    fake.lose(3)
+    fake.gpu(1).reasons, fake.gpu(1).clocks[1] = 0x48, 600
+    with child(
+        "-c", "import time; print('ready', flush=True); time.sleep(600)", "--data", "/very/long" * 20
+    ) as pid:
+        for index in (0, 1, 2):
+            fake.add_process(index, pid, GIB)
+        ended = run("-a", "-v", env={"COLUMNS": str(columns), **fake.env(nvml_library)})
+
+    assert [] == [line for line in ended.out.splitlines() if len(line) > columns]
+
+
+def test_plain_ascii_terminals_get_plain_ascii() -> None:
+    """In the C locale nothing fails and nothing but ASCII is printed."""
+    env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+    assert run("--demo", "-a", "-v", env=env).out.isascii()
+
+
+def test_help_names_every_verb_and_keeps_its_lines() -> None:
+    """Examples stand one below the other."""
+    shown = run("--help").out
+
+    assert "  gpulse -a              everything\n" in shown
+    assert "\\b" not in shown
+    assert [] == [verb for verb in ("record", "doctor", "completion") if f"\n  {verb} " not in shown]
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_completion_prints_a_script(shell: str) -> None:
+    """For each shell, and for one's own without being told."""
+
+    assert run("completion", shell).out == run("completion", env={"SHELL": f"/usr/bin/{shell}"}).out != ""
+
+
+def test_completion_completes() -> None:
+    """The script's question is answered with the verbs."""
+    env = {"_GPULSE_COMPLETE": "bash_complete", "COMP_WORDS": "gpulse doc", "COMP_CWORD": "1"}
+
+    assert "plain,doctor\n" == run(env=env).out

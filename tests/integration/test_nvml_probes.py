@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import os
+
+import pynvml as nv
+import pytest
+
+from gpulse.model.frame import GpuReading
+from gpulse.model.metric import CATALOGUE
+from gpulse.sources.nvml import gpm, probes
+from tests.fakes.nvml import FakeNvml
+from tests.integration.nvml_machine import Gpus, reading
+
+LASTING = (nv.NVML_ERROR_NOT_SUPPORTED, nv.NVML_ERROR_NO_PERMISSION)
+CODES = {
+    nv.NVML_ERROR_NOT_SUPPORTED: "not_supported",
+    nv.NVML_ERROR_NO_PERMISSION: "no_permission",
+    nv.NVML_ERROR_TIMEOUT: "timeout",
+    nv.NVML_ERROR_UNKNOWN: "failed",
+}
+PROBES: dict[str, set[str]] = {
+    "nvmlDeviceGetUtilizationRates": {"gpu_utilization_ratio", "memory_utilization_ratio"},
+    "nvmlDeviceGetMemoryInfo_v2": {"memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes"},
+    "nvmlDeviceGetPowerUsage": {"power_watts"},
+    "nvmlDeviceGetTemperature": {"temperature_celsius"},
+    "nvmlDeviceGetClockInfo": {"sm_clock_hertz", "memory_clock_hertz", "video_clock_hertz"},
+    "nvmlDeviceGetCurrentClocksEventReasons": {"clocks_event_reasons"},
+    "nvmlDeviceGetPerformanceState": {"performance_state"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_watts"},
+    "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie_link_generation"},
+    "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_link_width"},
+    "nvmlDeviceGetEncoderUtilization": {"encoder_utilization_ratio"},
+    "nvmlDeviceGetDecoderUtilization": {"decoder_utilization_ratio"},
+    "nvmlDeviceGetNumFans": {"fan_speed_ratio"},
+    "nvmlDeviceGetFanSpeed_v2": {"fan_speed_ratio"},
+    "nvmlDeviceGetFieldValues": {
+        "memory_temperature_celsius",
+        "power_instant_watts",
+        "power_cap_seconds_total",
+        "sync_boost_seconds_total",
+        "thermal_slowdown_seconds_total",
+        "nvlink_tx_bytes_total",
+        "nvlink_rx_bytes_total",
+        "recovery_action",
+        "hardware_thermal_slowdown_seconds_total",
+        "power_brake_seconds_total",
+        "nvlink_errors_total",
+    },
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_joules_total"},
+    "nvmlDeviceGetMarginTemperature": {"temperature_margin_celsius"},
+    "nvmlDeviceGetPcieReplayCounter": {"pcie_replays_total"},
+    "nvmlDeviceGetApplicationsClock": {"sm_clock_application_hertz"},
+    "nvmlDeviceGetEccMode": {"ecc_enabled"},
+    "nvmlDeviceGetTotalEccErrors": {
+        "ecc_corrected_errors_total",
+        "ecc_uncorrected_errors_total",
+        "ecc_corrected_errors_lifetime_total",
+        "ecc_uncorrected_errors_lifetime_total",
+    },
+    "nvmlDeviceGetRetiredPages": {"retired_pages_corrected", "retired_pages_uncorrected"},
+    "nvmlDeviceGetRetiredPagesPendingStatus": {"retired_pages_pending"},
+    "nvmlDeviceGetRemappedRows": {
+        "remapped_rows_corrected",
+        "remapped_rows_uncorrected",
+        "remapped_rows_pending",
+        "remapped_rows_failed",
+    },
+    "nvmlDeviceGetNvLinkState": {"nvlink_links", "nvlink_links_active"},
+    "nvmlDeviceGetMigMode": {"mig_enabled"},
+    "nvmlDeviceGetComputeMode": {"compute_mode"},
+    "nvmlDeviceGetPersistenceMode": {"persistence_enabled"},
+    "nvmlDeviceGetDisplayActive": {"display_active"},
+    "nvmlDeviceGetMemoryInfo": {"memory_total_bytes"},
+    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_default_limit_watts"},
+    "nvmlDeviceGetPowerManagementLimitConstraints": {"power_min_limit_watts", "power_max_limit_watts"},
+    "nvmlDeviceGetTemperatureThreshold": {
+        "temperature_shutdown_celsius",
+        "temperature_slowdown_celsius",
+        "temperature_max_celsius",
+        "memory_temperature_max_celsius",
+    },
+    "nvmlDeviceGetMaxClockInfo": {"sm_clock_max_hertz", "memory_clock_max_hertz", "video_clock_max_hertz"},
+    "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie_link_generation_max"},
+    "nvmlDeviceGetMaxPcieLinkWidth": {"pcie_link_width_max"},
+    "nvmlGpmSampleGet": set(gpm.NAMES),
+    "nvmlGpmMetricsGet": set(gpm.NAMES),
+    "nvmlDeviceGetComputeRunningProcesses": {"gpu_memory_bytes"},
+    "nvmlDeviceGetGraphicsRunningProcesses": {"gpu_memory_bytes"},
+    "nvmlDeviceGetProcessUtilization": {"sm_ratio"},
+}
+"""By NVML's function, what cannot be known without it."""
+OF_PROCESSES = {"gpu_memory_bytes", "sm_ratio"}
+STAND_INS: dict[str, set[str]] = {
+    "nvmlDeviceGetMemoryInfo_v2": {"memory_reserved_bytes"},
+    "nvmlDeviceGetTemperature": set(),
+    "nvmlDeviceGetCurrentClocksEventReasons": set(),
+    "nvmlDeviceGetPerformanceState": set(),
+    "nvmlDeviceGetGraphicsRunningProcesses": set(),
+}
+"""Functions that an older one stands in for when the driver does not know them, and what is missing then."""
+SYSTEM_WIDE = {"nvmlGpmMetricsGet"}
+
+
+def furnish(fake: FakeNvml) -> None:
+    """Two GPUs that can say everything there is, with a process on each."""
+    fake.add(1)
+    for index in range(2):
+        gpu = fake.gpu(index)
+        gpu.fan_count, gpu.retired_supported = 1, 1
+        for field in (38, 45, 52, 59):
+            fake.set_field(index, field, 0)
+        fake.add_process(index, os.getpid(), 1 << 30, sm=40)
+
+
+def everything(gpus: Gpus, index: int, names: set[str]) -> set[str]:
+    """All that is known of a GPU, once it has said these names or will not."""
+    readings, _ = gpus.until(lambda readings, _: len(readings) == 2 and names <= known(readings[index]))
+    return known(readings[index])
+
+
+def known(reading: GpuReading) -> set[str]:
+    """The names of a GPU's values, facts and processes."""
+    processes = reading.processes or ()
+    return {
+        *reading.values,
+        *reading.device.facts,
+        *({"gpu_memory_bytes"} if reading.processes is not None else ()),
+        *(("sm_ratio",) if any(p.sm_ratio is not None for p in processes) else ()),
+    }
+
+
+ALL = set().union(*PROBES.values())
+
+
+def test_the_table_above_names_every_probe() -> None:
+    """A new probe needs a row, so that its failure is tried too."""
+
+    groups = [*probes.tick(), *probes.second(), *probes.slow(), *probes.facts()]
+
+    assert {name for probe in groups for name in probe.names} | set(gpm.NAMES) | OF_PROCESSES == ALL
+    assert ALL <= CATALOGUE["gpu"].keys() | CATALOGUE["process"].keys()
+
+
+def test_a_sound_gpu_says_everything(fake_nvml: FakeNvml) -> None:
+    """What the catalogue promises of NVML is there, and nobody has anything to complain about."""
+
+    furnish(fake_nvml)
+    with reading() as gpus:
+        names = everything(gpus, 1, ALL)
+        _, health = gpus.tick()
+
+    assert names == ALL
+    assert () == health
+
+
+@pytest.mark.parametrize("error", CODES, ids=CODES.values())
+@pytest.mark.parametrize("function", PROBES)
+def test_a_call_that_fails_costs_only_its_own_names(fake_nvml: FakeNvml, function: str, error: int) -> None:
+    """The names become a gap with a health entry that lists them; the rest, and the other GPU, stay whole."""
+
+    furnish(fake_nvml)
+    lost = STAND_INS.get(function, PROBES[function]) if error in LASTING else PROBES[function]
+    lost = lost | ({"sm_ratio"} if "gpu_memory_bytes" in lost else set())
+    listed = lost - ({"sm_ratio"} if "gpu_memory_bytes" in lost else set())
+    fake_nvml.fail(function, None if function in SYSTEM_WIDE else 1, error)
+    with reading() as gpus:
+        names = everything(gpus, 1, ALL - lost)
+        other = everything(gpus, 0, ALL - (lost if function in SYSTEM_WIDE else set()))
+        _, health = gpus.until(
+            lambda _, health: listed <= {name for e in health if e.subject == "gpu 1" for name in e.metrics}
+        )
+
+    expected = (
+        "not_supported" if function == "nvmlDeviceGetMemoryInfo_v2" and error in LASTING else CODES[error]
+    )
+    assert ALL - lost == names
+    assert ALL - (lost if function in SYSTEM_WIDE else set()) == other
+    assert ({expected: listed} if listed else {}) == {
+        entry.code: set(entry.metrics) for entry in health if entry.subject == "gpu 1"
+    }
+    if function not in SYSTEM_WIDE:
+        assert [] == [entry for entry in health if entry.subject == "gpu 0"]
+
+
+@pytest.mark.parametrize("function", [name for name in PROBES if name not in STAND_INS])
+def test_what_is_not_supported_is_not_asked_again(fake_nvml: FakeNvml, function: str) -> None:
+    """After the driver said that it cannot, it is left in peace."""
+
+    furnish(fake_nvml)
+    fake_nvml.fail(function, None if function in SYSTEM_WIDE else 1, nv.NVML_ERROR_NOT_SUPPORTED)
+    with reading() as gpus:
+        gpus.until(
+            lambda _, health: (
+                PROBES[function] <= {name for e in health if e.subject == "gpu 1" for name in e.metrics}
+            )
+        )
+        everything(gpus, 0, ALL - (PROBES[function] if function in SYSTEM_WIDE else set()))
+        for _ in range(2):
+            gpus.tick(patience=1.0)
+        fake_nvml.reset_calls()
+        begun = gpus.tick(patience=1.0)[0][0].read_at
+        gpus.until(lambda readings, _: all(readings[0].read_at[g] > begun[g] for g in ("second", "slow")))
+
+    shared = {"nvmlDeviceGetMigMode"}  # the survey asks it too
+    assert function in shared or fake_nvml.calls(function, None if function in SYSTEM_WIDE else 1) == 0
+
+
+def test_a_fact_that_failed_for_a_moment_is_asked_again(fake_nvml: FakeNvml) -> None:
+    """One bad answer at the start does not cost a fact for good."""
+
+    furnish(fake_nvml)
+    fake_nvml.fail("nvmlDeviceGetMaxPcieLinkWidth", 1, nv.NVML_ERROR_TIMEOUT, times=2)
+    with reading() as gpus:
+        before = known(gpus.tick(patience=1.0)[0][1])
+        after = everything(gpus, 1, {"pcie_link_width_max"})
+
+    assert "pcie_link_width_max" not in before
+    assert "pcie_link_width_max" in after
+
+
+def test_facts_are_read_once(fake_nvml: FakeNvml) -> None:
+    """What never changes is asked for once, however long the machine is watched."""
+
+    furnish(fake_nvml)
+    with reading() as gpus:
+        everything(gpus, 1, ALL)
+        for _ in range(20):
+            gpus.tick(patience=0.2)
+
+    assert {1} == {
+        fake_nvml.calls(function, 1)
+        for function in ("nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetPowerManagementDefaultLimit")
+    }
+    assert 3 == fake_nvml.calls("nvmlDeviceGetMaxClockInfo", 1)
+
+
+def test_pcie_rates_come_from_gpm_where_there_is_gpm(fake_nvml: FakeNvml) -> None:
+    """The call that waits 20 ms a direction is never made on such a GPU."""
+
+    furnish(fake_nvml)
+    with reading() as gpus:
+        everything(gpus, 1, ALL)
+
+    assert 0 == fake_nvml.calls("nvmlDeviceGetPcieThroughput")
+
+
+def test_the_call_that_waits_is_made_off_the_tick(fake_nvml: FakeNvml) -> None:
+    """Without GPM and without wide counters PCIe rates are had by waiting, which no tick does."""
+
+    furnish(fake_nvml)
+    fake_nvml.gpu(0).gpm_supported = fake_nvml.gpu(1).gpm_supported = 0
+    fake_nvml.gpu(1).pcie_rx_kib_s = 2048
+    fake_nvml.delay("nvmlDeviceGetPcieThroughput", None, 0.1)
+    with reading() as gpus:
+        readings, _ = gpus.until(lambda readings, _: "pcie_rx_bytes_per_second" in readings[1].values)
+        ticks = fake_nvml.calls("nvmlDeviceGetPowerUsage", 1)
+        waits = fake_nvml.calls("nvmlDeviceGetPcieThroughput", 1)
+
+    assert 2048 * 1024 == readings[1].values["pcie_rx_bytes_per_second"]
+    assert not readings[1].device.has_gpm
+    assert waits <= 4
+    assert ticks > waits
+
+
+def test_without_gpm_everything_else_works(fake_nvml: FakeNvml) -> None:
+    """An older card says so in one field, and misses nothing but GPM."""
+
+    furnish(fake_nvml)
+    fake_nvml.gpu(1).gpm_supported = 0
+    fake_nvml.set_field(1, 198, 5_000_000_000)
+    fake_nvml.set_field(1, 197, 6_000_000_000)
+    with reading() as gpus:
+        names = everything(gpus, 1, ALL - set(gpm.NAMES))
+        readings, health = gpus.tick()
+
+    assert (ALL - set(gpm.NAMES)) | {"pcie_rx_bytes_total", "pcie_tx_bytes_total"} == names
+    assert [True, False] == [reading.device.has_gpm for reading in readings]
+    assert () == health
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_gpm_value_that_is_no_number_is_absent(fake_nvml: FakeNvml, value: float) -> None:
+    """NaN and infinity cost the metric they stand for and nothing else."""
+
+    furnish(fake_nvml)
+    for metric in (2, 20):
+        fake_nvml.set_gpm(1, metric, value)
+    with reading() as gpus:
+        names = everything(gpus, 1, ALL - {"sm_active_ratio", "pcie_tx_bytes_per_second"})
+
+    assert ALL - {"sm_active_ratio", "pcie_tx_bytes_per_second"} == names
+
+
+def test_ratios_stay_within_their_bounds(fake_nvml: FakeNvml) -> None:
+    """Whatever the driver says, a ratio is between 0 and 1."""
+
+    furnish(fake_nvml)
+    gpu = fake_nvml.gpu(1)
+    gpu.util_gpu, gpu.util_encoder, gpu.fans[0] = 104, 250, 130
+    fake_nvml.set_gpm(1, 2, 100.4)
+    fake_nvml.set_gpm(1, 5, -0.2)
+    with reading() as gpus:
+        everything(gpus, 1, ALL)
+        values = gpus.tick()[0][1].values
+
+    assert [1.0, 1.0, 1.0, 1.0, 0.0] == [
+        values[name]
+        for name in (
+            "gpu_utilization_ratio",
+            "encoder_utilization_ratio",
+            "fan_speed_ratio",
+            "sm_active_ratio",
+            "tensor_active_ratio",
+        )
+    ]
+
+
+def test_gpm_samples_are_never_closer_than_they_may_be(fake_nvml: FakeNvml) -> None:
+    """However fast the ticks, GPM is asked at most ten times a second."""
+
+    furnish(fake_nvml)
+    fake_nvml.set_gpm(1, 2, 50.0)
+    with reading() as gpus:
+        gpus.until(lambda readings, _: "sm_active_ratio" in readings[1].values)
+        before = fake_nvml.calls("nvmlGpmSampleGet", 1)
+        seen = set()
+        for _ in range(50):
+            seen.add(gpus.tick()[0][1].values.get("sm_active_ratio"))
+        asked = fake_nvml.calls("nvmlGpmSampleGet", 1) - before
+
+    assert {0.5} == seen
+    assert asked <= 1 + 50 * 0.06 / 0.1
+
+
+def test_a_field_that_is_no_number_is_absent(fake_nvml: FakeNvml) -> None:
+    """A double field may hold NaN, which is no temperature."""
+
+    furnish(fake_nvml)
+    fake_nvml.set_field(1, 82, float("nan"), value_type=nv.NVML_VALUE_TYPE_DOUBLE)
+    with reading() as gpus:
+        names = everything(gpus, 1, ALL - {"memory_temperature_celsius"})
+
+    assert ALL - {"memory_temperature_celsius"} == names

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import pytest
+
+from gpulse.diagnosis.faults import faults
+from gpulse.model.frame import Frame, HostReading
+from gpulse.model.health import Health
+from gpulse.model.process import GpuProcess
+from gpulse.model.snapshot import Snapshot
+from gpulse.sources.simulated import DemoMachine
+from gpulse.terminal.snapshot import Parts, snapshot_lines
+from gpulse.terminal.table import painter, width_of
+from tests.unit.frames import GIB, NOON, frame, gpu, process, snapshot
+
+EVERYTHING = Parts(cpu=True, disk=True, network=True, findings=True, verbose=True)
+PLAIN = painter(color=False)
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Snapshot:
+    """Eight busy GPUs."""
+    machine = DemoMachine(NOON)
+    return Snapshot.of(machine.sample(NOON + 5), machine.sample(NOON + 5.5))
+
+
+def lines(look: Snapshot, parts: Parts | None = None, width: int = 120) -> list[str]:
+    """The look as text."""
+    return list(snapshot_lines(look, parts or Parts(), width, PLAIN))
+
+
+def judged(whole: Frame) -> Snapshot:
+    """The look with the faults that the frame shows."""
+    return Snapshot.of(None, whole, tuple(faults(whole)))
+
+
+def test_a_look_is_a_compact_table() -> None:
+    """One row a GPU with what matters, under the node's name and versions."""
+    holder = GpuProcess(17, "compute", 7 * GIB)
+    look = snapshot(
+        gpu(0, {"sm_active_ratio": 0.4}, (holder,)), gpu(1, {"power_watts": 75}), processes=(process(17),)
+    )
+
+    assert [
+        "node1  2023-11-15 12:00:00  driver 580.1  CUDA 13.0",
+        "GPU  Name  Temp     Power  Util   SM     Memory  Processes",
+        "  0  H200   40C  300/700W   50%  40%  8.0/80.0G  ada:python3/17 7.0G",
+        "  1  H200   40C   75/700W   50%    -  8.0/80.0G",
+    ] == lines(look)
+
+
+def test_a_card_without_gpm_has_no_columns_for_it() -> None:
+    """What no GPU here can say takes no room."""
+
+    assert "GPU  Name  Temp     Power  Util     Memory" == lines(snapshot(gpu()))[1]
+
+
+def test_mig_instances_stand_below_their_gpu() -> None:
+    """An instance shows its profile, not once more the name of its GPU."""
+    look = snapshot(gpu(0), gpu(0, name="NVIDIA H200 MIG 1g.18gb", mig=1))
+
+    assert ["  0  H200", "0:1   MIG 1g.18gb"] == [line[:18].rstrip() for line in lines(look)[2:]]
+
+
+@pytest.mark.parametrize(
+    ("expected", "mask", "hertz"),
+    [
+        ("", 0x1, 345e6),
+        ("", 0x4, 1980e6),
+        ("power cap, 1700/1980MHz", 0x4, 1700e6),
+        ("hardware thermal slowdown, 600/1980MHz", 0x8 | 0x40, 600e6),
+        ("thermal slowdown, 600/1980MHz", 0x4 | 0x20, 600e6),
+    ],
+)
+def test_clocks_are_shown_when_something_holds_them_down(expected: str, mask: int, hertz: float) -> None:
+    """The most specific reason is given, with where the clock is; idleness is no reason."""
+    values = {"clocks_event_reasons": mask, "sm_clock_hertz": hertz, "sm_clock_max_hertz": 1980e6}
+
+    assert expected == lines(snapshot(gpu(0, values)))[2][44:]
+
+
+def test_shared_gpus_name_everybody_in_little_room() -> None:
+    """Many processes become their users with counts, rather than a cut list."""
+    holders = tuple(GpuProcess(pid, "compute", GIB) for pid in (11, 12, 13, 14))
+    known = (process(11), process(12), process(13, user="bob"))
+    look = snapshot(gpu(0, None, holders), processes=known)
+
+    assert lines(look, width=62)[2].endswith("ada (2), bob, ?")
+
+
+def test_a_lost_gpu_is_said_once_and_does_not_hide_the_others() -> None:
+    """Its row has dashes and the reason, and below stands one line about it."""
+    health = Health("nvml", "gpu_lost", "GPU is lost", NOON, "gpu 1", hint="reboot")
+    lost = gpu(1)._replace(values={})
+    told = lines(judged(frame(gpu(0), lost, health=(health,))))
+
+    assert [
+        "  1  H200     -         -     -          -  GPU is lost",
+        "",
+        "[critical] GPU 1: GPU is lost",
+    ] == told[3:6]
+    assert not any(line.startswith("!") for line in told)
+
+
+def test_urgent_findings_need_no_option_and_their_advice_does() -> None:
+    """A fault is shown in any look; what to do about it with -b."""
+    look = judged(frame(gpu(0, {"ecc_uncorrected_errors_total": 3})))
+    brief, full = lines(look), lines(look, Parts(findings=True))
+
+    assert "`gpulse -b` says what to do about it." == brief[-1]
+    assert brief[-2] == full[-2]
+    assert full[-1].startswith("  -> stop using this GPU")
+
+
+def test_no_fault_is_said_when_asked() -> None:
+    """-b always answers."""
+
+    assert "The driver reports no fault." == lines(snapshot(gpu()), Parts(findings=True))[-1]
+
+
+def test_helpers_are_counted_with_their_own_children() -> None:
+    """A trainer's whole family is one line, with what it uses together."""
+    family = (
+        process(17),
+        process(18, "loader", parent=17, on_gpu=False, values={"host_memory_bytes": GIB}),
+        process(19, "decoder", parent=18, on_gpu=False, values={"host_memory_bytes": GIB}),
+    )
+    look = snapshot(gpu(0, None, (GpuProcess(17, "compute"),)), processes=family, host=HostReading({}))
+
+    assert (
+        "2.0G          + 2 children: decoder, loader"
+        == lines(look, Parts(cpu=True))[-1].strip().split("-")[-1].strip()
+    )
+
+
+def test_verbose_shows_the_family_as_a_tree() -> None:
+    """Each generation is indented below its parent."""
+    family = (
+        process(17),
+        process(18, "loader", parent=17, on_gpu=False),
+        process(19, "decoder", parent=18, on_gpu=False),
+    )
+    look = snapshot(gpu(0, None, (GpuProcess(17, "compute"),)), processes=family)
+
+    assert ["python3 train.py", "  loader", "    decoder"] == [
+        line[41:] for line in lines(look, Parts(cpu=True, verbose=True))[-3:]
+    ]
+
+
+def test_parents_in_a_circle_end() -> None:
+    """A damaged recording cannot hang the view."""
+    circle = (process(17), process(18, parent=19, on_gpu=False), process(19, parent=18, on_gpu=False))
+    look = snapshot(gpu(0, None, (GpuProcess(17, "compute"),)), processes=circle)
+
+    assert lines(look, EVERYTHING)
+
+
+def test_a_process_of_another_namespace_is_shown_as_such() -> None:
+    """What it holds is known, the rest is said to be hidden."""
+    look = snapshot(gpu(0, None, (GpuProcess(17, "compute", 2 * GIB),)))
+
+    assert " 17    0     2.0G    -    -     -  (not visible)" == lines(look, Parts(cpu=True))[-1]
+
+
+def test_no_driver_is_explained_with_the_next_thing_to_try() -> None:
+    """A machine without GPUs still shows its host."""
+    health = Health("nvml", "driver_missing", "no NVIDIA driver here", NOON, hint="install it")
+    host = HostReading({"cpus": 2, "load1": 0.5, "load5": 0.4, "load15": 0.3})
+    look = Snapshot.of(None, frame(health=(health,), host=host))
+
+    assert [
+        "No GPU to show: no NVIDIA driver here.",
+        "  -> install it",
+        "",
+        "2 CPUs   load 0.5 0.4 0.3   RAM - used",
+    ] == lines(look)[1:]
+
+
+def test_an_impossible_time_is_no_reason_to_fail() -> None:
+    """A damaged recording is shown with what is left of it."""
+
+    assert lines(snapshot(gpu(), time=1e300))[0].startswith("node1  at an unknown time")
+
+
+def test_nothing_foreign_reaches_the_terminal_raw() -> None:
+    """Names of nodes, drivers, GPUs, users, programs, jobs and mounts are all made harmless."""
+    evil = "\x1b]0;x\x07\x1b[2J\r\n\u202e[bold]"
+    base = frame(gpu(0, None, (GpuProcess(17, "compute"),), name=evil))
+    machine = DemoMachine(NOON).sample(NOON)
+    whole = base._replace(
+        node=base.node._replace(name=evil, driver=evil, cuda=evil),
+        processes=(process(17, evil, user=evil, name=evil),),
+        disks=tuple(disk._replace(name=evil, kind=evil) for disk in machine.disks),
+        filesystems=tuple(
+            item._replace(mount_point=evil, device=evil, type=evil, kind=evil) for item in machine.filesystems
+        ),
+        network=tuple(link._replace(name=evil, kind=evil) for link in machine.network),
+        health=(Health("nvml", "failed", evil, NOON, "gpu 0", hint=evil),),
+    )
+    text = "".join(lines(judged(whole), EVERYTHING))
+
+    assert not set(text) & {"\x1b", "\x07", "\r", "\n", "\u202e"}
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 70, 80, 100, 120, 200])
+@pytest.mark.parametrize("parts", [Parts(), EVERYTHING])
+def test_no_line_is_wider_than_the_terminal(demo: Snapshot, parts: Parts, width: int) -> None:
+    """Nothing wraps, however narrow the window."""
+    broken = demo.frame._replace(
+        health=(Health("nvml", "failed", "a call failed " * 20, NOON, "gpu 3", hint="see the manual " * 20),)
+    )
+
+    assert all(width_of(line) <= width for line in lines(demo._replace(frame=broken), parts, width))
+
+
+def test_who_uses_a_gpu_is_shown_even_in_sixty_columns(demo: Snapshot) -> None:
+    """Users matter more than tensor activity and bandwidth."""
+
+    assert ["ada", "katherine"] == [
+        lines(demo, width=60)[row].split()[-1].partition("/")[0] for row in (2, 8)
+    ]
+
+
+def test_colours_mark_what_is_wrong() -> None:
+    """A GPU that is too hot stands out."""
+    hot = gpu(0, {"temperature_celsius": 95, "temperature_slowdown_celsius": 89})
+    text = "\n".join(snapshot_lines(snapshot(hot), Parts(), 80, painter(color=True)))
+
+    assert "\x1b[31;1m95C\x1b[0m" in text

@@ -1,0 +1,669 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpulse.model.device import Device, Node
+from gpulse.model.finding import Advice, Finding
+from gpulse.model.frame import Frame, GpuReading, HostReading
+from gpulse.model.health import Health
+from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
+from gpulse.model.rates import Rates, between
+from gpulse.sources.simulated import DemoMachine
+from gpulse.terminal.top import details_view, findings_view, gpu_view, host_view, process_view
+from gpulse.terminal.top.cells import Column, Line, Piece, chosen, cut, ends, fitted, padded, width, words
+from gpulse.terminal.top.chart import area
+from gpulse.terminal.top.chrome import Status, notice_line, top_line
+from gpulse.terminal.top.feed import next_interval
+from gpulse.terminal.top.glyphs import ASCII, UNICODE, Glyphs, bar, glyphs_for, trend
+from gpulse.terminal.top.history import LONGEST, History
+from gpulse.terminal.top.layout import plan
+from gpulse.terminal.top.picture import PARTS, Picture, Scene, draw
+from gpulse.terminal.top.process_tree import Row, entries, in_order, rows, users
+from gpulse.terminal.top.query import Query, following, parse
+from gpulse.terminal.top.snapshot import Snapshot
+from gpulse.terminal.top.stage import Stage
+from gpulse.terminal.top.state import SORTS, Cursor, ViewState
+
+
+def text(line: Line) -> str:
+    """What a line says, without its tones."""
+    return "".join(piece.text for piece in line)
+
+
+def gpu(index: int, *processes: GpuProcess, mig: int | None = None, **values: float) -> GpuReading:
+    """A GPU with these readings."""
+    device = Device(
+        index=index, uuid=f"GPU-{index}-{mig}", name="NVIDIA H100 80GB HBM3", mig_index=mig, has_gpm=True
+    )
+    return GpuReading(device, dict(values), processes)
+
+
+def process(
+    pid: int, parent: int = 1, *, on_gpu: bool = True, user: str = "ada", command: str = "python3 train.py"
+) -> ProcessReading:
+    """A process."""
+    identity = ProcessIdentity(
+        pid=pid,
+        parent_pid=parent,
+        start_time=900.0,
+        name="python3",
+        command=tuple(command.split()),
+        owner=Owner(user=user),
+    )
+    return ProcessReading(identity, "S", {"host_memory_bytes": 1 << 30, "threads": 4}, on_gpu=on_gpu)
+
+
+def frame(
+    gpus: tuple[GpuReading, ...] = (),
+    processes: tuple[ProcessReading, ...] = (),
+    health: tuple[Health, ...] = (),
+) -> Frame:
+    """A frame with little in it."""
+    return Frame(
+        time=1000.0, monotonic=1000.0, node=Node("box"), gpus=gpus, processes=processes, health=health
+    )
+
+
+def demo(gpus: int = 8, *, seconds: float = 1.0) -> Snapshot:
+    """The demo machine after some seconds."""
+    machine = DemoMachine(1000.0, gpus=gpus)
+    first, second = machine.sample(1000.0), machine.sample(1000.0 + seconds)
+    return Snapshot(second, between(first, second))
+
+
+def picture(
+    snapshot: Snapshot | None,
+    cells: int,
+    lines: int,
+    state: ViewState | None = None,
+    glyphs: Glyphs = UNICODE,
+) -> Picture:
+    """The screen for a snapshot."""
+    history = History()
+    if snapshot is not None:
+        history.add(snapshot.frame)
+    return draw(Scene(snapshot, history, state or ViewState(), Status(1.0), "gpulse", glyphs, cells, lines))
+
+
+def shown(one: Picture) -> list[str]:
+    """The lines of the screen."""
+    return [text(line) for part in PARTS for line in one.parts.get(part, [])]
+
+
+def trainer_with_workers() -> Snapshot:
+    """A trainer on GPU 0 with two loader workers."""
+    held = GpuProcess(10, "compute", 5 << 30, 0.9)
+    workers = tuple(process(pid, 10, on_gpu=False) for pid in (11, 12))
+    return Snapshot(frame((gpu(0, held),), (process(10), *workers)))
+
+
+def resting() -> Cursor[str]:
+    """A cursor that nobody moved."""
+    return Cursor()
+
+
+class TestCells:
+    """Lines and columns that fit."""
+
+    def test_a_cut_text_ends_with_an_ellipsis(self) -> None:
+        """A text that is too long is cut and says so."""
+        assert cut("abcdef", 4, "…") == "abc…"
+
+    def test_wide_characters_count_double(self) -> None:
+        """A line of wide characters takes exactly the cells it was given."""
+        assert width(padded(words("数据集训练"), 7)) == 7
+
+    def test_the_right_end_is_kept(self) -> None:
+        """When two ends do not fit, the left one gives way."""
+        assert text(ends(words("a long title"), words("12:00"), 10)) == "a lon12:00"
+
+    def test_parts_drop_by_priority(self) -> None:
+        """Of several parts those with the lowest numbers stay, in their own order."""
+        parts = [(2, words("aaa")), (0, words("bbb")), (1, words("ccc"))]
+
+        assert text(fitted(parts, 8, "  ")) == "bbb  ccc"
+
+    def test_columns_drop_by_priority_and_the_rest_is_stretched(self) -> None:
+        """What does not fit is left out, what is left over goes to the column that can use it."""
+        columns = [Column("a", "A", 4, 0), Column("b", "B", 10, 2), Column("c", "C", 3, 1, stretch=100)]
+
+        assert [(column.key, room) for column, room in chosen(columns, 12)] == [("a", 4), ("c", 7)]
+
+
+class TestGlyphs:
+    """Bars, trends and what a terminal can show."""
+
+    @pytest.mark.parametrize(
+        ("environment", "encoding", "expected"),
+        [
+            ({"LANG": "en_US.UTF-8"}, "utf-8", UNICODE),
+            ({}, "utf-8", UNICODE),
+            ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, "utf-8", ASCII),
+            ({"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, "utf-8", UNICODE),
+            ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, "utf-8", ASCII),
+            ({"LANG": "en_US"}, "iso-8859-1", ASCII),
+            ({"LANG": "en_US.UTF-8", "TERM": "linux"}, "utf-8", ASCII),
+            ({"LANG": "en_US.UTF-8"}, None, ASCII),
+        ],
+    )
+    def test_the_locale_decides(
+        self, environment: dict[str, str], encoding: str | None, expected: Glyphs
+    ) -> None:
+        """Terminals that are not known to show more get plain ASCII signs, also when Python coerced the locale."""
+        assert glyphs_for(environment, encoding) is expected
+
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(0.0, "────"), (0.01, "╸───"), (0.5, "━━──"), (1.0, "━━━━"), (7.0, "━━━━")]
+    )
+    def test_bars(self, value: float, expected: str) -> None:
+        """A bar is as long as its value, never longer than its room, and a little is not nothing."""
+        assert text(bar(value, 4, "plain", UNICODE)) == expected
+
+    def test_an_unknown_bar_is_blank(self) -> None:
+        """An unknown value has no bar, not an empty one."""
+        assert text(bar(None, 4, "plain", UNICODE)) == "    "
+
+    def test_trends_end_at_the_right(self) -> None:
+        """The newest value is rightmost, and a gap stays a gap."""
+        assert text(trend([0.0, None, 1.0], 5, UNICODE)) == "  ▁ ▇"
+
+    def test_areas_fill_from_below(self) -> None:
+        """A value of a half fills the lower of two lines."""
+        assert [text(line) for line in area([0.5, 1.0], 3, 2, lambda _: "plain", UNICODE)] == ["  █", " ██"]
+
+    def test_foreign_text_is_ascii_where_it_must_be(self) -> None:
+        """A terminal without UTF-8 gets question marks instead of bytes it cannot show."""
+        assert ASCII.clean("训练\x1b[2J") == "??^[[2J"
+
+
+class TestQuery:
+    """The filter."""
+
+    def test_it_is_read_and_written(self) -> None:
+        """What was typed comes back in the same words."""
+        assert parse("user:ada gpu:0,2-3 train py") == Query("ada", ("0", "2", "3"), ("train", "py"))
+        assert str(parse("user:ada gpu:0,2-3 train")) == "user:ada gpu:0,2,3 train"
+
+    def test_a_colon_alone_is_text(self) -> None:
+        """A word with an unknown name before its colon is looked for as it stands."""
+        assert parse("http://x").text == ("http://x",)
+
+    @pytest.mark.parametrize(
+        ("typed", "expected"),
+        [
+            ("", True),
+            ("user:ada", True),
+            ("user:a*", True),
+            ("user:bob", False),
+            ("gpu:3", True),
+            ("gpu:3:1", True),
+            ("gpu:1", False),
+            ("TRAIN", True),
+            ("train eval", False),
+        ],
+    )
+    def test_it_admits(self, typed: str, expected: bool) -> None:
+        """All of user, GPU and words must match; a GPU includes its instances."""
+        assert parse(typed).admits(user="ada", gpus=("3:1",), text="python3 train.py") is expected
+
+    def test_choices_come_in_turn(self) -> None:
+        """After the last choice comes no filter, then the first one again."""
+        assert [following(current, ["a", "b"]) for current in ("", "a", "b", "gone")] == ["a", "b", "", ""]
+
+
+class TestState:
+    """Choices and cursors."""
+
+    def test_a_cursor_stays_with_its_item(self) -> None:
+        """When the list is reordered the cursor follows the item it was put on."""
+        cursor = resting().moved(1, ["a", "b", "c"], 3)
+
+        assert cursor.settled(["b", "c", "a"], 3).index == 0
+
+    def test_a_cursor_that_nobody_moved_rests_at_the_top(self) -> None:
+        """Until somebody moves it the cursor does not run after the first item."""
+        assert resting().settled(["a", "b"], 2).settled(["b", "a"], 2).index == 0
+
+    def test_a_cursor_whose_item_is_gone_stays_in_place(self) -> None:
+        """When the item ends the cursor is on whatever took its place."""
+        cursor = resting().moved(2, ["a", "b", "c"], 3)
+
+        assert cursor.settled(["a", "b"], 3).index == 1
+
+    def test_the_view_scrolls_with_the_cursor(self) -> None:
+        """The cursor is always in view, and the view never runs past the end."""
+        keys = [str(number) for number in range(64)]
+        cursor = resting().moved(63, keys, 8)
+
+        assert (cursor.index, cursor.offset) == (63, 56)
+        assert cursor.moved(-60, keys, 8).offset == 3
+
+    def test_an_empty_list_is_harmless(self) -> None:
+        """There is nothing to move to in an empty list."""
+        assert resting().moved(1, [], 5).settled([], 5) == Cursor()
+
+    def test_sorting_again_by_the_same_reverses(self) -> None:
+        """Numbers begin with the largest, names with the smallest; asked for again they turn round."""
+        state = ViewState().sorted_by("user")
+
+        assert (state.sort, state.descending) == ("user", False)
+        assert state.sorted_by("user").descending
+        assert ViewState().sorted_by("cpu").descending
+
+    def test_sorting_goes_through_all_columns(self) -> None:
+        """As many steps as there are columns lead back to the first."""
+        state = ViewState()
+        seen = []
+        for _ in SORTS:
+            seen.append(state.sort)
+            state = state.sorted_next(1)
+
+        assert tuple(seen) == SORTS
+        assert state.sort == SORTS[0]
+        assert state.sorted_next(-1).sort == SORTS[-1]
+
+    def test_gpus_and_users_take_turns(self) -> None:
+        """The keys for users and GPUs go round and leave the rest of the filter alone."""
+        state = ViewState(query=parse("train")).next_gpu(["0", "1"]).next_user(["ada"])
+
+        assert str(state.query) == "user:ada gpu:0 train"
+        assert str(state.next_gpu(["0", "1"]).next_gpu(["0", "1"]).query) == "user:ada train"
+
+    @pytest.mark.parametrize(
+        ("now", "step", "then"),
+        [(1.0, 1, 2.0), (1.0, -1, 0.5), (0.7, 1, 1.0), (60.0, 1, 60.0), (0.1, -1, 0.1)],
+    )
+    def test_intervals(self, now: float, step: int, then: float) -> None:
+        """Intervals go through a short list and stop at its ends."""
+        assert next_interval(now, step) == then
+
+
+class TestProcessTree:
+    """Which processes are shown and in what order."""
+
+    def test_workers_are_folded(self) -> None:
+        """Loader workers are a count on the line of their trainer until it is unfolded."""
+        found = entries(trainer_with_workers())
+
+        (row,) = rows(found, ViewState())
+        assert (row.entry.process.pid, row.hidden) == (10, 2)
+        unfolded = rows(found, ViewState().folded(row.entry.key, unfold=True))
+        assert [(row.entry.process.pid, row.ancestors_go_on) for row in unfolded] == [
+            (10, ()),
+            (11, (True,)),
+            (12, (False,)),
+        ]
+
+    def test_a_flat_list_has_everybody(self) -> None:
+        """Without the tree every process has its own line."""
+        assert len(rows(entries(trainer_with_workers()), ViewState(tree=False))) == 3
+
+    def test_a_process_on_a_gpu_is_never_folded(self) -> None:
+        """A rank that its launcher started holds a GPU itself and is listed under the launcher."""
+        held = (GpuProcess(10, "compute", 1, None), GpuProcess(12, "compute", 2, None))
+        processes = (process(10), process(11, 10, on_gpu=False), process(12, 11))
+        found = entries(Snapshot(frame((gpu(0, *held),), processes)))
+
+        assert [(row.entry.process.pid, row.hidden) for row in rows(found, ViewState())] == [(10, 1), (12, 0)]
+
+    def test_workers_count_for_the_gpu_of_their_trainer(self) -> None:
+        """A filter for a GPU keeps the workers, one for their pid finds them without the trainer."""
+        found = entries(trainer_with_workers())
+
+        assert rows(found, ViewState(query=parse("gpu:0")))[0].hidden == 2
+        assert [row.entry.process.pid for row in rows(found, ViewState(query=parse("12")))] == [12]
+
+    def test_a_ring_of_parents_is_harmless(self) -> None:
+        """Two processes that seem to be each other's parent are both shown, once."""
+        found = entries(Snapshot(frame((gpu(0),), (process(10, 11), process(11, 10)))))
+
+        assert sorted(row.entry.process.pid for row in rows(found, ViewState())) == [10, 11]
+
+    def test_nesting_has_no_limit(self) -> None:
+        """A chain of thousands of processes is shown like any other."""
+        chain = tuple(process(pid, pid - 1) for pid in range(10, 3010))
+
+        assert len(rows(entries(Snapshot(frame((), chain))), ViewState())) == 3000
+
+    @pytest.mark.parametrize("descending", [True, False])
+    @pytest.mark.parametrize("sort", SORTS)
+    def test_unknown_comes_last(self, sort: str, descending: bool) -> None:
+        """Whatever the order, a process about which nothing is known is at the end (its pid is known)."""
+        blank = ProcessReading(ProcessIdentity(pid=99), None, {}, on_gpu=True)
+        snapshot = demo()
+        found = entries(
+            replace(snapshot, frame=snapshot.frame._replace(processes=(blank, *snapshot.frame.processes)))
+        )
+        last = in_order(found, sort, descending=descending)[-1]
+
+        assert last.process.pid == 99 or sort == "pid" or getattr(last, sort, None) is None
+
+    def test_an_instance_counts_instead_of_its_gpu(self) -> None:
+        """A process that the driver lists on a MIG instance and on its GPU holds its memory once."""
+        held = GpuProcess(10, "compute", 100, None)
+        (entry,) = entries(Snapshot(frame((gpu(3, held), gpu(3, held, mig=1)), (process(10),))))
+
+        assert (entry.gpus, entry.gpu_memory) == (("3:1",), 100)
+
+    def test_users(self) -> None:
+        """Everybody is named once."""
+        assert users(entries(demo())) == ["ada", "alan", "barbara", "grace", "katherine", "linus"]
+
+
+class TestProcessView:
+    """The process table."""
+
+    def row(self, one: ProcessReading, cells: int = 120) -> str:
+        """The line of one process."""
+        (entry,) = entries(Snapshot(frame((), (one,))))
+        return text(process_view.line(Row(entry), process_view.columns_for([Row(entry)], cells), UNICODE))
+
+    def test_escape_sequences_are_harmless(self) -> None:
+        """A command line cannot move the cursor or speak in markup."""
+        shown = self.row(process(7, command="evil\x1b[2J\x1b]0;pwned\x07 [red]x[/red]\nnext\u202e"))
+
+        assert "\x1b" not in shown
+        assert "\n" not in shown
+        assert "^[[2J" in shown
+        assert "[red]x[/red]" in shown
+
+    def test_unknown_is_a_dash(self) -> None:
+        """A process of another namespace has its pid and dashes, and says why."""
+        shown = self.row(ProcessReading(ProcessIdentity(pid=7), None, {}, on_gpu=True))
+
+        assert shown.split()[:3] == ["7", "-", "-"]
+        assert "not visible from here" in shown
+
+    def test_the_heading_points_at_the_order(self) -> None:
+        """The column that is sorted by has an arrow in the direction of the order."""
+        columns = process_view.columns_for([], 80)
+
+        assert "CPU▼" in text(process_view.heading(columns, ViewState(sort="cpu"), (), 80, UNICODE))
+        assert "PID^" in text(
+            process_view.heading(columns, ViewState(sort="pid", descending=False), (), 80, ASCII)
+        )
+
+    @pytest.mark.parametrize(
+        ("labels", "expected"),
+        [
+            ((), ""),
+            (("0",), "0"),
+            (("0", "1", "2", "5"), "0-2,5"),
+            (("3:0", "3:1"), "3:0,3:1"),
+            (("0", "3:1", "4"), "0,3:1,4"),
+        ],
+    )
+    def test_spans(self, labels: tuple[str, ...], expected: str) -> None:
+        """Neighbouring GPUs are written as a range."""
+        assert process_view.span(labels) == expected
+
+
+class TestGpuView:
+    """The GPU table."""
+
+    def line(self, snapshot: Snapshot, cells: int = 110, glyphs: Glyphs = UNICODE) -> str:
+        """The line of the first GPU."""
+        look = gpu_view.look(gpu_view.columns_for(snapshot.frame, cells), snapshot, History(), glyphs)
+        return text(gpu_view.line(snapshot.frame.gpus[0], look))
+
+    def test_a_busy_gpu(self) -> None:
+        """One line has what the GPU does, what it takes and what holds it back."""
+        shown = self.line(demo())
+
+        for word in (
+            "0",
+            "H200",
+            "ada",
+            "66C",
+            "691/700W",
+            "100%",
+            "32.9/140G",
+            "93%",
+            "52%",
+            "34%",
+            "1815",
+            "power cap",
+        ):
+            assert word in shown.split() or word in shown
+
+    def test_nothing_known_is_dashes(self) -> None:
+        """A GPU that says nothing, without anybody knowing why, shows dashes and never a zero."""
+        shown = self.line(Snapshot(frame((gpu(0),))))
+
+        assert "0%" not in shown
+        assert shown.count("-") >= 6
+
+    def test_silence_is_explained(self) -> None:
+        """A GPU that does not answer says so in its own row."""
+        health = (Health("nvml", "gpu_lost", "GPU is lost\x1b[2J", 990.0, "gpu 0"),)
+
+        assert "gpu lost: GPU is lost^[[2J" in self.line(Snapshot(frame((gpu(0),), health=health)))
+
+    def test_heat_has_a_sign(self) -> None:
+        """A temperature at the slowdown threshold is marked by more than a colour."""
+        assert "88C!" in self.line(
+            Snapshot(frame((gpu(0, temperature_celsius=88, temperature_slowdown_celsius=89),)))
+        )
+
+    def test_faults_have_a_sign(self) -> None:
+        """A fault that holds the clocks down has a sign before its name."""
+        assert "▲thermal" in self.line(Snapshot(frame((gpu(0, clocks_event_reasons=0x24),))))
+
+    def test_instances_have_their_label(self) -> None:
+        """A MIG instance is named after its GPU and its place in it."""
+        assert self.line(
+            Snapshot(frame((gpu(3, mig=1, memory_used_bytes=1 << 30, memory_total_bytes=10 << 30),)))
+        ).startswith("3:1")
+
+    def test_without_gpm_there_are_no_empty_columns(self) -> None:
+        """A machine whose GPUs cannot say how busy their units are has no columns for it."""
+        old = gpu(0, gpu_utilization_ratio=0.5)
+        old = old._replace(device=old.device._replace(has_gpm=False))
+        keys = {column.key for column, _ in gpu_view.columns_for(frame((old,)), 200)}
+
+        assert "memory_busy" in keys
+        assert not keys & {"sm", "tensor", "dram", "nvlink"}
+
+    def test_no_gpu_says_why(self) -> None:
+        """Without a driver the table says that and what to try."""
+        health = (Health("nvml", "driver_missing", "no NVIDIA driver", 1.0, hint="install one"),)
+
+        assert "no NVIDIA driver (install one)" in text(
+            gpu_view.nothing(frame(health=health), 80, UNICODE)[0]
+        )
+
+
+class TestHostView:
+    """The host strip."""
+
+    def test_the_demo(self) -> None:
+        """Two lines tell of CPUs, memory, pressure, disk and network."""
+        first, second = (text(line) for line in host_view.lines(demo(), 120, UNICODE))
+
+        for word in ("CPU", "7%", "load", "RAM", "net", "rx", "tx"):
+            assert word in first.split()
+        for word in ("PSI", "79%▲", "nvme0n1", "100%", "3.5G"):
+            assert word in second.split()
+
+    def test_swap_is_shown_when_used(self) -> None:
+        """Swap is named only while some of it is in use."""
+        used = frame()._replace(host=HostReading({"swap_total_bytes": 16 << 30, "swap_free_bytes": 12 << 30}))
+
+        assert "swap 4.0/16.0G" in text(host_view.lines(Snapshot(used), 120, UNICODE)[0])
+        assert "swap" not in text(host_view.lines(demo(), 120, UNICODE)[0])
+
+    def test_nothing_known(self) -> None:
+        """A frame without a host gives dashes."""
+        assert text(host_view.lines(Snapshot(frame()), 80, UNICODE)[0]).split()[:2] == ["CPU", "-"]
+
+    def test_a_hot_cpu_is_not_averaged_away(self) -> None:
+        """When CPUs are drawn in groups the busiest of each counts."""
+        assert host_view.folded([0.0, 1.0, None, None, 0.2], 3) == [1.0, None, 0.2]
+
+
+class TestFindings:
+    """The findings strip and page."""
+
+    def snapshot(self) -> Snapshot:
+        """Two findings, a problem and a fact."""
+        health = (
+            Health("disks", "unreadable", "no /proc/diskstats", 1.0),
+            Health("gpm", "not_supported", "old", 1.0),
+        )
+        advice = (Advice("more workers", "they are busy", "GPU waits less"),)
+        findings = (
+            Finding("a", "input", "low", 0.5, "a little slow", 1),
+            Finding("b", "fault", "critical", 0.9, "broken", None, advice=advice),
+        )
+        return Snapshot(frame(health=health), Rates(0.0), findings)
+
+    def test_the_worst_comes_first(self) -> None:
+        """Findings and problems of health are one list by severity; facts about the machine are none."""
+        assert [item.text for item in findings_view.items(self.snapshot())] == [
+            "broken",
+            "unreadable: no /proc/diskstats",
+            "a little slow",
+        ]
+
+    def test_one_line_counts_the_rest(self) -> None:
+        """The strip names the worst, in words, and how many more there are."""
+        (line,) = findings_view.lines(findings_view.items(self.snapshot()), 1, 60, UNICODE)
+
+        assert "CRITICAL" in text(line)
+        assert "+2 more" in text(line)
+        assert width(line) == 60
+
+    def test_the_page_has_the_advice(self) -> None:
+        """The page lists all of them with what to do."""
+        page = "\n".join(
+            text(line) for line in findings_view.page(findings_view.items(self.snapshot()), UNICODE)
+        )
+
+        assert "more workers" in page
+        assert "a little slow" in page
+
+    def test_all_is_well(self) -> None:
+        """Without findings the strip says so."""
+        assert "nothing wrong" in text(findings_view.lines([], 1, 60, UNICODE)[0])
+
+
+class TestDetails:
+    """The page of one process."""
+
+    def test_the_page(self) -> None:
+        """Details have the whole command line, the parents and the children."""
+        snapshot = trainer_with_workers()
+        page = "\n".join(text(line) for line in details_view.page(snapshot, (10, 900.0), UNICODE))
+
+        for word in ("python3 train.py", "ada", "asleep", "5.0G memory", "parents1", "children2"):
+            assert word in page
+
+    def test_a_process_that_ended(self) -> None:
+        """Details of a process that is gone say so."""
+        assert "has ended" in text(details_view.page(trainer_with_workers(), (77, None), UNICODE)[0])
+
+
+class TestHistory:
+    """What is kept of the past."""
+
+    def test_it_is_bounded(self) -> None:
+        """However long it runs, each GPU keeps a limited number of values."""
+        history = History()
+        one = frame((gpu(0, sm_active_ratio=0.5),))
+        for _ in range(LONGEST + 50):
+            history.add(one)
+
+        assert len(history.last("GPU-0-None", 10_000)) == LONGEST
+
+    def test_a_gpu_that_left_is_forgotten(self) -> None:
+        """The trail of a GPU that is no longer there does not stay in memory."""
+        history = History()
+        history.add(frame((gpu(0),)))
+        history.add(frame())
+
+        assert history.last("GPU-0-None", 5) == []
+
+    def test_a_pause_stands_still(self) -> None:
+        """While paused, what comes in is kept but not shown."""
+        stage = Stage()
+        stage.take([demo(seconds=1.0)])
+        stage.pause(paused=True)
+        stage.take([newest := demo(seconds=2.0)])
+        uuid = newest.frame.gpus[0].device.uuid
+
+        assert stage.snapshot is not newest
+        assert len(stage.history.last(uuid, 9)) == 1
+        stage.pause(paused=False)
+        assert stage.snapshot is newest
+        assert len(stage.history.last(uuid, 9)) == 2
+
+
+class TestPicture:
+    """The whole screen."""
+
+    @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+    @pytest.mark.parametrize(
+        "size", [(40, 10), (60, 20), (80, 24), (100, 30), (120, 40), (200, 50), (300, 80)]
+    )
+    @pytest.mark.parametrize("gpus", [1, 8, 64])
+    def test_every_size_is_filled_exactly(self, gpus: int, size: tuple[int, int], glyphs: Glyphs) -> None:
+        """In any terminal the picture has as many lines as that, none of them too long."""
+        cells, lines = size
+        one = picture(demo(gpus), cells, lines, ViewState(unfolded=True), glyphs)
+
+        assert sum(len(part) for part in one.parts.values()) == lines
+        assert max(width(line) for part in one.parts.values() for line in part) <= cells
+
+    def test_plain_terminals_get_plain_text(self) -> None:
+        """With the plain signs nothing on the screen needs more than ASCII."""
+        assert "\n".join(shown(picture(demo(), 120, 40, glyphs=ASCII))).isascii()
+
+    def test_before_the_first_frame(self) -> None:
+        """Until there is a frame the screen says what it waits for."""
+        assert any("waiting" in line for line in shown(picture(None, 80, 24)))
+
+    def test_no_gpu_no_process(self) -> None:
+        """A machine without GPUs is shown without them."""
+        lines = "\n".join(shown(picture(Snapshot(frame()), 80, 24)))
+
+        assert "no GPU in this machine" in lines
+        assert "no process on a GPU" in lines
+
+    def test_many_gpus_scroll(self) -> None:
+        """The place among 64 GPUs is written where the table has no room for all."""
+        state = ViewState(gpu=Cursor(index=63))
+        lines = "\n".join(shown(picture(demo(64), 80, 24, state)))
+
+        assert "/64" in lines
+        assert "\n 63 " in lines
+
+    def test_a_small_terminal_keeps_both_tables(self) -> None:
+        """With eight GPUs and 24 lines all GPUs and several processes are in view."""
+        one = plan(80, 24, gpus=8, processes=7, findings=3)
+
+        assert one.gpus == 8
+        assert one.processes >= 7
+
+    def test_a_large_terminal_has_a_chart(self) -> None:
+        """Lines that the tables do not need show what the GPU under the cursor did."""
+        assert plan(120, 40, gpus=8, processes=7, findings=3).chart > 0
+        assert plan(80, 24, gpus=8, processes=7, findings=3).chart == 0
+
+    def test_the_first_line_says_how_it_stands(self) -> None:
+        """A paused view, a recording that ended and a failing source are said in words."""
+        status = Status(1.0, ended=True, failing=True)
+        line = text(top_line(demo(), ViewState(paused=True), status, "gpulse", 80, UNICODE))
+
+        for word in ("PAUSED", "end of recording", "NOT SAMPLING"):
+            assert word in line
+
+    def test_notices_are_harmless(self) -> None:
+        """The text of an error cannot do more than be read."""
+        assert text(notice_line("bad\x1b[2J", 40, UNICODE)) == " ▲ bad^[[2J"
+
+
+def test_pieces_are_plain_tuples() -> None:
+    """A line can be compared and kept without copying."""
+    assert words("a", "dim") == (Piece("a", "dim"),)
