@@ -47,7 +47,7 @@ docs: $(READY) ## Rebuild the documents and pictures that are made from the code
 	$(BIN)/python docs/pictures.py
 
 golden: $(READY) ## Rewrite the golden outputs after a wanted change of the views
-	$(BIN)/pytest -n auto tests --update-golden
+	UPDATE_GOLDEN=1 $(BIN)/pytest -n auto tests/integration/test_cli_golden.py
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -33,7 +33,8 @@ def _beside_bare_calls(report: Report, ticks: int) -> None:
         measure.child("gpu_reader", [], ours.environment) as reader,
         measure.child("bare", [str(period) for period in reader.hear()], theirs.environment) as bare,
     ):
-        takes = _in_counter_phase({"gpulse": reader, "bare": bare}, 2)  # what is read once is behind us then
+        _in_counter_phase({"gpulse": reader, "bare": bare}, 2)  # what is read once is behind us then
+        time.sleep(1)
         ours.fake.reset_calls()
         theirs.fake.reset_calls()
         takes = _in_counter_phase({"gpulse": reader, "bare": bare}, ticks)
@@ -90,6 +91,7 @@ def _beside_nvitop(report: Report, ticks: int) -> None:
         time.sleep(6)  # gpulse looks at young processes more often
         sides = {"gpulse": ours, "nvitop": nvitop}
         _in_counter_phase(sides, 3)
+        time.sleep(1)
         takes = _in_counter_phase(sides, ticks)
     cpu = {name: _cpu_each(answers) for name, answers in takes.items()}
     wall = {name: Spread.of([answer["wall"] for answer in answers]) for name, answers in takes.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -190,17 +191,20 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback (most recent call last)" in ended.err
 
 
-def test_a_bug_is_one_line_that_asks_for_a_report(tmp_path: Path) -> None:
+def test_a_bug_is_one_line_that_asks_for_a_report() -> None:
     """Even what nobody thought of ends without a traceback."""
-    path = tmp_path / "run.jsonl"
-    path.write_text(
-        '{"format": "gpulse-recording", "version": 1}\n{"node": {"name": 5}}\n{"frame": {"time": 1, "monotonic": 1}}\n'
-    )
-    ended = run("--replay", path)
+    code = """
+import sys, click
+from gpulse.cli import shell
+sys.exit(shell.run(click.Command("x", callback=lambda: {}["lost"]), name="gpulse"))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
-    assert 1 == ended.code
-    assert ended.err.startswith("gpulse: this should not have happened: ")
-    assert "--debug" in ended.err
+    assert (1, "gpulse: this should not have happened: KeyError: 'lost'") == (
+        ended.returncode,
+        ended.stderr.splitlines()[0],
+    )
+    assert "--debug" in ended.stderr
 
 
 def test_a_surrounding_without_home_or_a_writable_folder_is_enough() -> None:

@@ -7,6 +7,7 @@ import gzip
 import signal
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +15,16 @@ import pytest
 
 from gpulse import Recording
 from tests.integration.commands import BIN, TRACES, environment, run, terminal
+
+PATIENT = """
+import signal, sys
+def end(*_):
+    print("stopped", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+signal.pause()
+"""
 
 
 def frames(path: Path) -> int:
@@ -118,14 +129,7 @@ def test_ctrl_c_and_a_polite_kill_finish_the_file(number: signal.Signals, tmp_pa
 def test_a_polite_kill_reaches_the_command(tmp_path: Path) -> None:
     """The recorder ends with its command, not before it."""
     path = tmp_path / "run.jsonl"
-    recorder = started(
-        "-o",
-        path,
-        "--",
-        "sh",
-        "-c",
-        "trap 'kill $!; echo stopped; exit 7' TERM; sleep 600 & echo ready; wait",
-    )
+    recorder = started("-o", path, "--", sys.executable, "-c", PATIENT)
     assert recorder.stdout is not None
     assert b"ready\n" == recorder.stdout.readline()
     recorder.send_signal(signal.SIGTERM)

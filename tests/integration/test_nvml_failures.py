@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pynvml as nv
@@ -284,14 +285,13 @@ def test_a_call_that_hangs_costs_only_its_gpu(fake_nvml: FakeNvml, function: str
 
     interval = 0.25
     four(fake_nvml)
-    if function != "nvmlDeviceGetMaxPcieLinkWidth":  # read once, so it hangs at the start or never
-        hung = None
-    else:
-        hung = fake_nvml.hang(function, 2)
+    is_fact = function == "nvmlDeviceGetMaxPcieLinkWidth"
+    if is_fact:  # read once, so it hangs at the start or never
+        fake_nvml.hang(function, 2)
     with machine(interval_seconds=interval) as local:
-        whole = [0, 1, 3] if hung is not None else [0, 1, 2, 3]
+        whole = [0, 1, 3] if is_fact else [0, 1, 2, 3]
         frames_until(local, lambda frame: len(frame.gpus) == 4 and all(is_full(frame.gpus[i]) for i in whole))
-        if hung is None:
+        if not is_fact:
             fake_nvml.hang(function, 2)
         longest = 0.0
         entries: list[Health] = []
@@ -415,7 +415,7 @@ def test_a_slow_gpu_does_not_slow_the_sampler(fake_nvml: FakeNvml) -> None:
         fake_nvml.clear_faults()
 
     ticks = [frame.time for frame in frames[2:]]
-    gaps = [later - earlier for earlier, later in zip(ticks, ticks[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(ticks)]
     assert max(gaps) < interval * 1.5
     assert abs(sum(gaps) / len(gaps) - interval) < interval * 0.1
     assert all("power_watts" in frame.gpus[index].values for frame in frames[2:] for index in (0, 1, 3))

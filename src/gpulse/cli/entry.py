@@ -14,21 +14,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpulse.sources.machine import LocalMachine
 
+_INTERRUPTED = 130
 _OTHER_MACHINES = ("--demo", "--replay", "--help", "--version", "--watch")
 
 
 def main() -> None:
     """Run `gpulse`."""
+    try:
+        sys.exit(_run())
+    except KeyboardInterrupt:  # before or after the part that deals with it itself
+        sys.exit(_INTERRUPTED)
+
+
+def _run() -> int:
     machine = _opened() if _is_one_look(sys.argv[1:]) else None
     try:
         from gpulse.cli import main as root  # noqa: PLC0415  after the first sample, on purpose
         from gpulse.cli import shell  # noqa: PLC0415
 
-        code = shell.run(root.command, name="gpulse", machine=machine)
+        return shell.run(root.command, name="gpulse", machine=machine)
     finally:
         if machine is not None:
             machine.close()
-    sys.exit(code)
 
 
 def _is_one_look(arguments: list[str]) -> bool:

@@ -138,7 +138,7 @@ def _device_files(frame: Frame, roots: Roots) -> Iterator[Check]:
 
 
 def _gpm(frame: Frame) -> Iterator[Check]:
-    whole = [gpu for gpu in frame.gpus if gpu.device.mig_index is None]
+    whole = [gpu for gpu in frame.gpus if gpu.device.mig_index is None and gpu.values]
     if not whole:
         return
     having = [gpu for gpu in whole if gpu.device.has_gpm]

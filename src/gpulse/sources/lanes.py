@@ -82,6 +82,8 @@ class Lanes(Generic[Item]):
 
     def stuck_seconds(self, item: Item) -> float | None:
         """For how long a call about this item has not come back, None when none is out."""
+        if not self._lost:
+            return None
         with self._lock:
             since = self._stuck_since(item)
         return None if since is None else monotonic() - since
@@ -89,7 +91,8 @@ class Lanes(Generic[Item]):
     def start(self, items: Sequence[Item], work: Callable[[Item], Result]) -> Run[Item, Result]:
         """Begin one round over the items that are not stuck."""
         with self._lock:
-            run = Run([item for item in items if self._stuck_since(item) is None], work)
+            free = [item for item in items if self._stuck_since(item) is None] if self._lost else items
+            run = Run(free, work)
             for item in run.items:
                 if item in self._suspects:
                     lane = _Lane()

@@ -194,7 +194,7 @@ class _Track:
         return device._replace(
             index=self._slot,
             uuid=f"GPU-de300000-0000-4000-8000-{self._slot:012x}",
-            bus_id=f"00000000:{0x1B + 0x10 * self._slot & 0xFF:02x}:00.0",
+            bus_id=f"{self._slot // 8:08x}:{0x1B + 0x10 * (self._slot % 8):02x}:00.0",
             minor_number=self._slot,
             architecture="Hopper",
         )
@@ -217,7 +217,8 @@ def _grown(scope: Scope, values: Values, base: Values, end: Values, loops: int) 
     grown: Values = {}
     for name, value in values.items():
         if loops and metrics[name].kind == "counter":
-            grown[name] = value + loops * max(0, end.get(name, value) - base.get(name, value))
+            # Rounded, or the last digit of a sum could run backwards at the seam.
+            grown[name] = round(value + loops * max(0, end.get(name, value) - base.get(name, value)), 6)
         else:
             grown[name] = value
     return grown

@@ -45,11 +45,9 @@ class _Row:
     def is_lost(self) -> bool:
         """True when all that the driver says about it is that it is lost."""
         tick = self.results.get("tick")
-        return (
-            tick is not None
-            and not tick.values
-            and any(code_of(error) == "gpu_lost" for error in tick.failures.values())
-        )
+        if tick is None or tick.values:
+            return False
+        return any(code_of(error) == "gpu_lost" for error in tick.failures.values())
 
     def due(self, group: str, period: float, clock: float) -> bool:
         """Whether a group should be asked for now."""
@@ -96,7 +94,8 @@ class GpuReader:
         self._tried_at = -inf
         self._surveyed_at = -inf
         self._starting: Run[str, int] | None = None
-        self._opening: list[Run[int, list[Target]]] = []
+        self._opening: dict[int, Run[int, list[Target]]] = {}
+        """By NVML's index: the rounds from which a GPU's answer is still awaited."""
         self._survey: Run[str, tuple[Listed, ...] | int] | None = None
         self._tick_run: Run[Target, Result | None] | None = None
         self._rounds: dict[str, Run[Target, Result | None]] = {}
@@ -123,8 +122,7 @@ class GpuReader:
         patience = self._patience.start if is_first else 0.0
         if self._starting is not None:
             self._await_start(self._starting, now, patience)
-        for run in list(self._opening):
-            self._await_opening(run, now, patience)
+        self._await_opening(now, patience)
 
     def start(self, now: float) -> None:
         """Begin this tick's readings; `collect` brings them home."""
@@ -223,12 +221,14 @@ class GpuReader:
 
     def _mind(self, row: _Row) -> None:
         """After each tick: forget what a lost GPU said before, and ask one that is back for everything."""
-        away = row.is_lost or "tick" not in row.results
         if row.is_lost:
             row.results = {"tick": row.results["tick"]}
-        if row.away and not away:
+            row.away = True
+        elif "tick" not in row.results:
+            row.away = True
+        elif row.away:
+            row.away = False
             row.begun.clear()
-        row.away = away
 
     def _reading(self, row: _Row, now: float, seen: dict[str, Xids]) -> GpuReading:
         values: Values = {}
@@ -294,42 +294,45 @@ class GpuReader:
         self._name(range(self._driver.count))
 
     def _name(self, indexes: Iterable[int]) -> None:
-        run = self._openers.start(list(indexes), self._opened)
-        if run.items:
-            self._opening.append(run)
+        run = self._openers.start([index for index in indexes if index not in self._opening], self._opened)
+        self._opening.update(dict.fromkeys(run.items, run))
 
     def _opened(self, index: int) -> list[Target]:
         targets = open_gpu(index, self._cadence)
         self._driver.watch(targets[0].device.uuid, targets[0].handle)
         return targets
 
-    def _await_opening(self, run: Run[int, list[Target]], now: float, patience: float) -> None:
+    def _await_opening(self, now: float, patience: float) -> None:
         """A row for each GPU that has said who it is, and one for those that have not in good time."""
-        if not run.wait(patience):
-            self._openers.sweep(run, 0.9 * (patience or self._patience.call))
-        finished = run.finished
-        for index in run.items:
-            group = self._rows.get(index, [])
+        for run in set(self._opening.values()):
+            if not run.wait(patience):
+                self._openers.sweep(run, 0.9 * (patience or self._patience.call))
+        for index, run in list(self._opening.items()):
             if index in run.results:
-                if not any(row.target in run.results[index] for row in group):
-                    self._install(index, run.results[index])
-            elif finished or index in run.errors:
-                trouble = _nameless(index, run.errors.get(index), now)
-                device = group[0].device if group else placeholder(index)
-                self._rows[index] = [_Row(device, None, trouble)]
-        if len(run.results) + len(run.errors) == len(run.items):
-            self._opening.remove(run)
+                del self._opening[index]
+                self._install(index, [_Row(target.device, target) for target in run.results[index]])
+            elif index in run.errors:
+                del self._opening[index]
+                self._install(index, [self._nameless(index, run.errors[index], now)])
+            elif run.finished and all(row.trouble is None for row in self._rows.get(index, ())):
+                self._install(index, [self._nameless(index, None, now)])
 
-    def _install(self, index: int, targets: list[Target]) -> None:
-        old = {row.device.uuid: row for row in (*self._rows.get(index, ()), *self._gone.values())}
-        self._rows[index] = [_Row(target.device, target) for target in targets]
-        for row in self._rows[index]:
-            known = old.pop(row.device.uuid, None)
-            if known is not None:
-                row.take_over(known)
-                if known.target is not None:
-                    known.target.close()
+    def _nameless(self, index: int, error: Exception | None, now: float) -> _Row:
+        """The row of a GPU that the driver lists but that could not be opened."""
+        known = self._rows.get(index)
+        device = known[0].device if known else placeholder(index)
+        return _Row(device, None, _unopened(index, error, now))
+
+    def _install(self, index: int, rows: list[_Row]) -> None:
+        old = {row.device.uuid: row for row in (*self._gone.values(), *self._rows.get(index, ()))}
+        self._rows[index] = rows
+        for row in rows:
+            if row.target is not None and row.device.uuid in old:
+                row.take_over(old[row.device.uuid])
             self._gone.pop(row.device.uuid, None)
+        for row in old.values():
+            if row.target is not None:
+                row.target.close()
 
     def _look_for_changes(self, now: float) -> None:
         """Notice a driver that went away, GPUs that came or went, and MIG that was set up anew."""
@@ -383,7 +386,7 @@ class GpuReader:
 
     def _lose_driver(self, error: int, now: float) -> None:
         self._open = False
-        self._rounds, self._opening, self._survey = {}, [], None
+        self._rounds, self._opening, self._survey = {}, {}, None
         self._driver.leave(self._targets())
         self._lose_all(code_of(error), text_of(error), now)
         self._tried_at = monotonic()
@@ -411,7 +414,7 @@ def _late(subject: str, seconds: float, now: float) -> Health:
     return Health("nvml", code, detail, now - seconds, subject, hint=hint_for(code))
 
 
-def _nameless(index: int, error: Exception | None, now: float) -> Health:
+def _unopened(index: int, error: Exception | None, now: float) -> Health:
     """Why a GPU that the driver lists could not be opened."""
     if error is None:
         code: Code = "not_answering"
