@@ -35,7 +35,7 @@ TRACE = TRACES / "gpu_shared.jsonl.gz"
         ("-1 is not a number of seconds above 0", "record -o x.jsonl --interval=-1"),
         ("nan is not a number of seconds above 0", "--demo -w nan"),
         ("inf is not a number of seconds above 0", "--demo -w inf"),
-        ("an interval of 0.001 s is too short", "--demo -w 0.001"),
+        ("0.001 s is no interval to sample at", "--demo -w 0.001"),
         ("0 is not a number of seconds above 0", "record -o x.jsonl -i 0"),
         ("inf is not a number of seconds above 0", "record -o x.jsonl -i inf"),
         ("nan is not a number of seconds above 0", "record -o x.jsonl -t nan"),

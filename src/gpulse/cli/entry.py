@@ -6,13 +6,14 @@ is even loaded hides most of the program's start in that time.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as in typing, whose import this early would cost more than it tells
 if TYPE_CHECKING:
-    from gpulse.sources.machine import LocalMachine
+    from gpulse.sources.nvml.reader import GpuReader
 
 _INTERRUPTED = 130
 _OTHER_MACHINES = ("--demo", "--replay", "--help", "--version", "--watch")
@@ -21,21 +22,23 @@ _OTHER_MACHINES = ("--demo", "--replay", "--help", "--version", "--watch")
 def main() -> None:
     """Run `gpulse`."""
     try:
-        sys.exit(_run())
+        code = _run()
+        gc.freeze()  # nothing is left to collect, and looking for it would take as long as drawing the table
+        sys.exit(code)
     except KeyboardInterrupt:  # before or after the part that deals with it itself
         sys.exit(_INTERRUPTED)
 
 
 def _run() -> int:
-    machine = _opened() if _is_one_look(sys.argv[1:]) else None
+    gpus = _opened() if _is_one_look(sys.argv[1:]) else None
     try:
         from gpulse.cli import main as root  # noqa: PLC0415  after the first sample, on purpose
         from gpulse.cli import shell  # noqa: PLC0415
 
-        return shell.run(root.command, name="gpulse", machine=machine)
+        return shell.run(root.command, name="gpulse", gpus=gpus)
     finally:
-        if machine is not None:
-            machine.close()
+        if gpus is not None:
+            gpus.close()
 
 
 def _is_one_look(arguments: list[str]) -> bool:
@@ -49,9 +52,10 @@ def _is_one_look(arguments: list[str]) -> bool:
     )
 
 
-def _opened() -> LocalMachine:
-    from gpulse.sampling.look import machine_for_one_look  # noqa: PLC0415  loads the driver's binding
+def _opened() -> GpuReader:
+    gc.disable()
+    from gpulse.sources.nvml.reader import for_one_look  # noqa: PLC0415  loads the driver's binding
 
-    machine = machine_for_one_look()
-    machine.open(time.time())
-    return machine
+    gpus = for_one_look()
+    gpus.open(time.time())
+    return gpus

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpulse.model.frame import Frame
     from gpulse.model.health import Health
     from gpulse.sources.base import Source
-    from gpulse.sources.machine import LocalMachine
+    from gpulse.sources.nvml.reader import GpuReader
     from gpulse.terminal.snapshot import Parts
 
 RATES_SECONDS = 0.5
@@ -28,7 +28,7 @@ RATES_SECONDS = 0.5
 
 def look(
     *,
-    machine: LocalMachine | None,
+    opened: GpuReader | None,
     parts: Parts,
     gpus: str | None,
     watch: float | None,
@@ -43,7 +43,7 @@ def look(
     """Take looks and show them in the way that was asked for.
 
     Args:
-        machine: This machine, when it was opened already; then the caller closes it.
+        opened: The GPUs of this machine, when they were opened already.
         parts: What to show.
         gpus: Which GPUs, as in --gpus.
         watch: Seconds between looks, None for a single one.
@@ -70,8 +70,8 @@ def look(
     elif replay is not None:
         showing(_chosen(_from_recording(replay, at), choose))
     else:
-        needs_rates = parts.cpu or parts.disk or parts.network or as_json or sqlite is not None
-        showing(_chosen(_one(machine, source, needs_rates=needs_rates), choose))
+        whole = parts != type(parts)(findings=parts.findings) or as_json or as_csv or sqlite is not None
+        showing(_chosen(_one(opened, source, whole=whole), choose))
 
 
 def _chosen(snapshot: Snapshot, choose: selection.Select) -> Snapshot:
@@ -91,18 +91,20 @@ def _chosen(snapshot: Snapshot, choose: selection.Select) -> Snapshot:
     )
 
 
-def _one(machine: LocalMachine | None, source: Source | None, *, needs_rates: bool) -> Snapshot:
+def _one(opened: GpuReader | None, source: Source | None, *, whole: bool) -> Snapshot:
+    """One look; unless the whole machine is wanted, only at what the table of GPUs shows."""
     if source is not None:
         now = time.time()
         return _with_faults(Snapshot.of(source.sample(now - RATES_SECONDS), source.sample(now)))
-    from gpulse.sampling.look import look as take  # noqa: PLC0415  loads the driver's binding
+    from gpulse.diagnosis.faults import READINGS as FAULTS  # noqa: PLC0415  while the GPUs gather their first sample
+    from gpulse.sampling.look import look as take  # noqa: PLC0415
     from gpulse.sampling.look import machine_for_one_look  # noqa: PLC0415
+    from gpulse.terminal.gpus import READINGS  # noqa: PLC0415
 
-    rates_seconds = RATES_SECONDS if needs_rates else None
-    if machine is not None:
-        return _with_faults(take(machine, rates_seconds=rates_seconds))
-    with closing(machine_for_one_look()) as opened:
-        return _with_faults(take(opened, rates_seconds=rates_seconds))
+    if opened is not None and not whole:
+        opened.keep(READINGS | FAULTS)
+    with closing(machine_for_one_look(opened)) as machine:
+        return _with_faults(take(machine, rates_seconds=RATES_SECONDS if whole else None))
 
 
 def _from_recording(path: Path, at: float | None) -> Snapshot:

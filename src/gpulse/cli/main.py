@@ -130,7 +130,7 @@ def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: 
     wanted = {part: options.pop(flag) or everything for flag, part in _PARTS.items()}
     at = options.pop("at")
     parts = Parts(**wanted, verbose=options.pop("verbose"))
-    look(machine=ctx.obj, parts=parts, at=None if at is None else seconds_after(at), **options)
+    look(opened=ctx.obj, parts=parts, at=None if at is None else seconds_after(at), **options)
 
 
 def _refuse_stray_options(ctx: click.Context) -> None:

@@ -19,7 +19,7 @@ from gpulse.terminal.table import Paint, painter
 
 if TYPE_CHECKING:
     from gpulse.sources.base import Source
-    from gpulse.sources.machine import LocalMachine
+    from gpulse.sources.nvml.reader import GpuReader
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -28,20 +28,20 @@ DEMO_HEAD_START_SECONDS = 5.0
 _NARROWEST_COLUMNS = 20
 
 
-def run(command: click.Command, *, name: str, machine: LocalMachine | None = None) -> int:
+def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> int:
     """Run a command and turn whatever ends it into an exit code and, if need be, one clear message.
 
     Args:
         command: What to run, with the arguments of this process.
         name: How the command is called.
-        machine: This machine, if it was opened already.
+        gpus: The GPUs of this machine, if they were opened already.
     """
     _open_streams()
     if f"_{name.upper()}_COMPLETE" in os.environ:
         command.main(prog_name=name)  # a shell asks for completions; click answers and exits
     arguments = sys.argv[1:]
     try:
-        with command.make_context(name, list(arguments), obj=machine) as ctx:
+        with command.make_context(name, list(arguments), obj=gpus) as ctx:
             result = command.invoke(ctx)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0

@@ -11,7 +11,7 @@ import click
 
 from gpulse.cli import selection, shell
 from gpulse.errors import UsageError
-from gpulse.sampling.sampler import SHORTEST_INTERVAL_SECONDS
+from gpulse.sampling.sampler import checked_interval
 
 if TYPE_CHECKING:
     from gpulse.sources.base import Source
@@ -43,11 +43,7 @@ def command(
     *, interval: float, gpus: str | None, readonly: bool, demo: bool, replay: Path | None, demo_gpus: int
 ) -> None:
     """Watch GPUs, processes, host and faults full-screen; press ? for the keys."""
-    if not interval >= SHORTEST_INTERVAL_SECONDS:
-        raise UsageError(
-            f"an interval of {interval:g} s is too short",
-            hint=f"the shortest is {SHORTEST_INTERVAL_SECONDS} s",
-        )
+    checked_interval(interval)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal", hint="gpulse -w 2 for files and pipes")
     choose = selection.parse(gpus)

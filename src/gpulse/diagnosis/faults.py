@@ -36,6 +36,19 @@ _SERVICE = Advice(
     "run `nvidia-smi -q -d ECC,ROW_REMAPPER` after a reset: the counters stay at zero on a sound board",
 )
 
+READINGS = frozenset(
+    {
+        "clocks_event_reasons",
+        "ecc_uncorrected_errors_total",
+        "recovery_action",
+        "remapped_rows_failed",
+        "remapped_rows_pending",
+        "retired_pages_pending",
+        "xid_last_code",
+    }
+)
+"""What is looked at."""
+
 
 def faults(frame: Frame) -> list[Finding]:
     """The faults that NVML reports in this frame, worst first."""
@@ -85,7 +98,10 @@ def _of(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:
 
 def _lost(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:
     for health in frame.health:
-        if health.subject in (f"gpu {gpu.device.label}", gpu.device.uuid) and health.code in ("gpu_lost", "not_answering"):
+        if health.subject in (f"gpu {gpu.device.label}", gpu.device.uuid) and health.code in (
+            "gpu_lost",
+            "not_answering",
+        ):
             advice = Advice(
                 "see `dmesg | grep -i -e xid -e nvrm`, then reset or reboot",
                 health.hint or "the GPU does not answer",

@@ -8,16 +8,17 @@ from gpulse.model.snapshot import Snapshot
 from gpulse.sources.machine import LocalMachine
 from gpulse.sources.nvml.cadence import close_up
 from gpulse.sources.nvml.gpm import SHORTEST_SECONDS
+from gpulse.sources.nvml.reader import GpuReader, for_one_look
 
 RATES_SECONDS = 0.5
 """How far apart the two readings behind rates are taken."""
-_MARGIN_SECONDS = 0.002
+_MARGIN_SECONDS = 0.0005
 """So that a timer that fires a little early does not cost the reading."""
 
 
-def machine_for_one_look() -> LocalMachine:
-    """This machine, with GPM as soon as it can be had and without what only pays in the long run."""
-    return LocalMachine(cadence=close_up(SHORTEST_SECONDS), watch_xids=False)
+def machine_for_one_look(gpus: GpuReader | None = None) -> LocalMachine:
+    """This machine, without what only pays in the long run; `gpus` when they were opened already."""
+    return LocalMachine(cadence=close_up(SHORTEST_SECONDS), gpus=gpus or for_one_look())
 
 
 def look(machine: LocalMachine, *, rates_seconds: float | None) -> Snapshot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
+from math import inf
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,18 @@ from gpulse.sources.base import Source
 from gpulse.sources.recording import EndOfRecordingError
 
 SHORTEST_INTERVAL_SECONDS = 0.05
+
+
+def checked_interval(seconds: float) -> float:
+    """The interval, if one can sample at it.
+
+    Raises:
+        UsageError: It is too short, endless or not a number.
+    """
+    if not SHORTEST_INTERVAL_SECONDS <= seconds < inf:
+        hint = f"the shortest is {SHORTEST_INTERVAL_SECONDS} s"
+        raise UsageError(f"{seconds:g} s is no interval to sample at", hint=hint)
+    return seconds
 
 
 class Sampler:
@@ -38,14 +51,9 @@ class Sampler:
             interval_seconds: Time from one frame to the next, at least 0.05.
 
         Raises:
-            UsageError: The interval is too short.
+            UsageError: The interval is too short, or endless.
         """
-        if not interval_seconds >= SHORTEST_INTERVAL_SECONDS:
-            raise UsageError(
-                f"an interval of {interval_seconds:g} s is too short",
-                hint=f"the shortest is {SHORTEST_INTERVAL_SECONDS} s",
-            )
-        self.interval_seconds = interval_seconds
+        self.interval_seconds = checked_interval(interval_seconds)
         self._source = source
         self._stopped = False
         self._wake: SimpleQueue[None] = SimpleQueue()

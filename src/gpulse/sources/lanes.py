@@ -65,7 +65,8 @@ class Lanes(Generic[Item]):
 
     def __init__(self, name: str, width: int) -> None:
         self._name = f"gpulse-{name}"
-        self._width = max(1, width)
+        self.width = max(1, width)
+        """How many threads share the work when none of them hangs."""
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._waiting: deque[tuple[Run[Item, Any], Item]] = deque()
@@ -101,7 +102,7 @@ class Lanes(Generic[Item]):
                     lane.start(f"{self._name}-apart", self._alone, run, item)
                 else:
                     self._waiting.append((run, item))
-            self._hire(self._width)
+            self._hire(self.width)
         return run
 
     def finish(self, run: Run[Item, Any], seconds: float) -> None:
@@ -129,7 +130,7 @@ class Lanes(Generic[Item]):
                     self._lost.add(lane)
                     self._suspects.add(lane.call[1])
                     run.settle(1)
-            self._hire(self._width)
+            self._hire(self.width)
 
     def close(self, seconds: float = 1.0) -> bool:
         """End the threads; False when one sits in a call that does not come back (it dies with the process)."""
@@ -164,7 +165,7 @@ class Lanes(Generic[Item]):
         while True:
             with self._lock:
                 while lane in self._staff and not self._waiting:
-                    if len(self._staff) > self._width:
+                    if len(self._staff) > self.width:
                         self._staff.discard(lane)
                     else:
                         self._work.wait()

@@ -19,6 +19,8 @@ from gpulse.sources.procfs import Roots
 
 _TICK_SHARE = 0.2
 """The part of a tick for which the other GPUs wait for one that does not answer."""
+_RARE_SECONDS = 2.0
+"""From this interval on a frame waits for the slower readings: the next one is too far away to hold them."""
 
 
 class LocalMachine:
@@ -33,17 +35,31 @@ class LocalMachine:
         threads: bool = False,
         watch_xids: bool = True,
         roots: Roots | None = None,
+        gpus: GpuReader | None = None,
     ) -> None:
+        """Prepare to read.
+
+        Args:
+            interval_seconds: Time between two samples, of which a sick GPU may take a part.
+            cadence: How often what is read.
+            patience: How long the driver is waited for.
+            threads: Read the busiest threads of the processes on GPUs.
+            watch_xids: Wait for Xid errors on a thread.
+            roots: Where /proc, /sys and /dev are.
+            gpus: The GPUs, when their reader was made already; it is closed with the machine.
+        """
+        cadence = cadence or Cadence()
         roots = roots or Roots()
         patience = patience or Patience()
         self._first_patience = patience.start
         self._tick_patience = min(1.0, max(0.02, interval_seconds * _TICK_SHARE))
-        self._gpus = GpuReader(cadence, watch_xids=watch_xids, patience=patience)
+        self._fresh_patience = 0.01 if interval_seconds < _RARE_SECONDS else min(1.0, 0.1 * interval_seconds)
+        self._gpus = gpus or GpuReader(cadence, watch_xids=watch_xids, patience=patience)
         self._host = HostReader(roots)
         self._disks = DiskReader(roots)
         self._filesystems = FilesystemReader(roots)
         self._network = NetworkReader(roots)
-        self._processes = ProcessReader(roots, threads=threads)
+        self._processes = ProcessReader(roots, threads=threads, details_seconds=cadence.details)
         self._health = HealthLog()
         self._node: Node = read_node(roots)
         self._sampled = False
@@ -53,10 +69,6 @@ class LocalMachine:
     def gpm_ready_at(self) -> float | None:
         """The monotonic time from which on GPM activity can be read, None when no GPU has it."""
         return self._gpus.gpm_ready_at
-
-    def open(self, now: float) -> None:
-        """Start the driver's library already; `sample` does it too."""
-        self._gpus.open(now)
 
     def sample(self, now: float, *, patient: bool = False) -> Frame:
         """One frame; the first one, or a patient one, waits for the slow readings too.
@@ -72,7 +84,7 @@ class LocalMachine:
         disks, disk_health = self._disks.read(now)
         filesystems, filesystem_health = self._filesystems.read(now)
         network, network_health = self._network.read(now)
-        patience = self._first_patience if patient or not self._sampled else 0.0
+        patience = self._first_patience if patient or not self._sampled else self._fresh_patience
         gpus, gpu_health = self._gpus.collect(
             now, tick_patience=max(self._tick_patience, patience / 4), patience=patience
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from gpulse.model.frame import NetworkReading
 from gpulse.model.health import Health
@@ -49,18 +48,18 @@ _ERRORS = {
 }
 
 
-@dataclass(slots=True)
 class _Link:
     """What is remembered of an interface or a port."""
 
-    name: str
-    folder: str
-    kind: str
-    up: bool | None = None
-    state_at: float | None = None
-    speed: Values | None = None
-    speed_at: float | None = None
-    errors: Values | None = None
+    def __init__(self, name: str, folder: str, kind: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.kind = kind
+        self.up: bool | None = None
+        self.state_at: float | None = None
+        self.speed: Values | None = None
+        self.speed_at: float | None = None
+        self.errors: Values | None = None
 
 
 class NetworkReader:

@@ -51,6 +51,7 @@ class _Known:
     __slots__ = (
         "comm",
         "cpus_allowed",
+        "detailed_at",
         "folder",
         "groups",
         "identified_at",
@@ -77,6 +78,7 @@ class _Known:
         self.identified_at: float | None = None
         self.period = 0.0
         self.cpus_allowed = 0
+        self.detailed_at: float | None = None
         self.groups: Paths = {}
         self.threads: ThreadReader | None = None
         self.trusted = False
@@ -86,8 +88,22 @@ class _Known:
 class ProcessReader:
     """Reads processes: the numbers each time, who they are only when that may have changed."""
 
-    def __init__(self, roots: Roots = Roots(), *, threads: bool = False) -> None:  # noqa: B008  frozen
+    def __init__(
+        self,
+        roots: Roots = Roots(),  # noqa: B008  frozen
+        *,
+        threads: bool = False,
+        details_seconds: float = 0.0,
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            roots: Where /proc is.
+            threads: Read the busiest threads of the processes on GPUs.
+            details_seconds: How often disk use and run-queue wait are read; they are absent in between.
+        """
         self._roots = roots
+        self._details_seconds = details_seconds
         self._with_threads = threads
         self._family = Family(roots)
         self._cgroups = CgroupReader(roots)
@@ -157,7 +173,7 @@ class ProcessReader:
         if on_gpu and not self._trust(known, now):
             return None
         threads = self._read_threads(known, now) if on_gpu and self._with_threads else ()
-        return ProcessReading(known.identity, stat.state, self._values(known, stat), threads, on_gpu)
+        return ProcessReading(known.identity, stat.state, self._values(known, stat, now), threads, on_gpu)
 
     def _trust(self, known: _Known, now: float) -> bool:
         """True unless the pid may be a number from another PID namespace that means someone else here."""
@@ -173,7 +189,7 @@ class ProcessReader:
             known.threads = ThreadReader(known.folder, known.identity.pid)
         return known.threads.read(now)
 
-    def _values(self, known: _Known, stat: PidStat) -> Values:
+    def _values(self, known: _Known, stat: PidStat, now: float) -> Values:
         values: Values = {
             "cpu_user_seconds_total": stat.user_ticks / self._ticks_per_second,
             "cpu_system_seconds_total": stat.system_ticks / self._ticks_per_second,
@@ -186,8 +202,10 @@ class ProcessReader:
             values["cpus_allowed"] = known.cpus_allowed
         if self._counts_block_wait:
             values["block_wait_seconds_total"] = stat.block_ticks / self._ticks_per_second
-        _add_schedstat(values, known)
-        _add_io(values, known)
+        if due(now, known.detailed_at, 0.9 * self._details_seconds):
+            known.detailed_at = now
+            _add_schedstat(values, known)
+            _add_io(values, known)
         return values
 
     def _identify(self, known: _Known, stat: PidStat, now: float) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpulse.model.health import Health
 
 
-@dataclass(frozen=True, slots=True)
-class Roots:
+class Roots(NamedTuple):
     """Where the kernel's file systems are mounted."""
 
     proc: str = "/proc"

@@ -24,6 +24,22 @@ _COLUMNS = (
     Column("Clocks", right=False, drop=7, optional=True),
     Column("Processes", right=False, drop=2, least=8, optional=True),
 )
+READINGS = frozenset(
+    {
+        "clocks_event_reasons",
+        "gpu_utilization_ratio",
+        "memory_total_bytes",
+        "memory_used_bytes",
+        "power_default_limit_watts",
+        "power_limit_watts",
+        "power_watts",
+        "sm_clock_hertz",
+        "sm_clock_max_hertz",
+        "temperature_celsius",
+        "temperature_slowdown_celsius",
+    }
+)
+"""What the table shows or decides by, besides GPM's activity and the list of processes."""
 _UNSPECIFIC = 0x8
 """The bit that only repeats what a more specific one says."""
 

@@ -103,8 +103,11 @@ def render(
         _Sized(columns[place], [Cell(columns[place].title, "title"), *(row[place] for row in cells)])
         for place in telling
     ]
-    fitted = _fit(shown, width)
-    return [_GAP.join(sized.padded(row, paint) for sized in fitted).rstrip() for row in range(len(cells) + 1)]
+    fitted = [(sized, sized.width) for sized in _fit(shown, width)]
+    return [
+        _GAP.join(sized.padded(row, wide, paint) for sized, wide in fitted).rstrip()
+        for row in range(len(cells) + 1)
+    ]
 
 
 class _Sized(NamedTuple):
@@ -126,8 +129,8 @@ class _Sized(NamedTuple):
         """Narrower by the excess, but no narrower than `least`."""
         return self._replace(limit=max(least, self.width - max(0, excess))) if self.width > least else self
 
-    def padded(self, row: int, paint: Paint) -> str:
-        cell, width = self.cells[row], self.width
+    def padded(self, row: int, width: int, paint: Paint) -> str:
+        cell = self.cells[row]
         text = cell.within(width)
         padding = " " * (width - width_of(text))
         painted = paint(cell.style, text)

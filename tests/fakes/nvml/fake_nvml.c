@@ -1191,7 +1191,7 @@ static nvmlReturn_t wait_event(const struct call *call, nvmlEventSet_t set, nvml
                 return GPU_IS_LOST;
         if (now >= end)
             return TIMEOUT;
-        sleep_until(end - now > 2000000 ? now + 2000000 : end);
+        sleep_until(end - now > 20000000 ? now + 20000000 : end);
     }
 }
 

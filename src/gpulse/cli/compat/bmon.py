@@ -30,7 +30,7 @@ def command(*, everything: bool, bottleneck: bool, cpu: bool, disk: bool, verbos
         cpu=everything or cpu, disk=everything or disk, findings=everything or bottleneck, verbose=verbose
     )
     look(
-        machine=None,
+        opened=None,
         parts=parts,
         gpus=None,
         watch=None,

@@ -26,6 +26,8 @@ class Cadence(NamedTuple):
     """Each process' share of the multiprocessors."""
     slow: float = 30.0
     """Energy, slowdown counters, ECC, settings."""
+    details: float = 5.0
+    """Disk use and run-queue wait of processes, which cost twice what the rest of a process does."""
 
     def period(self, group: str) -> float | None:
         """The period of one group of probes, None when it is switched off."""
@@ -47,9 +49,9 @@ class Patience(NamedTuple):
 
 def live() -> Cadence:
     """For a person who watches: shares of processes are worth their cost."""
-    return Cadence(shares=2.0, graphics=2.0)
+    return Cadence(shares=2.0, graphics=2.0, details=0.0)
 
 
 def close_up(gpm_seconds: float = 0.2) -> Cadence:
     """For a recording or a diagnosis: everything often, for a limited time."""
-    return Cadence(gpm=gpm_seconds, graphics=gpm_seconds, shares=2.0, slow=5.0)
+    return Cadence(gpm=gpm_seconds, graphics=gpm_seconds, shares=2.0, slow=5.0, details=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import pynvml
@@ -176,14 +177,14 @@ def memory() -> Probe:
     return Probe(new.names, read)
 
 
-def tick() -> list[Probe]:
-    """What changes all the time and costs microseconds."""
+def tick() -> tuple[Probe, ...]:
+    """What changes all the time and costs microseconds; made anew for each GPU, as it learns what the GPU supports."""
 
     def utilization(handle: Any) -> Sequence[Value]:
         rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
         return percent(rates.gpu), percent(rates.memory)
 
-    return [
+    return (
         several(("gpu_utilization_ratio", "memory_utilization_ratio"), utilization),
         memory(),
         one("power_watts", pynvml.nvmlDeviceGetPowerUsage, milli),
@@ -206,12 +207,13 @@ def tick() -> list[Probe]:
             "performance_state",
             first_of(call("nvmlDeviceGetPerformanceState"), call("nvmlDeviceGetPowerState")),
         ),
-    ]
+    )
 
 
-def second() -> list[Probe]:
+@cache
+def second() -> tuple[Probe, ...]:
     """What changes but is watched rather than measured; together some 100 us."""
-    return [
+    return (
         one("power_limit_watts", pynvml.nvmlDeviceGetEnforcedPowerLimit, milli),
         one("video_clock_hertz", pynvml.nvmlDeviceGetClockInfo, mega, pynvml.NVML_CLOCK_VIDEO),
         one("pcie_link_generation", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
@@ -238,7 +240,7 @@ def second() -> list[Probe]:
                 Field(139, "nvlink_rx_bytes_total", kibi, _ALL_LINKS),
             ]
         ),
-    ]
+    )
 
 
 def pcie_counters() -> Probe:
@@ -257,7 +259,8 @@ def pcie_by_waiting() -> Probe:
     return several(("pcie_rx_bytes_per_second", "pcie_tx_bytes_per_second"), read)
 
 
-def slow() -> list[Probe]:
+@cache
+def slow() -> tuple[Probe, ...]:
     """What hardly ever changes, and what costs milliseconds to ask."""
     corrected, uncorrected = (
         pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
@@ -265,7 +268,7 @@ def slow() -> list[Probe]:
     )
     volatile, aggregate = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC
     ecc = pynvml.nvmlDeviceGetTotalEccErrors
-    return [
+    return (
         one("energy_joules_total", pynvml.nvmlDeviceGetTotalEnergyConsumption, milli),
         one("temperature_margin_celsius", _margin),
         one("pcie_replays_total", pynvml.nvmlDeviceGetPcieReplayCounter),
@@ -313,10 +316,11 @@ def slow() -> list[Probe]:
         one("compute_mode", pynvml.nvmlDeviceGetComputeMode),
         one("persistence_enabled", pynvml.nvmlDeviceGetPersistenceMode),
         one("display_active", pynvml.nvmlDeviceGetDisplayActive),
-    ]
+    )
 
 
-def facts() -> list[Probe]:
+@cache
+def facts() -> tuple[Probe, ...]:
     """What never changes."""
     threshold = pynvml.nvmlDeviceGetTemperatureThreshold
     maximum = pynvml.nvmlDeviceGetMaxClockInfo
@@ -325,7 +329,7 @@ def facts() -> list[Probe]:
         lowest, highest = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
         return lowest / 1000, highest / 1000
 
-    return [
+    return (
         one("memory_total_bytes", lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         one("power_default_limit_watts", pynvml.nvmlDeviceGetPowerManagementDefaultLimit, milli),
         several(("power_min_limit_watts", "power_max_limit_watts"), limits),
@@ -338,17 +342,18 @@ def facts() -> list[Probe]:
         one("video_clock_max_hertz", maximum, mega, pynvml.NVML_CLOCK_VIDEO),
         one("pcie_link_generation_max", pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
         one("pcie_link_width_max", pynvml.nvmlDeviceGetMaxPcieLinkWidth),
-    ]
+    )
 
 
-def mig_facts() -> list[Probe]:
+@cache
+def mig_facts() -> tuple[Probe, ...]:
     """What never changes of a MIG instance."""
-    return [one("memory_total_bytes", lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).total)]
+    return (one("memory_total_bytes", lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).total),)
 
 
-def mig_tick() -> list[Probe]:
+def mig_tick() -> tuple[Probe, ...]:
     """What a MIG instance can say of itself."""
-    return [memory()]
+    return (memory(),)
 
 
 def _fans(handle: Any) -> float:

@@ -12,15 +12,16 @@ from gpulse.model.health import Code, Health
 from gpulse.model.metric import Values
 from gpulse.sources.lanes import Lanes, Run
 from gpulse.sources.nvml import inventory, library, probes
-from gpulse.sources.nvml.cadence import Cadence, Patience
+from gpulse.sources.nvml.cadence import Cadence, Patience, close_up
 from gpulse.sources.nvml.driver import Driver
 from gpulse.sources.nvml.events import Xids
+from gpulse.sources.nvml.gpm import SHORTEST_SECONDS
 from gpulse.sources.nvml.inventory import Listed
 from gpulse.sources.nvml.library import DRIVER_GONE, NVMLError, code_of, hint_for, text_of
 from gpulse.sources.nvml.target import Result, Target, open_gpu, placeholder
 
 _GROUPS = ("facts", "second", "slow", "gpm")
-_PARALLEL = 8
+_OPENERS = 8
 _SILENT_SECONDS = 1.0
 """A call that is out for less than this is late, not yet a GPU that does not answer."""
 
@@ -77,19 +78,31 @@ class GpuReader:
         *,
         watch_xids: bool = True,
         patience: Patience | None = None,
+        parallel: int | None = 2,
     ) -> None:
+        """Prepare to read.
+
+        Args:
+            cadence: How often the groups of readings are taken.
+            watch_xids: Wait for Xid errors on a thread.
+            patience: How long the driver is waited for.
+            parallel: GPUs whose slower groups are read at the same time, None for all. The driver's calls
+                keep a CPU busy, so more of them make one look faster and a long run only costlier.
+        """
         self._cadence = cadence or Cadence()
         self._patience = patience or Patience()
         self._driver = Driver(watch_xids=watch_xids)
         self._tick: Lanes[Target] = Lanes("tick", 1)
-        self._others: Lanes[Target] = Lanes("slow", _PARALLEL)
-        self._openers: Lanes[int] = Lanes("open", _PARALLEL)
+        self._others: Lanes[Target] = Lanes("slow", parallel or 1)
+        self._openers: Lanes[int] = Lanes("open", _OPENERS)
         self._control: Lanes[str] = Lanes("control", 1)
         self._rows: dict[int, list[_Row]] = {}
         """By NVML's index: the GPU, then its MIG instances."""
         self._gone: dict[str, _Row] = {}
         """By UUID: GPUs that the driver no longer lists."""
         self._open = False
+        self._closed = False
+        self._all_at_once = parallel is None
         self._unavailable: Health | None = None
         self._tried_at = -inf
         self._surveyed_at = -inf
@@ -124,6 +137,11 @@ class GpuReader:
             self._await_start(self._starting, now, patience)
         self._await_opening(now, patience)
 
+    def keep(self, names: frozenset[str]) -> None:
+        """Ask the GPUs that are open only for these readings: for one look that shows no more."""
+        for target in self._targets():
+            target.keep(names)
+
     def start(self, now: float) -> None:
         """Begin this tick's readings; `collect` brings them home."""
         self.open(now)
@@ -146,9 +164,9 @@ class GpuReader:
         Args:
             now: Epoch seconds.
             tick_patience: How long to wait for a GPU before going on without it.
-            patience: How long to wait for the slower groups.
+            patience: How long to wait for the slower groups; what comes later is in the next frame.
         """
-        deadline = monotonic() + max(tick_patience, patience)
+        deadline = monotonic() + patience
         if self._tick_run is not None:
             self._tick.finish(self._tick_run, tick_patience)
             self._take(self._tick_run, "tick")
@@ -159,7 +177,7 @@ class GpuReader:
         seen = self._driver.xids()
         rows = [row for _, group in sorted(self._rows.items()) for row in group]
         rows.extend(self._gone.values())
-        readings = tuple(self._reading(row, now, seen) for row in rows)
+        readings = _apart(self._reading(row, now, seen) for row in rows)
         health = [entry for row in rows for entry in self._health(row, now)]
         if self._unavailable is not None:
             health.insert(0, self._unavailable)
@@ -168,6 +186,9 @@ class GpuReader:
 
     def close(self) -> None:
         """End the threads and NVML; a call that hangs is left to die with the process."""
+        if self._closed:
+            return
+        self._closed = True
         self._driver.leave(self._targets())
         calm = all([self._tick.close(), self._others.close(), self._openers.close()])
         run = self._control.start(["close"], lambda _: self._driver.stop(calm=calm))
@@ -215,7 +236,9 @@ class GpuReader:
                 row.errors.pop(group, None)
                 row.results[group] = result
                 if group == "facts":
-                    row.device = row.device._replace(facts={**row.device.facts, **result.values})
+                    row.device = row.device._replace(
+                        facts={**row.device.facts, **result.values}, **result.details
+                    )
             if group == "tick":
                 self._mind(row)
 
@@ -291,6 +314,8 @@ class GpuReader:
             return
         self._open = True
         self._surveyed_at = -inf if self._rows else monotonic()
+        if self._all_at_once:
+            self._others.width = self._driver.count
         self._name(range(self._driver.count))
 
     def _name(self, indexes: Iterable[int]) -> None:
@@ -397,6 +422,29 @@ class GpuReader:
                 row.target, row.results, row.errors = None, {}, {}
                 subject = f"gpu {row.device.label}"
                 row.trouble = Health("nvml", code, detail, now, subject, hint=hint_for(code))
+
+
+def for_one_look() -> GpuReader:
+    """A reader of all GPUs at once, with GPM as soon as it can be had and without what pays in the long run."""
+    return GpuReader(close_up(SHORTEST_SECONDS), watch_xids=False, parallel=None)
+
+
+def _apart(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+    """The readings with each process listed once: a GPU that is split leaves it to the instance."""
+    known = list(readings)
+    on_instances: dict[str, set[int]] = {}
+    for reading in known:
+        if reading.device.parent_uuid is not None:
+            pids = on_instances.setdefault(reading.device.parent_uuid, set())
+            pids.update(process.pid for process in reading.processes or ())
+    if not on_instances:
+        return tuple(known)
+    return tuple(
+        reading._replace(processes=tuple(p for p in reading.processes if p.pid not in taken))
+        if reading.processes is not None and (taken := on_instances.get(reading.device.uuid))
+        else reading
+        for reading in known
+    )
 
 
 def _is_current(rows: list[_Row] | None, gpu: Listed) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ class Result(NamedTuple):
     values: Values
     failures: Failures
     processes: tuple[GpuProcess, ...] | None = None
+    details: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never changed
+    """Fields of the device that are read with its facts."""
 
 
 class Target:
@@ -34,7 +37,7 @@ class Target:
         self,
         device: Device,
         handle: Any,
-        probes: dict[str, list[Probe]],
+        probes: dict[str, tuple[Probe, ...]],
         gpm: gpm.GpmReader | None,
         cadence: Cadence,
     ) -> None:
@@ -45,6 +48,17 @@ class Target:
         self.processes = GpuProcessReader(handle, cadence.shares)
         self.unsupported: Failures = {}
         """What this GPU will not say, so that it is not asked again."""
+        self._wants_details = device.parent_uuid is None
+
+    def keep(self, names: frozenset[str]) -> None:
+        """Ask from now on only for these readings."""
+        self.probes = {
+            group: tuple(probe for probe in known if not names.isdisjoint(probe.names))
+            for group, known in self.probes.items()
+        }
+        self._wants_details = False
+        if "sm_ratio" not in names:
+            self.processes.has_shares = False
 
     def read(self, group: str, now: float) -> Result | None:
         """Run one group of probes; None when there is nothing to say yet (GPM needs two samples)."""
@@ -63,8 +77,18 @@ class Target:
                 failures["gpu_memory_bytes"] = error.value
         if failures and (refused := probes.lasting(failures)):
             self.unsupported.update(refused)
-            self.probes[group] = [p for p in active if not self.unsupported.keys() >= set(p.names)]
-        return Result(now, values, failures, processes)
+            self.probes[group] = tuple(p for p in active if not self.unsupported.keys() >= set(p.names))
+        details = self._details() if group == "facts" and self._wants_details else {}
+        return Result(now, values, failures, processes, details)
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "serial": _text(pynvml.nvmlDeviceGetSerial, self.handle),
+            "vbios": _text(pynvml.nvmlDeviceGetVbiosVersion, self.handle),
+            "architecture": _architecture(self.handle),
+            "compute_capability": _compute_capability(self.handle),
+            "numa_node": _ask(call("nvmlDeviceGetNumaNodeId"), self.handle),
+        }
 
     def _read_gpm(self, now: float) -> Result | None:
         values: Values = {}
@@ -102,16 +126,11 @@ def open_gpu(index: int, cadence: Cadence) -> list[Target]:
         name=_text(pynvml.nvmlDeviceGetName, handle) or "unknown",
         bus_id=_bus_id(handle),
         minor_number=_ask(pynvml.nvmlDeviceGetMinorNumber, handle),
-        serial=_text(pynvml.nvmlDeviceGetSerial, handle),
-        vbios=_text(pynvml.nvmlDeviceGetVbiosVersion, handle),
-        architecture=_architecture(handle),
-        compute_capability=_compute_capability(handle),
-        numa_node=_ask(call("nvmlDeviceGetNumaNodeId"), handle),
         has_gpm=has_gpm,
     )
     second = probes.second()
     if not has_gpm:
-        second.append(probes.pcie_counters() if _counts_pcie_bytes(handle) else probes.pcie_by_waiting())
+        second += (probes.pcie_counters() if _counts_pcie_bytes(handle) else probes.pcie_by_waiting(),)
     target = Target(
         device,
         handle,
@@ -160,7 +179,7 @@ def _instance(parent: Target, handle: Any, mig_index: int, cadence: Cadence) -> 
     return Target(
         device,
         handle,
-        {"facts": probes.mig_facts(), "tick": probes.mig_tick(), "second": [], "slow": []},
+        {"facts": probes.mig_facts(), "tick": probes.mig_tick(), "second": (), "slow": ()},
         gpm.GpmReader(parent.handle, graphics_seconds=cadence.graphics, gpu_instance=gpu_instance)
         if parent.device.has_gpm
         else None,
@@ -206,13 +225,14 @@ def _compute_capability(handle: Any) -> str | None:
 
 
 def _architecture(handle: Any) -> str | None:
-    answer = _ask(call("nvmlDeviceGetArchitecture"), handle)
-    names = {
-        value: name.removeprefix("NVML_DEVICE_ARCH_").capitalize()
-        for name, value in vars(pynvml).items()
-        if name.startswith("NVML_DEVICE_ARCH_")
-    }
-    return names.get(answer)
+    return _architectures().get(_ask(call("nvmlDeviceGetArchitecture"), handle))
+
+
+@cache
+def _architectures() -> dict[int, str]:
+    prefix = "NVML_DEVICE_ARCH_"
+    names = (name for name in vars(pynvml) if name.startswith(prefix))
+    return {getattr(pynvml, name): name.removeprefix(prefix).capitalize() for name in names}
 
 
 def _counts_pcie_bytes(handle: Any) -> bool:
