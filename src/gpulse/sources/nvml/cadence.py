@@ -1,9 +1,9 @@
 """How often what is read: NVML's calls differ a thousandfold in cost, and most of it is CPU time.
 
 Measured on an H200 (driver 580), CPU microseconds a call, the driver spinning all the while: utilization,
-power, clocks 2; memory 8; process list 10-50; GPM sample and metrics 70, its graphics metric 1,300;
-energy 3,000-5,700; shares of processes 1,400-2,500; hardware-slowdown counters 400-1,150 each; margin
-temperature 800; maximal clocks 1,200-1,500 each.
+power, clocks 2-30; memory 8-50; process list 10-50; GPM sample and metrics 70-280, its graphics metric
+1,300-1,750; energy 3,000-5,700; shares of processes 1,400-2,800; hardware-slowdown counters 400-1,150
+each; margin temperature 800-1,200; maximal clocks 1,200-1,750 each.
 """
 
 from __future__ import annotations
