@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gpulse.diagnosis.faults import faults
 from gpulse.errors import UsageError
-from gpulse.model.snapshot import Snapshot
-from gpulse.sampling.look import RATES_SECONDS, look, machine_for_one_look
+from gpulse.model.snapshot import RATES_SECONDS, Snapshot
+from gpulse.sampling.look import look, machine_for_one_look
 from gpulse.sampling.recorder import Recorder, Sink
 from gpulse.sampling.sampler import Sampler
 from gpulse.sources.base import Source
@@ -79,9 +79,9 @@ def open_sink(path: Path) -> Sink:
 
         return SqliteSink(path)
     if name.endswith(".csv"):
-        from gpulse.export.csv import CsvSink, create  # noqa: PLC0415
+        from gpulse.export.csv import CsvSink  # noqa: PLC0415
 
-        return CsvSink(create(path))
+        return CsvSink(path)
     raise UsageError(
         f"cannot tell what to write into {path.name}",
         hint="end the name in .jsonl.gz, .jsonl, .csv or .sqlite",

@@ -10,6 +10,9 @@ GpulseError                 exit 1
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as in a shell."""
+
 
 class GpulseError(Exception):
     """Anything gpulse reports to a person instead of a traceback."""

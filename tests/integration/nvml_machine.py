@@ -16,8 +16,10 @@ from tests.fakes.nvml import FakeNvml
 
 QUICK = Cadence(second=0.05, gpm=0.1, graphics=0.1, shares=0.05, slow=0.1)
 """Every group often; a value is held for twice its period and a second."""
-IMPATIENT = Patience(start=0.5, call=0.2, survey=0.05, retry=0.05)
-TICK_PATIENCE = 0.05
+IMPATIENT = Patience(start=0.5, call=0.5, survey=0.05, retry=0.05)
+TICK_PATIENCE = 0.5
+"""Like the patience with a call, a bound that only a call which hangs reaches: on a busy machine a healthy one may
+wait for a CPU for a tenth of a second, and would count as hung with less."""
 
 
 class Gpus:

@@ -42,6 +42,9 @@ TRACE = TRACES / "gpu_shared.jsonl.gz"
         ("Missing option '-o'", "record"),
         ("cannot tell what to write into x.parquet", "record -o x.parquet --demo"),
         ("--demo and --replay do not go with it", "record -o x.jsonl --demo -- true"),
+        ("CSV holds readings; findings are in --json", "--demo --csv -b"),
+        ("--all goes with `gpulse` alone; `gpulse top` has no such option", "-a top"),
+        ("--gpus stands before the command; write it after: gpulse top --gpus", "--gpus 0 top"),
         ("--json stands before the command; write it after: gpulse doctor --json", "--json doctor"),
     ],
 )
@@ -69,10 +72,13 @@ def test_a_verbs_usage_error_points_to_the_verbs_help() -> None:
         ("is not a recording", b"garbage\n"),
         ("is not a recording", b"\x00\xff\xfe" * 100),
         ("is not a recording", b"[1, 2]\n"),
-        ("is damaged", gzip.compress(b'{"trace": 1}')[:12]),
+        ("is damaged", gzip.compress(b'{"trace": 1}', mtime=0)[:12]),
         ("version 99; this gpulse reads version 1", b'{"format": "gpulse-recording", "version": 99}\n'),
         ("holds no frame", b'{"format": "gpulse-recording", "version": 1}\n'),
-        ("line 2", b'{"format": "gpulse-recording", "version": 1}\n{"frame": {}}\n{"frame": {}}\n'),
+        (
+            "line 2 is damaged: it is not a line of a recording\n  try: ",
+            b'{"format": "gpulse-recording", "version": 1}\n{"frame": {}}\n{"frame": {}}\n',
+        ),
     ],
 )
 def test_what_is_no_recording_ends_with_1(says: str, content: bytes, tmp_path: Path) -> None:
@@ -139,9 +145,8 @@ def test_a_full_disk_under_a_database_ends_with_1(tmp_path: Path) -> None:
     assert 0 == run("--demo", "--sqlite", path).code
     before = path.read_bytes()
     command = f"ulimit -f {len(before) // 1024}; trap '' XFSZ; exec '{BIN}/gpulse' --demo --sqlite '{path}'"
-    ended = subprocess.run(
-        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
-    )
+    env = environment({"PYTHONDONTWRITEBYTECODE": "1"})  # the limit would cut our own bytecode off, too
+    ended = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
 
     assert 1 == ended.returncode
     assert f"gpulse: cannot write {path}: " in ended.stderr
@@ -162,7 +167,31 @@ def test_a_full_disk_under_standard_output_ends_with_1(options: str) -> None:
     )
 
 
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-", "<&-"])
+@pytest.mark.parametrize("options", ["", "--json", "--csv", "-w 0.05", "--help", "doctor --json"])
+def test_a_look_that_nobody_can_see_ends_with_1(options: str) -> None:
+    """Without standard output there is nothing to show it on, and silence would pass for success."""
+    command = f"'{BIN}/gpulse' --demo {options} >&-".replace("--demo doctor", "doctor")
+    ended = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (1, "gpulse: cannot use standard output: Bad file descriptor\n") == (
+        ended.returncode,
+        ended.stderr,
+    )
+
+
+def test_a_recorder_needs_no_standard_output(tmp_path: Path) -> None:
+    """What it makes is a file."""
+    command = f"'{BIN}/gpulse' record --demo -q -t 0.2 -o '{tmp_path}/run.jsonl' >&-"
+    ended = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (ended.returncode, ended.stderr)
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "<&-", "2>&- <&-"])
 def test_closed_streams_are_no_reason_to_fail(redirection: str) -> None:
     """Started by something that gives it no streams, a look still works."""
     command = f"'{BIN}/gpulse' --demo {redirection}"
@@ -189,6 +218,32 @@ def test_debug_shows_the_traceback() -> None:
 
     assert 1 == ended.code
     assert "Traceback (most recent call last)" in ended.err
+
+
+def test_debug_of_a_recorded_command_is_the_commands(tmp_path: Path) -> None:
+    """Its arguments are none of ours."""
+    ended = run("record", "-o", tmp_path / "no" / "run.jsonl", "--", "true", "--debug")
+
+    assert 1 == ended.code
+    assert "Traceback" not in ended.err
+
+
+def test_a_bug_while_the_gpus_are_opened_early_is_reported_like_any_other() -> None:
+    """The early start lies outside of what turns errors into messages."""
+    code = """
+import sys
+from gpulse.sources.nvml import reader
+reader.GpuReader.open = lambda self, now: {}["lost"]
+sys.argv = ["gpulse"]
+from gpulse.cli import entry
+entry.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (1, "gpulse: this should not have happened: KeyError: 'lost'") == (
+        ended.returncode,
+        ended.stderr.splitlines()[0],
+    )
 
 
 def test_a_bug_is_one_line_that_asks_for_a_report() -> None:

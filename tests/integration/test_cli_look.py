@@ -17,7 +17,7 @@ import pytest
 
 from gpulse.model.metric import CATALOGUE
 from tests.fakes.nvml import FakeNvml
-from tests.integration.commands import TRACES, environment, run
+from tests.integration.commands import BIN, TRACES, environment, run
 
 GIB = 1 << 30
 TRACE = TRACES / "gpu_shared.jsonl.gz"
@@ -187,6 +187,46 @@ def test_a_machine_with_faults_says_so_unasked(machine: Machine, nvml_library: P
     assert "[critical] GPU 2: GPU is lost" in ended.out
     assert "[critical] GPU 1: 3 memory errors" in ended.out
     assert ["0", "1", "2", "3"] == [line.split()[0] for line in ended.out.splitlines()[2:6]]
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        ("the NVIDIA kernel driver is not loaded", 9),
+        ("the NVIDIA library and the kernel driver are of different versions", 18),
+        ("NVML could not be started: ", 999),
+    ],
+)
+def test_a_driver_that_cannot_be_started_is_a_fault(
+    machine: Machine, nvml_library: Path, says: str, error: int
+) -> None:
+    """On the terminal and for programs."""
+    fake = machine(2)
+    fake.fail_init(error)
+    text, document = (run("-b", *options, env=fake.env(nvml_library)).out for options in ((), ("--json",)))
+
+    assert f"[critical] {says}" in text
+    assert "no faults to report" not in text
+    assert [("gpu_fault", None)] == [(f["id"], f["gpu"]) for f in json.loads(document)["findings"]]
+
+
+def test_watching_a_choice_outlives_another_gpu(machine: Machine, nvml_library: Path) -> None:
+    """The chosen GPU is the same one under its new index, and nothing ends."""
+    fake = machine(3)
+    chosen = json.loads(run("--json", "--gpus", "2", env=fake.env(nvml_library)).out)["gpus"][0]["uuid"]
+    with subprocess.Popen(
+        [BIN / "gpulse", "-w", "1", "--json", "--gpus", "2"],
+        env=environment(fake.env(nvml_library)),
+        stdout=subprocess.PIPE,
+    ) as watching:
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        fake.remove(0)
+        looks = (json.loads(line) for line in watching.stdout)
+        moved = next(look for look in looks if [gpu["index"] for gpu in look["gpus"]] != [2])
+        watching.terminate()
+
+    assert [[chosen]] * 2 == [[gpu["uuid"] for gpu in look["gpus"]] for look in (first, moved)]
 
 
 def test_a_choice_of_gpus_leaves_out_the_troubles_of_others(machine: Machine, nvml_library: Path) -> None:

@@ -18,13 +18,13 @@ from tests.integration.commands import BIN, TRACES, environment, run, terminal
 
 PATIENT = """
 import signal, sys
-def end(*_):
-    print("stopped", flush=True)
-    sys.exit(7)
-signal.signal(signal.SIGTERM, end)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 print("ready", flush=True)
-signal.pause()
+signal.sigwait([signal.SIGTERM])
+print("stopped", flush=True)
+sys.exit(7)
 """
+"""It waits for the signal instead of handling it: a handler could run inside the first print, or before the wait."""
 
 
 def frames(path: Path) -> int:
@@ -143,12 +143,32 @@ def test_a_full_disk_does_not_end_the_command(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     inner = "trap '' XFSZ; sleep 1.6; echo trained"
     script = f"ulimit -f 1; trap '' XFSZ; exec gpulse record -i 0.05 -o '{path}' -- sh -c \"{inner}\""
-    ended = subprocess.run(
-        ["bash", "-c", script], env=environment(), capture_output=True, text=True, check=False
-    )
+    env = environment({"PYTHONDONTWRITEBYTECODE": "1"})  # the limit would cut our own bytecode off, too
+    ended = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
 
     assert (1, "trained\n") == (ended.returncode, ended.stdout)
-    assert f"gpulse: cannot write {path}: File too large; the command goes on" in ended.stderr
+    assert [f"gpulse: cannot write {path}: File too large; the command goes on"] == [
+        line for line in ended.stderr.splitlines() if "cannot write" in line
+    ]
+
+
+def test_the_commands_code_is_ours_after_a_full_disk_too(tmp_path: Path) -> None:
+    """A recording that failed does not hide how the training ended."""
+    path = tmp_path / "run.jsonl"
+    script = f"ulimit -f 1; trap '' XFSZ; exec gpulse record -i 0.05 -o '{path}' -- sh -c 'sleep 1.6; exit 9'"
+    env = environment({"PYTHONDONTWRITEBYTECODE": "1"})
+    ended = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+
+    assert 9 == ended.returncode
+    assert 1 == ended.stderr.count("cannot write")
+
+
+def test_the_last_line_is_about_the_recording_not_the_command(tmp_path: Path) -> None:
+    """A command that goes on after -t does not make the recording longer."""
+    ended = run("record", "-o", tmp_path / "run.jsonl", "-t", "0.3", "--", "sleep", "1.6")
+
+    assert 0 == ended.code
+    assert ended.err.startswith("recorded 0s, ")
 
 
 def test_a_recording_of_a_recording_ends_with_it(tmp_path: Path) -> None:

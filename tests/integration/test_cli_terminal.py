@@ -74,3 +74,12 @@ def test_csv_on_a_terminal_is_harmless() -> None:
     """Lines stay lines."""
     with terminal("--demo", "--csv") as shown:
         assert 9 == shown.to_the_end().count(b"\r\n")
+
+
+def test_top_refuses_a_gpu_that_is_not_here() -> None:
+    """It ends and says which there are, instead of an empty screen."""
+    with terminal("top", "--demo", "--gpus", "99") as shown:
+        seen = shown.to_the_end()
+
+    assert 2 == shown.child.returncode
+    assert b"gpulse: there is no GPU 99 here; there are: 0-7" in seen

@@ -148,13 +148,16 @@ def test_a_gpu_that_is_removed_keeps_its_row_as_a_gap(fake_nvml: FakeNvml) -> No
     with reading() as gpus:
         before, _ = gpus.until(all_full)
         fake_nvml.remove(1)
-        after, health = gpus.until(lambda readings, _: readings[-1].device.uuid == before[1].device.uuid)
+        uuids = [gpu.device.uuid for gpu in before]
+        moved = [uuids[0], uuids[2], uuids[3], uuids[1]]
+        after, health = gpus.until(
+            lambda readings, _: (
+                moved == [gpu.device.uuid for gpu in readings] and all(map(is_full, readings[:3]))
+            )
+        )
 
-    uuids = [gpu.device.uuid for gpu in before]
-    assert [uuids[0], uuids[2], uuids[3], uuids[1]] == [gpu.device.uuid for gpu in after]
     assert [0, 1, 2, 1] == [gpu.device.index for gpu in after]
     assert {} == after[-1].values
-    assert [True, True, True] == [is_full(gpu) for gpu in after[:3]]
     assert {"gpu_lost"} == codes(health, uuids[1])
     assert set() == codes(health, "gpu 1")
 
@@ -443,10 +446,10 @@ def test_closing_with_a_hung_gpu_takes_little_time(fake_nvml: FakeNvml) -> None:
     reader = GpuReader(QUICK, patience=IMPATIENT)
     now = time.time()
     reader.start(now)
-    reader.collect(now, tick_patience=0.1, patience=1.0)
+    reader.collect(now, tick_patience=TICK_PATIENCE, patience=1.0)
     fake_nvml.hang("nvmlDeviceGetPowerUsage", 2)
     reader.start(now)
-    reader.collect(now, tick_patience=0.05)
+    reader.collect(now, tick_patience=TICK_PATIENCE)
     begun = time.monotonic()
     reader.close()
     took = time.monotonic() - begun
@@ -464,7 +467,7 @@ def test_closing_while_nvml_hangs_at_its_end(fake_nvml: FakeNvml) -> None:
 
     reader = GpuReader(QUICK, patience=IMPATIENT)
     reader.start(time.time())
-    reader.collect(time.time(), tick_patience=0.1)
+    reader.collect(time.time(), tick_patience=TICK_PATIENCE)
     fake_nvml.hang("nvmlShutdown")
     begun = time.monotonic()
     reader.close()

@@ -250,7 +250,7 @@ def test_the_call_that_waits_is_made_off_the_tick(fake_nvml: FakeNvml) -> None:
     furnish(fake_nvml)
     fake_nvml.gpu(0).gpm_supported = fake_nvml.gpu(1).gpm_supported = 0
     fake_nvml.gpu(1).pcie_rx_kib_s = 2048
-    fake_nvml.delay("nvmlDeviceGetPcieThroughput", None, 0.1)
+    fake_nvml.delay("nvmlDeviceGetPcieThroughput", None, 0.04)
     with reading() as gpus:
         readings, _ = gpus.until(lambda readings, _: "pcie_rx_bytes_per_second" in readings[1].values)
         ticks = fake_nvml.calls("nvmlDeviceGetPowerUsage", 1)

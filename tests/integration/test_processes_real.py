@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import time
 
 import pytest
 
 from gpulse.model.process import ProcessReading
 from gpulse.sources.processes import ProcessReader, device_holders
+from tests.unit.trees import grow, pid_stat
 
 FAMILY = """
 import os, sys, time
@@ -100,7 +102,7 @@ def test_a_process_says_who_and_since_when() -> None:
     """Owner, command and start time of a real process are right."""
 
     before = time()
-    with running(*python("print(); import time; time.sleep(600)", "--epochs=3")) as (child, _):
+    with running(*python("print(flush=True); import time; time.sleep(600)", "--epochs=3")) as (child, _):
         identity = read(child.pid)[0].identity
 
     assert (os.getpid(), os.getuid()) == (identity.parent_pid, identity.owner.uid)
@@ -133,7 +135,7 @@ def test_escape_sequences_in_a_command_line_are_kept() -> None:
     """Control characters are the business of whoever prints them."""
 
     nasty = b"\x1b[2J\x1b]0;owned\x07\n\xff"
-    with running(*python("print(); import time; time.sleep(600)", nasty)) as (child, _):
+    with running(*python("print(flush=True); import time; time.sleep(600)", nasty)) as (child, _):
         command = read(child.pid)[0].identity.command
 
     assert "\x1b[2J\x1b]0;owned\x07\n\ufffd" == command[-1]
@@ -143,7 +145,7 @@ def test_a_process_that_ends_between_two_reads_is_absent() -> None:
     """Neither an error nor an entry: it is simply gone."""
 
     reader = ProcessReader()
-    with running(*python("print(); import time; time.sleep(600)")) as (child, _):
+    with running(*python("print(flush=True); import time; time.sleep(600)")) as (child, _):
         before = reader.read(time(), [child.pid])
     after = reader.read(time(), [child.pid])
 
@@ -197,6 +199,52 @@ def test_a_program_that_calls_exec_is_known_by_its_new_name() -> None:
     assert ("sleep", "600") == after.command
 
 
+@pytest.mark.parametrize("state", [b"R", b"D"])
+def test_in_the_middle_of_exec_a_process_is_still_the_program_before(tmp_path: Path, state: bytes) -> None:
+    """Its new name is there before its new command line: until both are, neither is believed."""
+
+    now = time()
+    bash = {"proc/7/stat": pid_stat(7, comm=b"bash"), "proc/7/cmdline": b"bash\0"}
+    reader = ProcessReader(grow(tmp_path, bash))
+    seen = [reader.read(now, [7])[0][0].identity]
+    grow(tmp_path, {"proc/7/stat": pid_stat(7, comm=b"python3", state=state), "proc/7/cmdline": b""})
+    seen.append(reader.read(now + 1, [7])[0][0].identity)
+    grow(tmp_path, {"proc/7/stat": pid_stat(7, comm=b"python3"), "proc/7/cmdline": b"python3\0train.py\0"})
+    seen.append(reader.read(now + 1.1, [7])[0][0].identity)
+
+    assert [("bash", ("bash",)), ("bash", ("bash",)), ("python3", ("python3", "train.py"))] == [
+        (identity.name, identity.command) for identity in seen
+    ]
+
+
+def test_a_process_first_met_in_the_middle_of_exec_is_looked_at_again_soon(tmp_path: Path) -> None:
+    """An empty command line is asked for again after a second, and then believed for half a minute."""
+
+    now = time()
+    reader = ProcessReader(grow(tmp_path, {"proc/7/stat": pid_stat(7), "proc/7/cmdline": b""}))
+    commands = [reader.read(now, [7])[0][0].identity.command]
+    grow(tmp_path, {"proc/7/cmdline": b"python3\0"})
+    commands.append(reader.read(now + 1, [7])[0][0].identity.command)
+
+    assert [(), ("python3",)] == commands
+
+
+def test_a_process_that_erased_its_command_line_has_none(tmp_path: Path) -> None:
+    """It is not taken for one in the middle of exec for longer than a second, nor asked over and over."""
+
+    now = time()
+    reader = ProcessReader(grow(tmp_path, {"proc/7/stat": pid_stat(7), "proc/7/cmdline": b"python3\0"}))
+    reader.read(now, [7])
+    grow(tmp_path, {"proc/7/stat": pid_stat(7, comm=b"hidden"), "proc/7/cmdline": b""})
+    reader.read(now + 1, [7])
+    erased = reader.read(now + 2, [7])[0][0].identity
+    grow(tmp_path, {"proc/7/cmdline": b"shown\0"})
+    commands = [reader.read(now + 2 + later, [7])[0][0].identity.command for later in (20, 30)]
+
+    assert ("hidden", ()) == (erased.name, erased.command)
+    assert [(), ("shown",)] == commands
+
+
 def test_the_busy_thread_is_found() -> None:
     """The main thread comes first, then the one that works."""
 
@@ -217,7 +265,7 @@ def test_the_busy_thread_is_found() -> None:
 def test_another_user_sees_of_a_process_what_the_kernel_shows_to_everyone() -> None:
     """Owner, command, state and memory are public; the traffic to disks is not."""
 
-    with running("sleep", "600", lines=0) as (child, _):
+    with running(*python("print(flush=True); import time; time.sleep(600)", "600")) as (child, _):
         seen = subprocess.run(python(AS_NOBODY, str(child.pid)), capture_output=True, check=True, text=True)
 
     assert "root ('600',) True False True\n" == seen.stdout

@@ -93,3 +93,53 @@ def test_instances_do_not_repeat_the_faults_of_their_gpu() -> None:
     readings: Values = {"recovery_action": 1}
 
     assert [0] == [f.gpu for f in faults(frame(gpu(0, readings), gpu(0, readings, mig=0)))]
+
+
+@pytest.mark.parametrize(
+    "code", ["driver_mismatch", "driver_unloaded", "not_answering", "failed", "no_permission"]
+)
+def test_a_driver_that_is_there_and_does_not_work_is_a_fault(code: Code) -> None:
+    """Of the node, with the hint as what to do."""
+
+    (found,) = faults(frame(health=(Health("nvml", code, "it does not work", NOON, hint="mend it"),)))
+
+    assert ("gpu_fault", "fault", "critical", None) == (found.id, found.family, found.severity, found.gpu)
+    assert ("it does not work", "mend it") == (found.summary, found.advice[0].do)
+
+
+def test_a_machine_without_a_driver_is_sound() -> None:
+    """It may have no GPU at all."""
+
+    assert [] == faults(frame(health=(Health("nvml", "driver_missing", "no driver", NOON),)))
+
+
+def test_other_sources_do_not_make_faults_of_gpus() -> None:
+    """A disk that cannot be read says nothing about the driver."""
+
+    assert [] == faults(frame(gpu(), health=(Health("disks", "failed", "no disks", NOON),)))
+
+
+def test_gpus_with_the_same_trouble_are_one_fault() -> None:
+    """Since the first of them had it; how long each is silent is no difference."""
+
+    gpus = tuple(gpu(index) for index in range(64))
+    silent = tuple(
+        Health("nvml", "not_answering", f"silent for {index} s", NOON - index, f"gpu {index}")
+        for index in range(64)
+    )
+
+    assert [("GPU 0-63: silent for 63 s", None, NOON - 63)] == [
+        (f.summary, f.gpu, f.start) for f in faults(frame(*gpus, health=silent))
+    ]
+
+
+def test_a_driver_that_is_gone_is_not_repeated_for_its_gpus() -> None:
+    """One cause, one finding."""
+
+    whole = Health("nvml", "driver_unloaded", "the driver is not loaded", NOON)
+    each = tuple(Health("nvml", "driver_unloaded", "Driver Not Loaded", NOON, f"gpu {n}") for n in range(3))
+    gpus = tuple(gpu(index) for index in range(3))
+
+    assert [["GPU 0-2: Driver Not Loaded"], ["the driver is not loaded"]] == [
+        [f.summary for f in faults(frame(*gpus, health=health))] for health in (each, (whole, *each))
+    ]

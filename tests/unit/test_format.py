@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulse.model.device import ranges
 from gpulse.terminal import format as f
 
 
@@ -103,7 +104,7 @@ def test_waits(expected: str, seconds: float | None) -> None:
 def test_neighbours_are_said_as_a_range(expected: str, labels: list[str]) -> None:
     """Many GPUs take little room."""
 
-    assert expected == f.ranges(labels)
+    assert expected == ranges(labels)
 
 
 def test_a_command_is_told_from_others_by_what_follows_its_directory() -> None:

@@ -96,7 +96,7 @@ def test_a_snapshot_is_one_look_at_this_machine() -> None:
 def test_record_writes_what_recording_reads(tmp_path: Path) -> None:
     """Frames come back as they were."""
     path = tmp_path / "run.jsonl.gz"
-    count = gpulse.record(path, seconds=0.1, interval_seconds=0.05, source=DemoMachine(NOON))
+    count = gpulse.record(path, seconds=0.5, interval_seconds=0.05, source=DemoMachine(NOON))
     frames = list(gpulse.Recording(path))
 
     assert count == len(frames) >= 2

@@ -210,3 +210,27 @@ def test_a_link_rate_that_was_read_is_not_derived() -> None:
     )
 
     assert {"pcie_tx_bytes_per_second": 50.0} == rates.gpus["u"]
+
+
+def linked(read_at: float, received: int) -> GpuReading:
+    """A GPU that counts bytes over PCIe, and when it was last asked."""
+    values: Values = {"pcie_rx_bytes_total": received}
+    return GpuReading(Device(0, "GPU-0", "gpu"), values, read_at={"second": read_at})
+
+
+def test_a_link_rate_is_taken_over_the_time_between_its_readings() -> None:
+    """A counter read every second is not divided by the time between two frames."""
+
+    rates = between(
+        BEFORE._replace(gpus=(linked(999.5, 1000),)), AFTER._replace(gpus=(linked(1001.5, 5000),))
+    )
+
+    assert {"pcie_rx_bytes_per_second": 2000.0} == rates.gpus["GPU-0"]
+
+
+def test_a_counter_that_is_merely_held_gives_no_rate() -> None:
+    """Between two readings of it nothing is known, which is not zero."""
+
+    rates = between(BEFORE._replace(gpus=(linked(999.5, 1000),)), AFTER._replace(gpus=(linked(999.5, 1000),)))
+
+    assert {} == rates.gpus["GPU-0"]

@@ -87,7 +87,7 @@ def test_garbage_in_the_middle_is_named_by_its_line(recorded: Path, tmp_path: Pa
     path = tmp_path / "bad.jsonl"
     path.write_text("\n".join(["", *lines[:bad], "garbage", *lines[bad:]]))
 
-    with pytest.raises(RecordingError, match=rf"line {bad + 2}:"):
+    with pytest.raises(RecordingError, match=rf"line {bad + 2} is damaged: it is not a line"):
         list(Recording(path))
 
 

@@ -4,10 +4,12 @@ import click
 import pytest
 
 from gpulse.cli.selection import parse
-from gpulse.errors import CollectionError
-from gpulse.model.frame import Frame
+from gpulse.errors import CollectionError, UsageError
+from gpulse.model.device import Device
+from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.health import Health
 from gpulse.model.process import GpuProcess
-from tests.unit.frames import frame, gpu, process
+from tests.unit.frames import NOON, frame, gpu, process
 
 MACHINE = frame(
     *(gpu(index, None, (GpuProcess(10 + index, "compute"),)) for index in range(4)),
@@ -64,7 +66,7 @@ def test_what_names_no_gpu_is_a_usage_error(text: str) -> None:
 
 def test_a_gpu_that_is_not_here_is_named_with_those_that_are() -> None:
     """People see at once what they could have meant."""
-    with pytest.raises(click.UsageError, match=r"no GPU 9 here; there are: 0-3,3:0,3:1"):
+    with pytest.raises(UsageError, match=r"no GPU 9 here; there are: 0-3,3:0,3:1"):
         parse("0,9")(MACHINE)
 
 
@@ -101,3 +103,79 @@ def test_a_variable_that_hides_everything_is_said_to(variable: str, monkeypatch:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     with pytest.raises(CollectionError, match="hides every GPU"):
         parse("visible")(MACHINE)
+
+
+def without(*gone: str) -> Frame:
+    """The machine after these GPUs went away, those behind them moved up."""
+    left = [item for item in MACHINE.gpus if item.device.label.partition(":")[0] not in gone]
+    indices = {uuid: index for index, uuid in enumerate(dict.fromkeys(_board(item) for item in left))}
+    return MACHINE._replace(
+        gpus=tuple(item._replace(device=item.device._replace(index=indices[_board(item)])) for item in left)
+    )
+
+
+def _board(item: GpuReading) -> str:
+    return item.device.parent_uuid or item.device.uuid
+
+
+def test_the_choice_is_kept_when_another_gpu_goes_away() -> None:
+    """The same GPU under another index, not another GPU under the same index."""
+    choose = parse("2")
+    choose(MACHINE)
+
+    assert ["GPU-0002"] == [item.device.uuid for item in choose(without("0")).gpus]
+
+
+def test_a_chosen_gpu_that_goes_away_is_no_error() -> None:
+    """Nor is a driver that goes away altogether, and what comes back is shown again."""
+    choose = parse("0,2")
+
+    assert [["0", "2"], ["0"], [], ["0", "2"]] == [
+        labels(choose(seen)) for seen in (MACHINE, without("2"), frame(), MACHINE)
+    ]
+
+
+def test_the_first_frame_with_gpus_decides() -> None:
+    """A driver that starts late is waited for, and then a wrong choice is still an error."""
+    choose = parse("9")
+
+    assert () == choose(frame()).gpus
+    with pytest.raises(UsageError, match="no GPU 9 here"):
+        choose(MACHINE)
+
+
+def test_visible_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a program that runs since then."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    choose = parse("visible")
+
+    assert [["1"], []] == [labels(choose(seen)) for seen in (MACHINE, without("1"))]
+
+
+def test_nothing_left_of_a_choice_is_said() -> None:
+    """It must not look like a machine without GPUs."""
+    choose = parse("1")
+    choose(MACHINE)
+
+    assert ["none of the chosen GPUs is here any more"] == [
+        entry.detail for entry in choose(without("1")).health
+    ]
+
+
+def test_a_chosen_gpu_that_was_silent_at_first_is_kept_when_it_has_a_name() -> None:
+    """Before that it is known by its index alone."""
+    silent = gpu(1)._replace(device=Device(1, "unknown-1", "not answering"), values={})
+    choose = parse("1")
+
+    assert [["unknown-1"], ["GPU-0001"]] == [
+        [item.device.uuid for item in choose(seen).gpus] for seen in (frame(gpu(0), silent), MACHINE)
+    ]
+
+
+def test_what_is_wrong_with_other_gpus_is_left_out() -> None:
+    """By their label or by their UUID; what concerns the whole machine stays."""
+    health = tuple(
+        Health("nvml", "gpu_lost", "lost", NOON, subject) for subject in ("gpu 0", "gpu 1", "GPU-0002", None)
+    )
+
+    assert ["gpu 1", None] == [entry.subject for entry in parse("1")(MACHINE._replace(health=health)).health]

@@ -231,3 +231,48 @@ def test_colours_mark_what_is_wrong() -> None:
     text = "\n".join(snapshot_lines(snapshot(hot), Parts(), 80, painter(color=True)))
 
     assert "\x1b[31;1m95C\x1b[0m" in text
+
+
+def test_gpus_with_the_same_trouble_share_a_line() -> None:
+    """Sixty-four lines about one driver would hide everything else."""
+    gone = tuple(Health("nvml", "driver_unloaded", "not loaded", NOON, f"gpu {n}") for n in range(4))
+    late = tuple(Health("nvml", "timeout", f"{n} ms", NOON, f"gpu {n}") for n in range(4))
+    told = lines(judged(frame(*(gpu(n)._replace(values={}) for n in range(4)), health=(*gone, *late))))
+
+    assert ["[critical] GPU 0-3: not loaded"] == [line for line in told if line.startswith("[")]
+    assert ["! gpu 0-3: 0 ms"] == [line for line in told if line.startswith("!")]
+
+
+@pytest.mark.parametrize(
+    ("expected", "health"),
+    [
+        ("No driver, so no faults to report.", (Health("nvml", "driver_missing", "no driver", NOON),)),
+        ("No GPU, so no faults to report.", ()),
+    ],
+)
+def test_without_gpus_there_is_a_reason_for_no_faults(expected: str, health: tuple[Health, ...]) -> None:
+    """Nobody is told that a driver which is not there reports no fault."""
+
+    assert expected in lines(judged(frame(health=health)), Parts(findings=True))
+
+
+def test_a_driver_that_does_not_work_is_the_answer_to_b() -> None:
+    """And without -b it is said once, in place of the table."""
+    look = judged(frame(health=(Health("nvml", "not_answering", "the driver hangs", NOON, hint="reboot"),)))
+
+    assert [1, 2] == [
+        sum("the driver hangs" in line for line in lines(look, Parts(findings=asked)))
+        for asked in (False, True)
+    ]
+    assert "[critical] the driver hangs" in lines(look, Parts(findings=True))
+
+
+def test_gpus_that_did_not_say_who_is_on_them_are_named() -> None:
+    """The others did say it."""
+    some = snapshot(gpu(0), gpu(1, None, None), gpu(2, None, None))
+    none = snapshot(gpu(0, None, None))
+
+    assert [
+        "The driver did not say which processes are on GPU 1,2; no process is on the others.",
+        "The driver did not say which processes are on the GPUs.",
+    ] == [line for look in (some, none) for line in lines(look, Parts(cpu=True)) if "did not say" in line]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import RecordingError
-from gpulse.export.csv import CsvSink, CsvWriter, create
+from gpulse.export.csv import CsvSink, CsvWriter
 from gpulse.export.sqlite import SCHEMA_VERSION, SqliteSink
 from gpulse.export.tables import TABLES, TEXT, columns, rows
 from gpulse.model.process import GpuProcess
@@ -116,7 +116,7 @@ def test_whether_a_link_is_up_is_a_number(demo: Snapshot) -> None:
 def test_a_csv_recording_has_rates_since_the_frame_before(tmp_path: Path) -> None:
     """The first frame has none."""
     path, machine = tmp_path / "run.csv", DemoMachine(NOON)
-    sink = CsvSink(create(path))
+    sink = CsvSink(path)
     for seconds in (5.0, 5.5):
         sink.write(machine.sample(NOON + seconds))
     sink.close()
@@ -131,7 +131,7 @@ def test_an_existing_csv_file_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     path.write_text("mine")
     with pytest.raises(RecordingError, match="exists already"):
-        create(path)
+        CsvSink(path)
 
     assert "mine" == path.read_text()
 

@@ -89,7 +89,7 @@ def app_on(
     return TopApp(Scripted(*frames, then=then), options)
 
 
-async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+async def until(pilot: Pilot[GpulseError], condition: Callable[[], bool]) -> None:
     """Let the application work until something is so."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
@@ -107,7 +107,7 @@ def has_open(app: TopApp, kind: type[Page | EndDialog]) -> bool:
     return isinstance(app.screen, kind)
 
 
-async def started(pilot: Pilot[None], app: TopApp) -> None:
+async def started(pilot: Pilot[GpulseError], app: TopApp) -> None:
     """Wait for the first picture."""
     await until(pilot, lambda: "GPU" in seen(app, "gpus"))
 

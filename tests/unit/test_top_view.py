@@ -11,7 +11,7 @@ from gpulse.model.health import Health
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
 from gpulse.model.rates import Rates, between
 from gpulse.sources.simulated import DemoMachine
-from gpulse.terminal.top import details_view, findings_view, gpu_view, host_view, process_view
+from gpulse.terminal.top import chrome, details_view, findings_view, gpu_view, host_view, process_view
 from gpulse.terminal.top.cells import Column, Line, Piece, chosen, cut, ends, fitted, padded, width, words
 from gpulse.terminal.top.chart import area
 from gpulse.terminal.top.chrome import Status, notice_line, top_line
@@ -527,6 +527,18 @@ class TestFindings:
             "a little slow",
         ]
 
+    def test_one_trouble_of_many_gpus_is_one_entry(self) -> None:
+        """A driver that is gone does not fill the strip, and what a finding says is not repeated."""
+        health = tuple(Health("nvml", "failed", "broke", 1.0, f"gpu {index}") for index in range(64))
+        said = Health("nvml", "gpu_lost", "GPU is lost", 1.0, "gpu 3")
+        finding = Finding("gpu_fault", "fault", "critical", 1.0, "GPU 3: GPU is lost", 3)
+        found = findings_view.items(Snapshot(frame(health=(*health, said)), Rates(0.0), (finding,)))
+
+        assert [(item.about, item.text) for item in found] == [
+            ("gpu 3", "GPU 3: GPU is lost"),
+            ("gpu 0-63", "failed: broke"),
+        ]
+
     def test_one_line_counts_the_rest(self) -> None:
         """The strip names the worst, in words, and how many more there are."""
         (line,) = findings_view.lines(findings_view.items(self.snapshot()), 1, 60, UNICODE)
@@ -667,3 +679,12 @@ class TestPicture:
 def test_pieces_are_plain_tuples() -> None:
     """A line can be compared and kept without copying."""
     assert words("a", "dim") == (Piece("a", "dim"),)
+
+
+def test_a_table_without_room_for_a_row_has_no_range() -> None:
+    """A range that ends before it begins says nothing."""
+    assert [text(chrome.position(*place)) for place in ((1, 0, 7), (8, 8, 64), (0, 8, 8))] == [
+        "0/7",
+        "9-16/64",
+        "",
+    ]

@@ -13,6 +13,7 @@ import click
 
 from gpulse._version import __version__
 from gpulse.cli import shell
+from gpulse.model.device import ranges
 from gpulse.terminal import format as f
 from gpulse.terminal.table import Paint, wrapped
 
@@ -52,7 +53,7 @@ def _gathered(checks: Sequence[Check]) -> list[Check]:
         same = check._replace(topic="gpu") if label and not gpu else check
         labels.setdefault(same, []).append(label)
     return [
-        check._replace(topic=f"gpu {f.ranges(found)}") if check.topic == "gpu" else check
+        check._replace(topic=f"gpu {ranges(found)}") if check.topic == "gpu" else check
         for check, found in labels.items()
     ]
 

@@ -11,11 +11,12 @@ import os
 import sys
 import time
 
+from gpulse.errors import INTERRUPTED
+
 TYPE_CHECKING = False  # as in typing, whose import this early would cost more than it tells
 if TYPE_CHECKING:
     from gpulse.sources.nvml.reader import GpuReader
 
-_INTERRUPTED = 130
 _OTHER_MACHINES = ("--demo", "--replay", "--help", "--version", "--watch")
 
 
@@ -26,7 +27,7 @@ def main() -> None:
         gc.freeze()  # nothing is left to collect, and looking for it would take as long as drawing the table
         sys.exit(code)
     except KeyboardInterrupt:  # before or after the part that deals with it itself
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
 
 
 def _run() -> int:
@@ -52,10 +53,17 @@ def _is_one_look(arguments: list[str]) -> bool:
     )
 
 
-def _opened() -> GpuReader:
+def _opened() -> GpuReader | None:
+    """The GPUs, None when anything goes wrong: the look itself meets the same error and reports it."""
     gc.disable()
-    from gpulse.sources.nvml.reader import for_one_look  # noqa: PLC0415  loads the driver's binding
+    gpus: GpuReader | None = None
+    try:
+        from gpulse.sources.nvml.reader import for_one_look  # noqa: PLC0415  loads the driver's binding
 
-    gpus = for_one_look()
-    gpus.open(time.time())
+        gpus = for_one_look()
+        gpus.open(time.time())
+    except Exception:  # noqa: BLE001  outside of the place that stands between a bug and the user
+        if gpus is not None:
+            gpus.close()
+        return None
     return gpus

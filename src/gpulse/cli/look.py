@@ -12,18 +12,15 @@ import click
 
 from gpulse.cli import selection, shell, show
 from gpulse.errors import RecordingError
-from gpulse.model.snapshot import Snapshot
+from gpulse.model.snapshot import RATES_SECONDS, Snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpulse.model.frame import Frame
-    from gpulse.model.health import Health
     from gpulse.sources.base import Source
     from gpulse.sources.nvml.reader import GpuReader
     from gpulse.terminal.snapshot import Parts
-
-RATES_SECONDS = 0.5
 
 
 def look(
@@ -57,6 +54,8 @@ def look(
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
+    if as_csv and parts.findings:
+        raise click.UsageError("CSV holds readings; findings are in --json")
     if at is not None and (replay is None or watch is not None):
         raise click.UsageError("--at shows one moment of a recording: it goes with --replay, without --watch")
     choose = selection.parse(gpus)
@@ -66,36 +65,27 @@ def look(
     source = shell.other_source(demo=demo, replay=replay)
     if watch is not None:
         for snapshot in _many(watch, source):
-            showing(_chosen(snapshot, choose))
+            showing(_judged(snapshot, choose))
     elif replay is not None:
-        showing(_chosen(_from_recording(replay, at), choose))
+        showing(_judged(_from_recording(replay, at), choose))
     else:
         whole = parts != type(parts)(findings=parts.findings) or as_json or as_csv or sqlite is not None
-        showing(_chosen(_one(opened, source, whole=whole), choose))
+        showing(_judged(_one(opened, source, whole=whole), choose))
 
 
-def _chosen(snapshot: Snapshot, choose: selection.Select) -> Snapshot:
+def _judged(snapshot: Snapshot, choose: selection.Select) -> Snapshot:
+    """The look at the chosen GPUs alone, with their faults."""
+    from gpulse.diagnosis.faults import faults  # noqa: PLC0415
+
     frame = choose(snapshot.frame)
-    if frame is snapshot.frame:
-        return snapshot
-    labels = {f"gpu {gpu.device.label}" for gpu in frame.gpus}
-    indices = {gpu.device.index for gpu in frame.gpus}
-
-    def concerns(health: Health) -> bool:
-        return health.subject is None or not health.subject.startswith("gpu ") or health.subject in labels
-
-    return Snapshot(
-        frame._replace(health=tuple(health for health in frame.health if concerns(health))),
-        snapshot.rates,
-        tuple(finding for finding in snapshot.findings if finding.gpu is None or finding.gpu in indices),
-    )
+    return snapshot._replace(frame=frame, findings=tuple(faults(frame)))
 
 
 def _one(opened: GpuReader | None, source: Source | None, *, whole: bool) -> Snapshot:
     """One look; unless the whole machine is wanted, only at what the table of GPUs shows."""
     if source is not None:
         now = time.time()
-        return _with_faults(Snapshot.of(source.sample(now - RATES_SECONDS), source.sample(now)))
+        return Snapshot.of(source.sample(now - RATES_SECONDS), source.sample(now))
     from gpulse.diagnosis.faults import READINGS as FAULTS  # noqa: PLC0415  while the GPUs gather their first sample
     from gpulse.sampling.look import look as take  # noqa: PLC0415
     from gpulse.sampling.look import machine_for_one_look  # noqa: PLC0415
@@ -104,7 +94,7 @@ def _one(opened: GpuReader | None, source: Source | None, *, whole: bool) -> Sna
     if opened is not None and not whole:
         opened.keep(READINGS | FAULTS)
     with closing(machine_for_one_look(opened)) as machine:
-        return _with_faults(take(machine, rates_seconds=RATES_SECONDS if whole else None))
+        return take(machine, rates_seconds=RATES_SECONDS if whole else None)
 
 
 def _from_recording(path: Path, at: float | None) -> Snapshot:
@@ -131,13 +121,7 @@ def _from_recording(path: Path, at: float | None) -> Snapshot:
         raise click.UsageError(f"--at +{at:g} is after the recording's end at +{last.time - first:.1f}")
     apart = [old for old in recent[:-1] if last.monotonic - old.monotonic >= RATES_SECONDS - 0.01]
     earlier = apart[-1] if apart else recent[0] if len(recent) > 1 else None
-    return _with_faults(Snapshot.of(earlier, last))
-
-
-def _with_faults(snapshot: Snapshot) -> Snapshot:
-    from gpulse.diagnosis.faults import faults  # noqa: PLC0415
-
-    return snapshot._replace(findings=tuple(faults(snapshot.frame)))
+    return Snapshot.of(earlier, last)
 
 
 def _many(seconds: float, source: Source | None) -> Iterator[Snapshot]:
@@ -146,13 +130,14 @@ def _many(seconds: float, source: Source | None) -> Iterator[Snapshot]:
 
     if source is None:
         from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
+        from gpulse.sources.nvml.cadence import live  # noqa: PLC0415
 
-        source = LocalMachine(interval_seconds=seconds)
+        source = LocalMachine(interval_seconds=seconds, cadence=live(), threads=False)
     with closing(Sampler(source, interval_seconds=seconds)) as sampler:
         before = source.sample(time.time())
         time.sleep(RATES_SECONDS)
         for frame in sampler:
-            yield _with_faults(Snapshot.of(before, frame))
+            yield Snapshot.of(before, frame)
             before = frame
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
+    from gpulse.model.frame import Frame
     from gpulse.sampling.recorder import Sink
     from gpulse.sampling.sampler import Sampler
     from gpulse.sources.base import Source
@@ -50,7 +51,13 @@ _NOT_EXECUTABLE = 126
     metavar="SECONDS",
     help="Time between two frames.",
 )
-@click.option("-t", "--seconds", type=shell.seconds, metavar="SECONDS", help="Stop after this time.")
+@click.option(
+    "-t",
+    "--seconds",
+    type=shell.seconds,
+    metavar="SECONDS",
+    help="Stop recording after this time; a COMMAND goes on to its end.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing about the recording.")
 @shell.source_options
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
@@ -120,12 +127,15 @@ class _Progress:
 
     def __init__(self, path: Path, *, quiet: bool) -> None:
         self.frames = 0
+        self._first = self._last = 0.0
         self._path = path
         self._quiet = quiet
         self._shown = not quiet and sys.stderr.isatty()
-        self._begun = self._drawn = time.monotonic()
+        self._drawn = time.monotonic()
 
-    def count(self) -> None:
+    def count(self, frame: Frame) -> None:
+        self._first = self._first if self.frames else frame.monotonic
+        self._last = frame.monotonic
         self.frames += 1
         now = time.monotonic()
         if self._shown and now - self._drawn >= 0.5:
@@ -141,7 +151,7 @@ class _Progress:
 
     def _text(self) -> str:
         size = self._path.stat().st_size if self._path.exists() else None
-        passed = f.duration(time.monotonic() - self._begun)
+        passed = f.duration(self._last - self._first)
         return f"{passed}, {self.frames} frames, {f.size(size)} in {f.plain(str(self._path))}"
 
 
@@ -149,7 +159,7 @@ def _write(sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | N
     deadline = None if seconds is None else time.monotonic() + seconds
     for frame in sampler:
         sink.write(frame)
-        progress.count()
+        progress.count(frame)
         if deadline is not None and time.monotonic() + sampler.interval_seconds / 2 >= deadline:
             return
 
@@ -220,6 +230,8 @@ def _beside(argv: list[str], sampler: Sampler, sink: Sink, progress: _Progress, 
         except GpulseError as error:
             failed = True
             shell.complain("gpulse", f"{error.message}; the command goes on", error.hint)
+            with suppress(GpulseError):  # the same reason once more
+                sink.close()
         finally:
             waiter.join()
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gpulse.errors import GpulseError
+from gpulse.errors import INTERRUPTED, GpulseError
 from gpulse.terminal.table import Paint, painter
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
-INTERRUPTED = 130
 DEMO_HEAD_START_SECONDS = 5.0
 _NARROWEST_COLUMNS = 20
 
@@ -41,12 +40,9 @@ def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> 
         command.main(prog_name=name)  # a shell asks for completions; click answers and exits
     arguments = sys.argv[1:]
     try:
-        with command.make_context(name, list(arguments), obj=gpus) as ctx:
-            result = command.invoke(ctx)
+        code = _invoked(command, name, arguments, gpus)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as leaving:
-        return leaving.exit_code
+        return code
     except (KeyboardInterrupt, click.Abort):
         if sys.stdout.isatty():
             click.echo()  # the terminal has echoed ^C; the prompt belongs on a line of its own
@@ -55,9 +51,23 @@ def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> 
         _discard_output()
         return 0
     except Exception as error:  # noqa: BLE001  the one place that stands between a bug and the user
-        if "--debug" in arguments:
+        if "--debug" in _ours(arguments):
             traceback.print_exc()
         return _reported(name, error)
+
+
+def _invoked(command: click.Command, name: str, arguments: list[str], gpus: GpuReader | None) -> int:
+    try:
+        with command.make_context(name, list(arguments), obj=gpus) as ctx:
+            result = command.invoke(ctx)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _ours(arguments: list[str]) -> list[str]:
+    """Without those of a command that is to be recorded."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def _reported(name: str, error: Exception) -> int:
@@ -95,10 +105,15 @@ def complain(name: str, message: str, hint: str | None = None) -> None:
 
 
 def _open_streams() -> None:
-    """Give a program that was started without standard output or error a place to write to."""
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:
-            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open to the end
+    """Stand-ins for a program that was started without standard output or error.
+
+    Errors go nowhere then. Output fails, so that nobody takes silence for success; a command that has
+    nothing to say there (a recorder) does not notice.
+    """
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open to the end
 
 
 def _discard_output() -> None:

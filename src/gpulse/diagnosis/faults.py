@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpulse.model.clocks import reasons
 from gpulse.model.finding import SEVERITIES, Advice, Evidence, Family, Finding, Severity
 from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.health import Code, Health, gathered
 
 _RECOVERY = {
     1: "a reset of the GPU",
@@ -44,20 +45,26 @@ READINGS = frozenset(
         "remapped_rows_failed",
         "remapped_rows_pending",
         "retired_pages_pending",
-        "xid_last_code",
     }
 )
-"""What is looked at."""
+"""What is looked at, besides health and the Xids, which are seen only while somebody watches."""
+
+_DRIVER_FAULTS: frozenset[Code] = frozenset(
+    {"driver_missing", "driver_mismatch", "driver_unloaded", "not_answering", "failed", "no_permission"}
+)
+_GPU_FAULTS: frozenset[Code] = frozenset(
+    {"gpu_lost", "not_answering", "driver_missing", "driver_mismatch", "driver_unloaded"}
+)
 
 
 def faults(frame: Frame) -> list[Finding]:
     """The faults that NVML reports in this frame, worst first."""
-    found = [finding for gpu in frame.gpus if gpu.device.mig_index is None for finding in _of(gpu, frame)]
+    found = [*_out_of_reach(frame)]
+    found += [finding for gpu in frame.gpus if gpu.device.mig_index is None for finding in _of(gpu, frame)]
     return sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
 def _of(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:
-    yield from _lost(gpu, frame)
     yield from _clocks(gpu, frame)
     yield from _memory(gpu, frame)
     recovery = gpu.get("recovery_action")
@@ -96,29 +103,45 @@ def _of(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:
         )
 
 
-def _lost(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:
-    for health in frame.health:
-        if health.subject in (f"gpu {gpu.device.label}", gpu.device.uuid) and health.code in (
-            "gpu_lost",
-            "not_answering",
-        ):
-            advice = Advice(
-                "see `dmesg | grep -i -e xid -e nvrm`, then reset or reboot",
-                health.hint or "the GPU does not answer",
-                "`gpulse doctor` names the GPU again when it is back",
+def _out_of_reach(frame: Frame) -> Iterator[Finding]:
+    """The driver, or GPUs, that cannot be asked; GPUs with the same trouble in one finding."""
+    for health in gathered(frame.health):
+        if health.source != "nvml":
+            continue
+        if health.subject is None:
+            # A machine without a driver and without GPUs is sound.
+            if health.code in _DRIVER_FAULTS and (health.code != "driver_missing" or frame.gpus):
+                yield _unreachable(health, frame, health.detail, None)
+        elif health.code in _GPU_FAULTS:
+            meant = [gpu.device for gpu in frame.gpus if _is_about(health, gpu)]
+            label = meant[0].label if meant else health.subject.removeprefix("gpu ")
+            yield _unreachable(
+                health, frame, f"GPU {label}: {health.detail}", meant[0].index if meant else None
             )
-            yield Finding(
-                "gpu_fault",
-                "fault",
-                "critical",
-                1.0,
-                f"GPU {gpu.device.label}: {health.detail}",
-                gpu=gpu.device.index,
-                start=health.since,
-                end=frame.time,
-                advice=(advice,),
-            )
-            return
+
+
+def _is_about(health: Health, gpu: GpuReading) -> bool:
+    return health.subject in (f"gpu {gpu.device.label}", gpu.device.uuid)
+
+
+def _unreachable(health: Health, frame: Frame, summary: str, gpu: int | None) -> Finding:
+    whole = health.subject is None
+    advice = Advice(
+        health.hint or "see `dmesg | grep -i -e xid -e nvrm`, then reset or reboot",
+        "without the driver no GPU can be used or read" if whole else "nothing can be read from it like this",
+        "`gpulse doctor` finds the driver in order" if whole else "`gpulse doctor` names the GPU again",
+    )
+    return Finding(
+        "gpu_fault",
+        "fault",
+        "critical",
+        1.0,
+        summary,
+        gpu=gpu,
+        start=health.since,
+        end=frame.time,
+        advice=(advice,),
+    )
 
 
 def _clocks(gpu: GpuReading, frame: Frame) -> Iterator[Finding]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -34,27 +36,46 @@ class CsvWriter:
 class CsvSink:
     """Frames into a CSV file: GPUs one row each, with rates since the frame before."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._writer = CsvWriter(stream)
+    def __init__(self, path: Path) -> None:
+        """Create the file.
+
+        Raises:
+            RecordingError: It exists already, or cannot be created.
+        """
+        self._path = path
+        self._stream = _created(path)
+        self._writer = CsvWriter(self._stream)
         self._before: Frame | None = None
 
     def write(self, frame: Frame) -> None:
-        """Add one frame."""
-        self._writer.write(Snapshot.of(self._before, frame))
+        """Add one frame.
+
+        Raises:
+            RecordingError: The disk is full or gone.
+        """
+        with self._writing():
+            self._writer.write(Snapshot.of(self._before, frame))
         self._before = frame
 
     def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        """Close the file.
+
+        Raises:
+            RecordingError: The disk is full or gone.
+        """
+        with self._writing():
+            self._stream.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RecordingError(f"cannot write {self._path}: {error.strerror}") from error
 
 
-def create(path: Path) -> IO[str]:
-    """A new file for CSV; one that exists is not touched.
-
-    Raises:
-        RecordingError: It exists already, or cannot be created.
-    """
+def _created(path: Path) -> IO[str]:
+    """A new file for CSV; one that exists is not touched."""
     try:
         return path.open("x", newline="", encoding="utf-8")
     except FileExistsError:

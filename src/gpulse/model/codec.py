@@ -81,8 +81,8 @@ class Decoder:
             if "frame" in document:
                 return self._frame(document["frame"])
             self._prepare(document)
-        except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"not a line of a recording: {error!r}") from error
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError("it is not a line of a recording") from error
         return None
 
     def _prepare(self, document: dict[str, Any]) -> None:

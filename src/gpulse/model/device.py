@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gpulse.model.metric import Values
@@ -49,3 +50,17 @@ class Node(NamedTuple):
     cpu_model: str | None = None
     ticks_per_second: int = 100
     """The kernel's unit of CPU time."""
+
+
+def ranges(labels: Iterable[str]) -> str:
+    """`0,1,2,5,7:1` as `0-2,5,7:1`."""
+    runs: list[list[str]] = []
+    for label in labels:
+        before = runs[-1][-1] if runs else ""
+        if label.isdigit() and before.isdigit() and int(label) == int(before) + 1:
+            runs[-1].append(label)
+        else:
+            runs.append([label])
+    return ",".join(
+        run[0] if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ','}{run[-1]}" for run in runs
+    )

@@ -19,7 +19,8 @@ class GpuReading(NamedTuple):
     processes: tuple[GpuProcess, ...] | None = None
     """The processes on it, busiest memory first; None when the list could not be had."""
     read_at: dict[str, float] = {}
-    """Epoch seconds at which the groups of slower readings (`second`, `gpm`, `slow`) were taken.
+    """Epoch seconds at which the groups of slower readings were taken: `second`, `gpm`, `slow`, and within
+    them `shares` (of the processes) and `graphics` (GPM's graphics_active_ratio).
 
     A value is held for its group's period, so a frame between two reads repeats it; a value whose group
     is overdue is absent.

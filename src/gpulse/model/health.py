@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
+
+from gpulse.model.device import ranges
 
 Code = Literal[
     "not_supported",
@@ -49,3 +52,37 @@ class Health(NamedTuple):
     def is_problem(self) -> bool:
         """True when somebody should look at it, false when the machine simply cannot say."""
         return self.code not in EXPECTED
+
+
+def gathered(entries: Iterable[Health]) -> list[Health]:
+    """What is the same for several GPUs said once, about `gpu 0-63`, since it was first seen.
+
+    What is said of the driver as a whole is not repeated for its GPUs.
+    """
+    known = list(entries)
+    driver = {entry.code for entry in known if entry.subject is None}
+    alike: dict[object, list[Health]] = {}
+    for entry in known:
+        about_gpu = entry.subject is not None and entry.subject.startswith("gpu ")
+        if about_gpu and entry.code.startswith("driver_") and entry.code in driver:
+            continue
+        words = entry.detail.translate(_WITHOUT_DIGITS)
+        missing = () if entry.code in _OUT_OF_REACH else entry.metrics
+        alike.setdefault((entry.source, entry.code, words, missing) if about_gpu else entry, []).append(entry)
+    return [_as_one(group) for group in alike.values()]
+
+
+_OUT_OF_REACH: frozenset[Code] = frozenset(
+    {"gpu_lost", "not_answering", "driver_missing", "driver_mismatch", "driver_unloaded"}
+)
+"""Codes with which everything is missing, whatever was asked for."""
+_WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
+"""How long each of several GPUs has been silent is no difference."""
+
+
+def _as_one(group: list[Health]) -> Health:
+    if len(group) == 1:
+        return group[0]
+    oldest = min(group, key=lambda entry: entry.since)
+    labels = dict.fromkeys(entry.subject.removeprefix("gpu ") for entry in group if entry.subject)
+    return oldest._replace(subject=f"gpu {ranges(labels)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpulse.model.frame import Frame
+from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.process import ProcessReading
 
@@ -56,13 +56,10 @@ def between(earlier: Frame, later: Frame) -> Rates:
     old_links = {link.name: link.values for link in earlier.network}
     old_processes = {key(process): process.values for process in earlier.processes}
     old_cgroups = {group.path: group.values for group in earlier.cgroups}
-    old_gpus = {gpu.device.uuid: gpu.values for gpu in earlier.gpus}
+    old_gpus = {gpu.device.uuid: gpu for gpu in earlier.gpus}
     return Rates(
         interval_seconds=seconds,
-        gpus={
-            gpu.device.uuid: _gpu(old_gpus.get(gpu.device.uuid, {}), gpu.values, seconds)
-            for gpu in later.gpus
-        },
+        gpus={gpu.device.uuid: _gpu(old_gpus.get(gpu.device.uuid), gpu, seconds) for gpu in later.gpus},
         host=_host(
             earlier.host.values if earlier.host else {}, later.host.values if later.host else {}, seconds
         ),
@@ -104,9 +101,20 @@ def _share(old: Values, new: Values, name: str, seconds: float) -> float | None:
     return None if rate is None else min(rate, 1.0)
 
 
-def _gpu(old: Values, new: Values, seconds: float) -> Values:
-    """Link rates from byte counters, for GPUs that count bytes but do not report a rate."""
+def _gpu(earlier: GpuReading | None, later: GpuReading, seconds: float) -> Values:
+    """Link rates from byte counters, for GPUs that count bytes but do not report a rate.
+
+    The counters are read at a period of their own: what counts is the time between the two readings, and
+    a counter that is merely held gives no rate.
+    """
     values: Values = {}
+    if earlier is None:
+        return values
+    old, new = earlier.values, later.values
+    if "second" in later.read_at and "second" in earlier.read_at:
+        seconds = later.read_at["second"] - earlier.read_at["second"]
+    if seconds <= 0:
+        return values
     for link in ("pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"):
         if f"{link}_bytes_per_second" not in new:
             _put(values, f"{link}_bytes_per_second", _per_second(old, new, f"{link}_bytes_total", seconds))

@@ -11,6 +11,9 @@ from gpulse.model.metric import Value
 from gpulse.model.process import ProcessReading
 from gpulse.model.rates import Rates, between, key
 
+RATES_SECONDS = 0.5
+"""How far apart the two readings behind the rates of one look are taken."""
+
 
 class Snapshot(NamedTuple):
     """A frame with the rates since an earlier one, and the findings about it."""

@@ -10,8 +10,6 @@ from gpulse.sources.nvml.cadence import close_up
 from gpulse.sources.nvml.gpm import SHORTEST_SECONDS
 from gpulse.sources.nvml.reader import GpuReader, for_one_look
 
-RATES_SECONDS = 0.5
-"""How far apart the two readings behind rates are taken."""
 _MARGIN_SECONDS = 0.0005
 """So that a timer that fires a little early does not cost the reading."""
 

@@ -31,6 +31,10 @@ class Run(Generic[Item, Result]):
         """True when every item came back or was given up."""
         return self._done.is_set()
 
+    def has(self, item: Item) -> bool:
+        """True when this item came back."""
+        return item in self.results or item in self.errors
+
     def wait(self, seconds: float) -> bool:
         """Wait until the round is finished or the time is over; True when it is finished."""
         return self._done.wait(max(0.0, seconds))

@@ -42,6 +42,7 @@ _MOST_COMMAND = 1 << 15
 _MOST_ENVIRON = 1 << 18
 _IO = ("read_chars_total", "written_chars_total", "read_bytes_total", "written_bytes_total")
 """The catalogue's names, in the order of PidIo."""
+_DEAD = frozenset("ZXx")
 _INITIAL_NAMESPACE = "pid:[4026531836]"
 
 
@@ -49,6 +50,7 @@ class _Known:
     """What is remembered of one process between two readings."""
 
     __slots__ = (
+        "blank_since",
         "comm",
         "cpus_allowed",
         "detailed_at",
@@ -74,6 +76,8 @@ class _Known:
         self.schedstat_path: str | None = None
         self.start_ticks: int | None = None
         self.comm = b""
+        self.blank_since: float | None = None
+        """When its command line was first found empty, None while it has one."""
         self.identity = ProcessIdentity(pid=pid)
         self.identified_at: float | None = None
         self.period = 0.0
@@ -215,11 +219,16 @@ class ProcessReader:
         if waiting and known.identified_at is not None and stat.comm == known.comm:
             return
         pid, folder = known.identity.pid, known.folder
+        # The command first: exec lays out the environment right after it, so that when the one is there,
+        # so is the other.
+        command = b"" if waiting else _memory(f"{folder}/cmdline", _MOST_COMMAND)
+        unsettled = _in_exec(known, stat, command, now)
+        if unsettled and known.identified_at is not None:
+            return
+        environ = b"" if waiting else _memory(f"{folder}/environ", _MOST_ENVIRON)
         status = parse_pid_status(try_read(f"{folder}/status") or b"")
         known.cpus_allowed = len(status.cpus_allowed & self._cpus_online or status.cpus_allowed)
         known.groups = parse_cgroup(try_read(f"{folder}/cgroup") or b"")
-        environ = b"" if waiting else _memory(f"{folder}/environ", _MOST_ENVIRON)
-        command = b"" if waiting else _memory(f"{folder}/cmdline", _MOST_COMMAND)
         known.identity = ProcessIdentity(
             pid=pid,
             parent_pid=stat.parent_pid,
@@ -232,7 +241,7 @@ class ProcessReader:
         known.comm = stat.comm
         known.io_path, known.schedstat_path = f"{folder}/io", f"{folder}/schedstat"
         known.identified_at = now
-        known.period = self._period(known.identity, now, waiting=waiting)
+        known.period = self._period(known.identity, now, soon=waiting or unsettled)
         self._family.note(pid, stat.parent_pid)
 
     def _start_time(self, stat: PidStat) -> float | None:
@@ -240,8 +249,8 @@ class ProcessReader:
             None if self._boot_time is None else self._boot_time + stat.start_ticks / self._ticks_per_second
         )
 
-    def _period(self, identity: ProcessIdentity, now: float, *, waiting: bool) -> float:
-        if waiting or (identity.start_time is not None and now - identity.start_time < _YOUNG_SECONDS):
+    def _period(self, identity: ProcessIdentity, now: float, *, soon: bool) -> float:
+        if soon or (identity.start_time is not None and now - identity.start_time < _YOUNG_SECONDS):
             return _YOUNG_REFRESH_SECONDS
         # Processes that started together should not all be looked at again in the same reading.
         return _REFRESH_SECONDS - identity.pid % 5
@@ -280,6 +289,20 @@ def _stat(path: str) -> PidStat | None:
         return parse_pid_stat(read_record(path))
     except OSError:
         return None
+
+
+def _in_exec(known: _Known, stat: PidStat, command: bytes, now: float) -> bool:
+    """True while an empty command line may be that of a program which is just being replaced by another.
+
+    Exec gives a process its new memory, then its new name, then its new command line. Who finds the last
+    one empty for longer than a moment has found a process that erased it.
+    """
+    if command or stat.state in _DEAD:
+        known.blank_since = None
+        return False
+    if known.blank_since is None:
+        known.blank_since = now
+    return not due(now, known.blank_since, _YOUNG_REFRESH_SECONDS)
 
 
 def _add_schedstat(values: Values, known: _Known) -> None:

@@ -16,6 +16,7 @@ from gpulse.model.health import Health
 from gpulse.sources.trace import TraceDecoder
 
 _GZIP = b"\x1f\x8b"
+_DAMAGED = "copy it again from where it was recorded, or record again"
 
 
 class EndOfRecordingError(RecordingError):
@@ -40,7 +41,7 @@ class Recording:
             with self._opened() as stream:
                 _, first = next(_numbered(stream), (0, None))
         except _CutOffError as error:
-            raise RecordingError(f"{self.path} is damaged: {error}") from error
+            raise RecordingError(f"{self.path} is damaged: {error}", hint=_DAMAGED) from error
         if first is None:
             raise RecordingError(
                 f"{self.path} is empty", hint="record one with `gpulse record -o run.jsonl.gz`"
@@ -66,7 +67,9 @@ class Recording:
                     frame = decoder.feed(line)
                 except ValueError as error:
                     if _goes_on(lines):
-                        raise RecordingError(f"{self.path}, line {number}: {error}") from error
+                        raise RecordingError(
+                            f"{self.path}: line {number} is damaged: {error}", hint=_DAMAGED
+                        ) from error
                     cut = f"line {number} is incomplete"
                     break
                 if frame is not None:
@@ -149,8 +152,11 @@ def _numbered(stream: IO[bytes]) -> Iterator[tuple[int, str]]:
     while True:
         try:
             line = stream.readline()
-        except (EOFError, OSError, zlib.error) as error:
-            raise _CutOffError(str(error)) from error
+        except EOFError as error:
+            raise _CutOffError("its compressed data stops in the middle") from error
+        except (OSError, zlib.error) as error:
+            words = getattr(error, "strerror", None)
+            raise _CutOffError(words or "its compressed data is broken") from error
         if not line:
             return
         number += 1

@@ -72,7 +72,9 @@ class DemoMachine:
                 kernel="6.8.0",
                 cpu_model="2 x 64-core demo CPU",
             ),
-            gpus=tuple(gpu for part in parts for gpu in part.gpus),
+            gpus=tuple(
+                gpu._replace(read_at=dict.fromkeys(gpu.read_at, now)) for part in parts for gpu in part.gpus
+            ),
             host=_host([part.host for part in parts if part.host is not None]),
             disks=(_disk(part.disks for part in parts),),
             filesystems=_filesystems(),

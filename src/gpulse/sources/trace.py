@@ -93,8 +93,8 @@ class TraceDecoder:
                 self._begin(document)
                 return None
             return self._frame(document)
-        except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise ValueError(f"not a line of a trace: {error!r}") from error
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise ValueError("it is not a line of a trace") from error
 
     def _begin(self, header: dict[str, Any]) -> None:
         self._header = header

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 UNKNOWN = "-"
 """How a reading that could not be had is shown. Never 0."""
@@ -103,20 +103,6 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
     return f"{whole // 86400}d{whole // 3600 % 24:02}h"
-
-
-def ranges(labels: Iterable[str]) -> str:
-    """`0,1,2,5,7:1` as `0-2,5,7:1`."""
-    runs: list[list[str]] = []
-    for label in labels:
-        before = runs[-1][-1] if runs else ""
-        if label.isdigit() and before.isdigit() and int(label) == int(before) + 1:
-            runs[-1].append(label)
-        else:
-            runs.append([label])
-    return ",".join(
-        run[0] if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ','}{run[-1]}" for run in runs
-    )
 
 
 def command(words: Sequence[str], name: str | None) -> str:

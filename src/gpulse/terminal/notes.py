@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpulse.model.finding import Finding
-from gpulse.model.health import Health
+from gpulse.model.health import Health, gathered
 from gpulse.model.snapshot import Snapshot
 from gpulse.terminal import format as f
 from gpulse.terminal.table import Paint, wrapped
 
 _INDENT = "  "
 _URGENT = ("high", "critical")
-_SAID_BY_A_FINDING = ("gpu_lost", "not_answering")
 
 
 def finding_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
     """Every finding with what to do about it."""
     if not snapshot.findings:
-        words = (
-            "The driver reports no fault." if snapshot.frame.gpus else "No driver, so no faults to report."
-        )
-        yield from wrapped(words, width)
+        yield from wrapped(_no_finding(snapshot), width)
     for finding in snapshot.findings:
         yield from _finding(finding, width, paint)
         for advice in finding.advice:
@@ -30,6 +26,8 @@ def finding_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]
 
 def urgent_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
     """The findings that nobody should have to ask for."""
+    if not snapshot.frame.gpus:
+        return  # the line in place of the table says why
     urgent = [finding for finding in snapshot.findings if finding.severity in _URGENT]
     for finding in urgent:
         yield from _finding(finding, width, paint)
@@ -39,7 +37,7 @@ def urgent_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
 
 def health_lines(snapshot: Snapshot, width: int, paint: Paint, *, verbose: bool) -> Iterator[str]:
     """What could not be read and why; with `verbose` also what this machine simply cannot say."""
-    for health in snapshot.frame.health:
+    for health in gathered(snapshot.frame.health):
         if (health.is_problem or verbose) and not _is_said_above(health, snapshot):
             about = f"{health.subject}: " if health.subject else ""
             missing = f" ({', '.join(health.metrics)})" if health.metrics and verbose else ""
@@ -49,6 +47,18 @@ def health_lines(snapshot: Snapshot, width: int, paint: Paint, *, verbose: bool)
             if health.hint:
                 for line in wrapped(f"  -> {f.plain(health.hint)}", width, "     "):
                     yield paint("dim", line)
+
+
+def is_said(health: Health, findings: Iterable[Finding]) -> bool:
+    """Whether one of the findings is about this entry of health, in the same words."""
+    return health.detail != "" and any(finding.summary.endswith(health.detail) for finding in findings)
+
+
+def _no_finding(snapshot: Snapshot) -> str:
+    if snapshot.frame.gpus:
+        return "The driver reports no fault."
+    missing = any(health.code == "driver_missing" for health in snapshot.frame.health)
+    return f"No {'driver' if missing else 'GPU'}, so no faults to report."
 
 
 def _finding(finding: Finding, width: int, paint: Paint) -> Iterator[str]:
@@ -61,6 +71,4 @@ def _is_said_above(health: Health, snapshot: Snapshot) -> bool:
     """Whether a finding, or the line in place of the GPU table, has said it already."""
     if not snapshot.frame.gpus:
         return health.source == "nvml"
-    return health.code in _SAID_BY_A_FINDING and any(
-        health.subject == f"gpu {finding.gpu}" for finding in snapshot.findings
-    )
+    return health.source == "nvml" and is_said(health, snapshot.findings)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpulse.model.device import ranges
 from gpulse.model.process import GpuProcess, ProcessReading
 from gpulse.model.snapshot import Snapshot
 from gpulse.terminal import format as f
-from gpulse.terminal.table import Column, Paint, cut, render
+from gpulse.terminal.table import Column, Paint, render, wrapped
 
 _COLUMNS = (
     Column("PID"),
@@ -29,9 +30,16 @@ def process_lines(snapshot: Snapshot, width: int, paint: Paint, *, verbose: bool
     rows = list(_rows(snapshot, verbose=verbose))
     if rows:
         return render(_COLUMNS, rows, width, paint)
-    hidden = any(gpu.processes is None for gpu in snapshot.frame.gpus)
-    words = "The driver did not say which processes are on the GPUs." if hidden else "No process is on a GPU."
-    return [cut(words, width)]
+    return list(wrapped(_nobody(snapshot), width))
+
+
+def _nobody(snapshot: Snapshot) -> str:
+    hidden = [gpu.device.label for gpu in snapshot.frame.gpus if gpu.processes is None]
+    if not hidden:
+        return "No process is on a GPU."
+    if len(hidden) == len(snapshot.frame.gpus):
+        return "The driver did not say which processes are on the GPUs."
+    return f"The driver did not say which processes are on GPU {ranges(hidden)}; no process is on the others."
 
 
 def _rows(snapshot: Snapshot, *, verbose: bool) -> Iterator[list[str]]:
@@ -71,7 +79,7 @@ def _row(
     memories = [held.gpu_memory_bytes for _, held in held_on if held.gpu_memory_bytes is not None]
     shares = [held.sm_ratio for _, held in held_on if held.sm_ratio is not None]
     on_gpu = [
-        f.ranges(label for label, _ in held_on),
+        ranges(label for label, _ in held_on),
         f.size(sum(memories)) if memories else (f.UNKNOWN if held_on else ""),
         f.ratio(max(shares)) if shares else (f.UNKNOWN if held_on else ""),
     ]

@@ -22,7 +22,6 @@ class Driver:
         self._starts = 0
         self._left: list[Target] = []
         self._watcher: XidWatcher | None = None
-        self._watches = False
         self._seen: dict[str, Xids] = {}
 
     def start(self, *, calm: bool) -> int:
@@ -40,15 +39,13 @@ class Driver:
         if self._watch_xids:
             try:
                 self._watcher = XidWatcher(self._seen)
-                self._watches = True
             except NVMLError:  # no events on this driver: Xid readings stay unknown
-                self._watches = False
+                self._watcher = None
         return 0
 
-    def watch(self, uuid: str, handle: Any) -> None:
-        """Watch one GPU for Xid errors."""
-        if self._watcher is not None:
-            self._watcher.add(uuid, handle)
+    def watch(self, uuid: str, handle: Any) -> int:
+        """Watch one GPU for Xid errors; 0, or the error that prevents it."""
+        return 0 if self._watcher is None else self._watcher.add(uuid, handle)
 
     def leave(self, targets: list[Target]) -> None:
         """Give up what is open; `start` or `stop` ends it."""
@@ -73,10 +70,9 @@ class Driver:
         return self._seen.copy()
 
     def xid_values(self, uuid: str, seen: dict[str, Xids]) -> Values:
-        """What is known of a GPU's Xid errors as readings; empty when they are not watched for."""
-        if not self._watches:
-            return {}
+        """What is known of a GPU's Xid errors as readings; empty when none could have been seen."""
         if uuid not in seen:
-            return {"xid_errors_total": 0}
+            watched = self._watcher is not None and self._watcher.watches(uuid)
+            return {"xid_errors_total": 0} if watched else {}
         total, code, time = seen[uuid]
         return {"xid_errors_total": total, "xid_last_code": code, "xid_last_timestamp_seconds": time}

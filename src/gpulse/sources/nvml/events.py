@@ -38,13 +38,18 @@ class XidWatcher:
         self._thread = threading.Thread(target=self._watch, name="gpulse-xid", daemon=True)
         self._thread.start()
 
-    def add(self, uuid: str, handle: Any) -> None:
-        """Watch one GPU more; one without events costs only its own."""
+    def add(self, uuid: str, handle: Any) -> int:
+        """Watch one GPU more; 0, or the error of a GPU without events, which costs only its own."""
         try:
             pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
-        except NVMLError:
-            return
+        except NVMLError as error:
+            return int(error.value)
         self._uuids[_address(handle)] = uuid
+        return 0
+
+    def watches(self, uuid: str) -> bool:
+        """Whether errors of this GPU would be seen."""
+        return uuid in self._uuids.values()
 
     def stop(self) -> None:
         """Let the thread end, without waiting for it."""

@@ -66,7 +66,7 @@ class GpmReader:
         self._lock = threading.Lock()
         self._closed = False
         self._graphics_seconds = graphics_seconds
-        self._graphics_at = 0.0
+        self.graphics_at = 0.0
         self._graphics: Value | None = None
         self._gpu_instance = gpu_instance
         self._earlier: Any = None
@@ -126,12 +126,12 @@ class GpmReader:
         return True
 
     def _wants_graphics(self, monotonic: float) -> bool:
-        return monotonic - self._graphics_at >= 0.9 * self._graphics_seconds
+        return monotonic - self.graphics_at >= 0.9 * self._graphics_seconds
 
     def _hold_graphics(self, monotonic: float, values: Values) -> None:
         name = _GRAPHICS[0]
         if self._request.numMetrics == len(_METRICS):
-            self._graphics, self._graphics_at = values.get(name), monotonic
+            self._graphics, self.graphics_at = values.get(name), monotonic
         elif self._graphics is not None:
             values[name] = self._graphics
 

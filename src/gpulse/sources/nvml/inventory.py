@@ -44,13 +44,14 @@ def survey() -> tuple[Listed, ...] | int:
 def _listed(index: int) -> Listed:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return Listed(pynvml.nvmlDeviceGetUUID(handle), tuple(_mig_uuids(handle)))
+        return Listed(pynvml.nvmlDeviceGetUUID(handle), tuple(uuid for uuid, _ in mig_instances(handle)))
     except (NVMLError, ValueError):  # ValueError: text that is not UTF-8
         return Listed(None, ())
 
 
-def _mig_uuids(handle: Any) -> list[str]:
-    found: list[str] = []
+def mig_instances(handle: Any) -> list[tuple[str, Any]]:
+    """UUID and handle of each MIG instance of a GPU; empty when it is not split."""
+    found: list[tuple[str, Any]] = []
     try:
         if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return found
@@ -59,7 +60,8 @@ def _mig_uuids(handle: Any) -> list[str]:
         return found
     for slot in range(most):
         try:
-            found.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)))
-        except NVMLError:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+            found.append((pynvml.nvmlDeviceGetUUID(instance), instance))
+        except (NVMLError, ValueError):  # an empty slot, or one that was just emptied
             continue
     return found

@@ -136,11 +136,14 @@ def first_of(*functions: Callable[..., Any]) -> Callable[..., Any]:
     def supported(*arguments: Any) -> Any:
         while len(left) > 1:
             try:
-                return left[0](*arguments)
+                answer = left[0](*arguments)
             except NVMLError as error:
                 if code_of(error.value) not in LASTING:
                     raise
-            left.pop(0)
+                left.pop(0)
+            else:
+                left[1:] = []  # what has answered once is right, even if it refuses later
+                return answer
         return left[0](*arguments)
 
     return supported
@@ -160,14 +163,15 @@ def memory() -> Probe:
     """Memory with the driver's own share apart, or without it on drivers that do not say."""
     new = several(("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes"), _memory)
     old = several(("memory_used_bytes", "memory_free_bytes"), _memory_v1)
-    modern = True
+    modern, answered = True, False
 
     def read(handle: Any, values: Values, failures: Failures) -> None:
-        nonlocal modern
+        nonlocal modern, answered
         if modern:
             problems: Failures = {}
             new.read(handle, values, problems)
-            if code_of(problems.get("memory_used_bytes", pynvml.NVML_ERROR_UNKNOWN)) not in LASTING:
+            answered = answered or not problems
+            if answered or not lasting(problems):
                 failures.update(problems)
                 return
             modern = False

@@ -30,7 +30,8 @@ class GpuProcessReader:
         self._kinds = [_COMPUTE, _GRAPHICS]
         self._shares_seconds = shares_seconds
         self._shares: dict[int, float] = {}
-        self._shares_at = 0.0
+        self._told_shares = False
+        self.shares_at = 0.0
         self._shares_error: int | None = None
         self.has_shares = True
         """False once the driver said that it does not know shares of single processes."""
@@ -46,9 +47,9 @@ class GpuProcessReader:
             for process in self._listed(entry):
                 known = found.get(process.pid)
                 found[process.pid] = process if known is None else _together(known, process)
-        if found and self.has_shares and now - self._shares_at >= 0.9 * self._shares_seconds:
+        if found and self.has_shares and now - self.shares_at >= 0.9 * self._shares_seconds:
             self._shares = self._asked_shares(now)
-            self._shares_at = now
+            self.shares_at = now
         if found and self._shares_error is not None:
             failures["sm_ratio"] = self._shares_error
         listed = (process._replace(sm_ratio=self._shares.get(pid)) for pid, process in found.items())
@@ -70,9 +71,10 @@ class GpuProcessReader:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int((now - 1.0) * 1e6))
         except NVMLError as error:
-            self.has_shares = code_of(error.value) not in LASTING
+            self.has_shares = self._told_shares or code_of(error.value) not in LASTING
             self._shares_error = None if error.value in NO_DATA else error.value
             return {}
+        self._told_shares = True
         sums: dict[int, list[int]] = {}
         for sample in samples:
             sums.setdefault(sample.pid, []).append(sample.smUtil)

@@ -6,67 +6,24 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from time import monotonic
 
-from gpulse.model.device import Device
 from gpulse.model.frame import GpuReading
 from gpulse.model.health import Code, Health
 from gpulse.model.metric import Values
 from gpulse.sources.lanes import Lanes, Run
-from gpulse.sources.nvml import inventory, library, probes
+from gpulse.sources.nvml import inventory, library
 from gpulse.sources.nvml.cadence import Cadence, Patience, close_up
 from gpulse.sources.nvml.driver import Driver
 from gpulse.sources.nvml.events import Xids
 from gpulse.sources.nvml.gpm import SHORTEST_SECONDS
 from gpulse.sources.nvml.inventory import Listed
-from gpulse.sources.nvml.library import DRIVER_GONE, NVMLError, code_of, hint_for, text_of
+from gpulse.sources.nvml.library import DRIVER_GONE, code_of, hint_for, text_of
+from gpulse.sources.nvml.row import Row, apart, gone, is_current, late, silent, unopened
 from gpulse.sources.nvml.target import Result, Target, open_gpu, placeholder
 
 _GROUPS = ("facts", "second", "slow", "gpm")
 _OPENERS = 8
-_SILENT_SECONDS = 1.0
-"""A call that is out for less than this is late, not yet a GPU that does not answer."""
-
-
-class _Row:
-    """One line of the machine: a GPU or MIG instance, whether it answers or not."""
-
-    def __init__(self, device: Device, target: Target | None = None, trouble: Health | None = None) -> None:
-        self.device = device
-        self.target = target
-        self.trouble = trouble
-        """Why there is no target."""
-        self.results: dict[str, Result] = {}
-        self.errors: dict[str, Exception] = {}
-        """Groups whose reading broke in a way that no probe foresaw."""
-        self.begun: dict[str, float] = {}
-        """The monotonic time at which each group was last asked for."""
-        self.away = False
-        """True from the tick at which it is lost or does not answer until it is back."""
-
-    @property
-    def is_lost(self) -> bool:
-        """True when all that the driver says about it is that it is lost."""
-        tick = self.results.get("tick")
-        if tick is None or tick.values:
-            return False
-        return any(code_of(error) == "gpu_lost" for error in tick.failures.values())
-
-    def due(self, group: str, period: float, clock: float) -> bool:
-        """Whether a group should be asked for now."""
-        if self.target is None or clock - self.begun.get(group, -inf) < period * 0.9:
-            return False
-        if group == "gpm":
-            activity = self.target.gpm
-            return activity is not None and clock >= activity.ready_at
-        if group == "facts":
-            known = self.results.get("facts")
-            return known is None or bool(probes.passing(known.failures))
-        return group == "second" or bool(self.target.probes[group])
-
-    def take_over(self, old: _Row) -> None:
-        """Go on from what was known about the same GPU."""
-        self.results = old.results
-        self.device = self.device._replace(facts=old.device.facts)
-        self.begun = old.begun if old.target is not None else {}
+_LOOK_SECONDS = 0.4
+"""Short enough that a look which measures rates reads the counters of the per-second group twice."""
 
 
 class GpuReader:
@@ -96,9 +53,9 @@ class GpuReader:
         self._others: Lanes[Target] = Lanes("slow", parallel or 1)
         self._openers: Lanes[int] = Lanes("open", _OPENERS)
         self._control: Lanes[str] = Lanes("control", 1)
-        self._rows: dict[int, list[_Row]] = {}
+        self._rows: dict[int, list[Row]] = {}
         """By NVML's index: the GPU, then its MIG instances."""
-        self._gone: dict[str, _Row] = {}
+        self._gone: dict[str, Row] = {}
         """By UUID: GPUs that the driver no longer lists."""
         self._open = False
         self._closed = False
@@ -111,7 +68,10 @@ class GpuReader:
         """By NVML's index: the rounds from which a GPU's answer is still awaited."""
         self._survey: Run[str, tuple[Listed, ...] | int] | None = None
         self._tick_run: Run[Target, Result | None] | None = None
-        self._rounds: dict[str, Run[Target, Result | None]] = {}
+        self._rounds: list[tuple[str, Run[Target, Result | None]]] = []
+        """The rounds of slower groups that are under way; a sick GPU's stays while the others go on."""
+        self._generation = 0
+        """Counts the drivers that were lost, so that a GPU opened too late is given back at once."""
 
     @property
     def versions(self) -> tuple[str | None, str | None]:
@@ -171,13 +131,13 @@ class GpuReader:
             self._tick.finish(self._tick_run, tick_patience)
             self._take(self._tick_run, "tick")
             self._tick_run = None
-        for run in self._rounds.values():
+        for _, run in self._rounds:
             run.wait(deadline - monotonic())
         self._take_rounds()
         seen = self._driver.xids()
         rows = [row for _, group in sorted(self._rows.items()) for row in group]
         rows.extend(self._gone.values())
-        readings = _apart(self._reading(row, now, seen) for row in rows)
+        readings = apart(self._reading(row, now, seen) for row in rows)
         health = [entry for row in rows for entry in self._health(row, now)]
         if self._unavailable is not None:
             health.insert(0, self._unavailable)
@@ -200,34 +160,46 @@ class GpuReader:
 
     def _begin(self, group: str, now: float, clock: float) -> None:
         period = self._cadence.slow if group == "facts" else self._cadence.period(group)
-        if period is None or group in self._rounds:
+        if period is None:
             return
+        out = {
+            target
+            for name, run in self._rounds
+            if name == group
+            for target in run.items
+            if not run.has(target)
+        }
         due = {
             row.target: row
             for rows in self._rows.values()
             for row in rows
-            if row.target is not None and row.due(group, period, clock)
+            if row.target is not None and row.target not in out and row.due(group, period, clock)
         }
         if not due:
             return
         run = self._others.start(list(due), lambda target: target.read(group, now))
         for target in run.items:
             due[target].begun[group] = clock
-        self._rounds[group] = run
+        self._rounds.append((group, run))
 
     def _take_rounds(self) -> None:
-        for group, run in list(self._rounds.items()):
+        under_way = []
+        for group, run in self._rounds:
             self._others.sweep(run, self._patience.call)
             finished = run.finished
             self._take(run, group)
-            if finished:
-                del self._rounds[group]
+            if not finished:
+                under_way.append((group, run))
+        self._rounds = under_way
 
     def _take(self, run: Run[Target, Result | None], group: str) -> None:
         for row in (row for rows in self._rows.values() for row in rows):
             if row.target is None:
                 continue
             result, error = run.results.get(row.target), run.errors.get(row.target)
+            newest = row.results.get(group)
+            if result is not None and newest is not None and newest.at > result.at:
+                continue  # a round that was left behind by a later one
             if group == "tick":
                 row.results.pop("tick", None)
             if error is not None:
@@ -240,37 +212,29 @@ class GpuReader:
                         facts={**row.device.facts, **result.values}, **result.details
                     )
             if group == "tick":
-                self._mind(row)
+                row.mind()
 
-    def _mind(self, row: _Row) -> None:
-        """After each tick: forget what a lost GPU said before, and ask one that is back for everything."""
-        if row.is_lost:
-            row.results = {"tick": row.results["tick"]}
-            row.away = True
-        elif "tick" not in row.results:
-            row.away = True
-        elif row.away:
-            row.away = False
-            row.begun.clear()
-
-    def _reading(self, row: _Row, now: float, seen: dict[str, Xids]) -> GpuReading:
+    def _reading(self, row: Row, now: float, seen: dict[str, Xids]) -> GpuReading:
         values: Values = {}
         read_at: dict[str, float] = {}
         for group in ("slow", "second", "gpm"):
             result = row.results.get(group)
             period = self._cadence.period(group)
-            if result is not None and period is not None and now - result.at <= 2 * period + 1:
+            if result is None or period is None or row.away_since is not None:
+                continue
+            if now - result.at <= 2 * period + 1:
                 values.update(result.values)
-                read_at[group] = result.at
+                read_at.update({group: result.at, **result.read_at})
         tick = row.results.get("tick")
         if tick is not None:
             values.update(tick.values)
-        if row.device.parent_uuid is None:
+        answers = row.target is not None and row.away_since is None
+        if row.device.parent_uuid is None and (answers or row.device.uuid in seen):
             values.update(self._driver.xid_values(row.device.uuid, seen))
         processes = row.results["second"].processes if "second" in read_at else None
         return GpuReading(row.device, values, processes, read_at)
 
-    def _health(self, row: _Row, now: float) -> Iterator[Health]:
+    def _health(self, row: Row, now: float) -> Iterator[Health]:
         if row.target is None:
             if row.trouble is not None:
                 yield row.trouble
@@ -278,21 +242,9 @@ class GpuReader:
         subject = f"gpu {row.device.label}"
         stuck = [lanes.stuck_seconds(row.target) for lanes in (self._tick, self._others)]
         if any(seconds is not None for seconds in stuck):
-            yield _late(subject, max(seconds or 0.0 for seconds in stuck), now)
+            yield late(subject, max(seconds or 0.0 for seconds in stuck), now)
             return
-        for group, error in row.errors.items():
-            yield Health("nvml", "failed", f"reading the {group} group broke: {error!r}", now, subject)
-        by_error: dict[int, set[str]] = {}
-        for result in row.results.values():
-            for name, code in probes.passing(result.failures).items():
-                by_error.setdefault(code, set()).add(name)
-        for name, code in row.target.unsupported.copy().items():  # its threads add to it
-            by_error.setdefault(code, set()).add(name)
-        for code, names in by_error.items():
-            meaning = code_of(code)
-            yield Health(
-                "nvml", meaning, text_of(code), now, subject, tuple(sorted(names)), hint_for(meaning)
-            )
+        yield from row.faults(now)
 
     def _await_start(self, run: Run[str, int], now: float, patience: float) -> None:
         """Go on from NVML's start once it has answered, even if that is much later."""
@@ -302,7 +254,7 @@ class GpuReader:
             self._unavailable = Health("nvml", "failed", str(run.errors["start"]), now)
         elif "start" not in run.results:
             if run.finished:
-                self._unavailable = _silent(now)
+                self._unavailable = silent(now)
             return
         elif run.results["start"]:
             self._unavailable = library.unavailable(run.results["start"], now)
@@ -323,8 +275,14 @@ class GpuReader:
         self._opening.update(dict.fromkeys(run.items, run))
 
     def _opened(self, index: int) -> list[Target]:
+        generation = self._generation
         targets = open_gpu(index, self._cadence)
-        self._driver.watch(targets[0].device.uuid, targets[0].handle)
+        refused = self._driver.watch(targets[0].device.uuid, targets[0].handle)
+        if refused:
+            targets[0].unsupported["xid_errors_total"] = refused
+        if generation != self._generation:
+            for target in targets:
+                target.close()
         return targets
 
     def _await_opening(self, now: float, patience: float) -> None:
@@ -335,20 +293,20 @@ class GpuReader:
         for index, run in list(self._opening.items()):
             if index in run.results:
                 del self._opening[index]
-                self._install(index, [_Row(target.device, target) for target in run.results[index]])
+                self._install(index, [Row(target.device, target) for target in run.results[index]])
             elif index in run.errors:
                 del self._opening[index]
                 self._install(index, [self._nameless(index, run.errors[index], now)])
             elif run.finished and all(row.trouble is None for row in self._rows.get(index, ())):
                 self._install(index, [self._nameless(index, None, now)])
 
-    def _nameless(self, index: int, error: Exception | None, now: float) -> _Row:
+    def _nameless(self, index: int, error: Exception | None, now: float) -> Row:
         """The row of a GPU that the driver lists but that could not be opened."""
         known = self._rows.get(index)
         device = known[0].device if known else placeholder(index)
-        return _Row(device, None, _unopened(index, error, now))
+        return Row(device, None, unopened(index, error, now))
 
-    def _install(self, index: int, rows: list[_Row]) -> None:
+    def _install(self, index: int, rows: list[Row]) -> None:
         old = {row.device.uuid: row for row in (*self._gone.values(), *self._rows.get(index, ()))}
         self._rows[index] = rows
         for row in rows:
@@ -385,34 +343,41 @@ class GpuReader:
         """Bring the rows in line with what the driver lists, opening what is new and leaving the rest alone."""
         named = {gpu.uuid for gpu in listed}
         known = {rows[0].device.uuid: rows for rows in self._rows.values()}
-        silent = {index: rows for index, rows in self._rows.items() if rows[0].device.uuid not in named}
+        unnamed = {index: rows for index, rows in self._rows.items() if rows[0].device.uuid not in named}
         wanted: list[int] = []
         self._rows = {}
         for index, gpu in enumerate(listed):
-            rows = silent.get(index) if gpu.uuid is None else known.pop(gpu.uuid, None)
+            rows = unnamed.get(index) if gpu.uuid is None else known.pop(gpu.uuid, None)
             if rows is not None:
                 known.pop(rows[0].device.uuid, None)
                 self._rows[index] = rows
                 for row in rows:
                     row.device = row.device._replace(index=index)
-            if gpu.uuid is not None and not _is_current(rows, gpu):
+            if gpu.uuid is not None and not is_current(rows, gpu):
                 wanted.append(index)
         for uuid, rows in known.items():
             self._drop(uuid, rows, now)
         self._name(wanted)
 
-    def _drop(self, uuid: str, rows: list[_Row], now: float) -> None:
+    def _drop(self, uuid: str, rows: list[Row], now: float) -> None:
         """Keep a row, as a gap, for a GPU that is not listed any more."""
         for row in rows:
             if row.target is not None:
                 row.target.close()
         if rows[0].device.minor_number is not None:
-            self._gone[uuid] = _Row(rows[0].device, None, _gone(rows[0].device, now))
+            self._gone[uuid] = Row(rows[0].device, None, gone(rows[0].device, now))
 
     def _lose_driver(self, error: int, now: float) -> None:
         self._open = False
-        self._rounds, self._opening, self._survey = {}, {}, None
-        self._driver.leave(self._targets())
+        self._generation += 1
+        late = [
+            target
+            for run in set(self._opening.values())
+            for opened in run.results.values()
+            for target in opened
+        ]
+        self._rounds, self._opening, self._survey = [], {}, None
+        self._driver.leave([*self._targets(), *late])
         self._lose_all(code_of(error), text_of(error), now)
         self._tried_at = monotonic()
 
@@ -426,65 +391,5 @@ class GpuReader:
 
 def for_one_look() -> GpuReader:
     """A reader of all GPUs at once, with GPM as soon as it can be had and without what pays in the long run."""
-    return GpuReader(close_up(SHORTEST_SECONDS), watch_xids=False, parallel=None)
-
-
-def _apart(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
-    """The readings with each process listed once: a GPU that is split leaves it to the instance."""
-    known = list(readings)
-    on_instances: dict[str, set[int]] = {}
-    for reading in known:
-        if reading.device.parent_uuid is not None:
-            pids = on_instances.setdefault(reading.device.parent_uuid, set())
-            pids.update(process.pid for process in reading.processes or ())
-    if not on_instances:
-        return tuple(known)
-    return tuple(
-        reading._replace(processes=tuple(p for p in reading.processes if p.pid not in taken))
-        if reading.processes is not None and (taken := on_instances.get(reading.device.uuid))
-        else reading
-        for reading in known
-    )
-
-
-def _is_current(rows: list[_Row] | None, gpu: Listed) -> bool:
-    """Whether a listed GPU is open already, as it is now."""
-    if rows is None or rows[0].target is None or rows[0].is_lost:
-        return False
-    return gpu.instances == tuple(row.device.uuid for row in rows[1:])
-
-
-def _late(subject: str, seconds: float, now: float) -> Health:
-    """A call that has not come back."""
-    code: Code = "not_answering" if seconds >= _SILENT_SECONDS else "timeout"
-    took = f"{seconds:.0f} s" if seconds >= _SILENT_SECONDS else f"{seconds * 1000:.0f} ms"
-    detail = f"a call to the driver has not come back for {took}"
-    return Health("nvml", code, detail, now - seconds, subject, hint=hint_for(code))
-
-
-def _unopened(index: int, error: Exception | None, now: float) -> Health:
-    """Why a GPU that the driver lists could not be opened."""
-    if error is None:
-        code: Code = "not_answering"
-        detail = "the GPU did not answer when it was asked for its name"
-    else:
-        code = code_of(error.value) if isinstance(error, NVMLError) else "failed"
-        code = "failed" if code == "not_supported" else code
-        detail = str(error)
-    return Health("nvml", code, detail, now, f"gpu {index}", hint=hint_for(code))
-
-
-def _silent(now: float) -> Health:
-    return Health(
-        "nvml",
-        "not_answering",
-        "the NVIDIA driver did not answer when NVML was started",
-        now,
-        hint=hint_for("not_answering"),
-    )
-
-
-def _gone(device: Device, now: float) -> Health:
-    """By its UUID: another GPU may have its index now."""
-    detail = f"the driver no longer lists {device.name}, which was gpu {device.label}"
-    return Health("nvml", "gpu_lost", detail, now, device.uuid, hint=hint_for("gpu_lost"))
+    cadence = close_up(SHORTEST_SECONDS)._replace(second=_LOOK_SECONDS)
+    return GpuReader(cadence, watch_xids=False, parallel=None)

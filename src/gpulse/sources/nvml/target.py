@@ -14,9 +14,13 @@ from gpulse.model.metric import Values
 from gpulse.model.process import GpuProcess
 from gpulse.sources.nvml import gpm, probes
 from gpulse.sources.nvml.cadence import Cadence
+from gpulse.sources.nvml.inventory import mig_instances
 from gpulse.sources.nvml.library import LASTING, NVMLError, code_of
 from gpulse.sources.nvml.probes import Failures, Probe, call
 from gpulse.sources.nvml.processes import GpuProcessReader
+
+_RETRY_SECONDS = 300.0
+"""How often what was refused is asked for again: permissions and modes can change."""
 
 
 class Result(NamedTuple):
@@ -28,6 +32,8 @@ class Result(NamedTuple):
     processes: tuple[GpuProcess, ...] | None = None
     details: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never changed
     """Fields of the device that are read with its facts."""
+    read_at: dict[str, float] = {}  # noqa: RUF012
+    """When what has a longer period than its group was read."""
 
 
 class Target:
@@ -43,11 +49,16 @@ class Target:
     ) -> None:
         self.device = device
         self.handle = handle
-        self.probes = probes
+        self.probes = dict(probes)
         self.gpm = gpm
         self.processes = GpuProcessReader(handle, cadence.shares)
+        self.instances: tuple[str, ...] = ()
+        """UUIDs of the MIG instances that the driver listed when the GPU was opened."""
         self.unsupported: Failures = {}
-        """What this GPU will not say, so that it is not asked again."""
+        """What this GPU has never said and refuses to say, so that it is asked again only rarely."""
+        self._answered: set[str] = set()
+        self._all = probes
+        self._retry_at = monotonic() + _RETRY_SECONDS
         self._wants_details = device.parent_uuid is None
 
     def keep(self, names: frozenset[str]) -> None:
@@ -56,6 +67,7 @@ class Target:
             group: tuple(probe for probe in known if not names.isdisjoint(probe.names))
             for group, known in self.probes.items()
         }
+        self._all = dict(self.probes)
         self._wants_details = False
         if "sm_ratio" not in names:
             self.processes.has_shares = False
@@ -64,22 +76,33 @@ class Target:
         """Run one group of probes; None when there is nothing to say yet (GPM needs two samples)."""
         if group == "gpm":
             return self._read_gpm(now)
+        if group == "slow" and monotonic() >= self._retry_at:
+            self._retry_at = monotonic() + _RETRY_SECONDS
+            self.probes, self.unsupported = dict(self._all), {}
         values: Values = {}
         failures: Failures = {}
-        active = self.probes[group]
-        for probe in active:
+        for probe in self.probes[group]:
             probe.read(self.handle, values, failures)
+        self._answered.update(values)
         processes = None
         if group == "second" and "gpu_memory_bytes" not in self.unsupported:
             try:
                 processes = self.processes.read(now, failures)
+                self._answered.add("gpu_memory_bytes")
             except NVMLError as error:
                 failures["gpu_memory_bytes"] = error.value
-        if failures and (refused := probes.lasting(failures)):
-            self.unsupported.update(refused)
-            self.probes[group] = tuple(p for p in active if not self.unsupported.keys() >= set(p.names))
+        self._refuse(group, failures)
         details = self._details() if group == "facts" and self._wants_details else {}
-        return Result(now, values, failures, processes, details)
+        read_at = {"shares": self.processes.shares_at} if processes else {}
+        return Result(now, values, failures, processes, details, read_at)
+
+    def _refuse(self, group: str, failures: Failures) -> None:
+        """Stop asking for what is refused for good; what was told before may be told again."""
+        refused = {n: e for n, e in probes.lasting(failures).items() if n not in self._answered}
+        if refused:
+            self.unsupported.update(refused)
+            known = self.probes.get(group, ())
+            self.probes[group] = tuple(p for p in known if not self.unsupported.keys() >= set(p.names))
 
     def _details(self) -> dict[str, Any]:
         return {
@@ -96,10 +119,11 @@ class Target:
         activity = self.gpm
         if activity is None or not activity.read(monotonic(), values, failures):
             return None
-        self.unsupported.update(probes.lasting(failures))
+        self._answered.update(values)
+        self._refuse("gpm", failures)
         if self.unsupported.keys() >= set(gpm.NAMES):
             self.close()
-        return Result(now, values, failures)
+        return Result(now, values, failures, read_at={"graphics": now - (monotonic() - activity.graphics_at)})
 
     def close(self) -> None:
         """Give back what the library lent."""
@@ -138,7 +162,9 @@ def open_gpu(index: int, cadence: Cadence) -> list[Target]:
         activity,
         cadence,
     )
-    instances = _instances(target, cadence)
+    listed = mig_instances(handle)
+    target.instances = tuple(uuid for uuid, _ in listed)
+    instances = _instances(target, listed, cadence)
     if instances:
         target.close()  # a GPU that is split has counters only for its parts
     return [target, *instances]
@@ -149,27 +175,20 @@ def placeholder(index: int) -> Device:
     return Device(index=index, uuid=f"unknown-{index}", name="not answering")
 
 
-def _instances(parent: Target, cadence: Cadence) -> list[Target]:
-    try:
-        if pynvml.nvmlDeviceGetMigMode(parent.handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
-            return []
-        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(parent.handle)
-    except NVMLError:
-        return []
+def _instances(parent: Target, listed: list[tuple[str, Any]], cadence: Cadence) -> list[Target]:
     found: list[Target] = []
-    for slot in range(most):
+    for uuid, handle in listed:
         try:
-            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent.handle, slot)
-            found.append(_instance(parent, handle, len(found), cadence))
-        except (NVMLError, ValueError):  # an empty slot, or an instance that was just destroyed
+            found.append(_instance(parent, uuid, handle, len(found), cadence))
+        except NVMLError:  # one that was just destroyed, or that this user may not open
             continue
     return found
 
 
-def _instance(parent: Target, handle: Any, mig_index: int, cadence: Cadence) -> Target:
+def _instance(parent: Target, uuid: str, handle: Any, mig_index: int, cadence: Cadence) -> Target:
     gpu_instance: int = pynvml.nvmlDeviceGetGpuInstanceId(handle)
     device = parent.device._replace(
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        uuid=uuid,
         name=_text(pynvml.nvmlDeviceGetName, handle) or f"{parent.device.name} MIG",
         parent_uuid=parent.device.uuid,
         mig_index=mig_index,

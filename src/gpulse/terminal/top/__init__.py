@@ -8,5 +8,11 @@ __all__ = ["Options", "TopApp", "run_top"]
 
 
 def run_top(source: Source, options: Options) -> None:
-    """Show the live view until somebody quits; whoever made the source closes it afterwards."""
-    TopApp(source, options).run()
+    """Show the live view until somebody quits; whoever made the source closes it afterwards.
+
+    Raises:
+        GpulseError: The choice of GPUs does not fit this machine.
+    """
+    refused = TopApp(source, options).run()
+    if refused is not None:
+        raise refused

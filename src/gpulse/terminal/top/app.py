@@ -13,6 +13,7 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.widgets import Input
 
+from gpulse.errors import GpulseError
 from gpulse.model.process import ProcessIdentity
 from gpulse.sources.base import Source
 from gpulse.terminal.top import chrome, details_view, findings_view, process_tree
@@ -36,7 +37,7 @@ _NOTICE_SECONDS = 6.0
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class TopApp(App[None]):
+class TopApp(App[GpulseError]):
     """The live view of one source; the source is not closed by it."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -96,6 +97,9 @@ class TopApp(App[None]):
 
     def on_top_app_arrived(self) -> None:
         """Take in what the feed has; while paused it only goes into the history."""
+        if self._feed.refused is not None:
+            self.exit(self._feed.refused)
+            return
         self._stage.take(self._feed.fetch())
         if self._feed.failure is not None:
             self._say(f"sampling failed: {self._feed.failure}")

@@ -88,6 +88,8 @@ def position(first: int, visible: int, total: int) -> Line:
     """`9-16/64`, nothing while everything is in view."""
     if visible >= total:
         return ()
+    if visible < 1:
+        return words(f"0/{total}", "accent")
     return words(f"{first + 1}-{min(total, first + visible)}/{total}", "accent")
 
 

@@ -64,6 +64,8 @@ class Feed:
         self._last: Frame | None = None
         self.ended = False
         """True once a recording has no frame left."""
+        self.refused: GpulseError | None = None
+        """Why there is nothing to show of what was asked for: a GPU that is not here."""
         self.failure: str | None = None
         """Why the last attempt to sample failed, None when it did not."""
 
@@ -111,7 +113,7 @@ class Feed:
         """Nothing: the source is its maker's to close."""
 
     def _run(self) -> None:
-        while not self._closing.is_set() and not self.ended:
+        while not self._closing.is_set() and not self.ended and self.refused is None:
             self._sampler = sampler = Sampler(self, interval_seconds=self.interval_seconds)
             # Somebody may have stopped the sampler before this one.
             if self._closing.is_set() or sampler.interval_seconds != self.interval_seconds:
@@ -125,13 +127,18 @@ class Feed:
                 self.failure = (
                     error.message if isinstance(error, GpulseError) else f"{type(error).__name__}: {error}"
                 )
-                self._tell()
-                self._closing.wait(self.interval_seconds)
+                if self.refused is None:
+                    self._tell()
+                    self._closing.wait(self.interval_seconds)
         self._tell()
 
     def _take(self, frame: Frame) -> None:
         if self._narrow is not None:
-            frame = self._narrow(frame)
+            try:
+                frame = self._narrow(frame)
+            except GpulseError as error:
+                self.refused = error
+                raise
         last = self._last if self._last is not None else frame
         self._waiting.append(Snapshot(frame, between(last, frame), tuple(self._findings(frame))))
         self._last = frame

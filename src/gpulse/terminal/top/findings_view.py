@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulse.model.finding import SEVERITIES, Advice, Severity
+from gpulse.model.health import gathered
+from gpulse.terminal.notes import is_said
 from gpulse.terminal.top.cells import Line, Piece, Tone, cut, ends, width, words
 from gpulse.terminal.top.glyphs import Glyphs
 from gpulse.terminal.top.snapshot import Snapshot
@@ -47,8 +49,8 @@ def items(snapshot: Snapshot) -> list[Item]:
             _reason(item.code, item.detail),
             hint=item.hint,
         )
-        for item in snapshot.frame.health
-        if item.is_problem
+        for item in gathered(snapshot.frame.health)
+        if item.is_problem and not is_said(item, snapshot.findings)
     ]
     return sorted(found, key=lambda item: -SEVERITIES.index(item.severity))
 
