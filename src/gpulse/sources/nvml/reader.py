@@ -200,6 +200,9 @@ class GpuReader:
             newest = row.results.get(group)
             if result is not None and newest is not None and newest.at > result.at:
                 continue  # a round that was left behind by a later one
+            if group != "tick" and row.away_since is not None:
+                row.begun.pop(group, None)  # what it says while it is away is old: ask again when it is back
+                continue
             if group == "tick":
                 row.results.pop("tick", None)
             if error is not None:
@@ -293,12 +296,21 @@ class GpuReader:
         for index, run in list(self._opening.items()):
             if index in run.results:
                 del self._opening[index]
-                self._install(index, [Row(target.device, target) for target in run.results[index]])
+                targets = run.results[index]
+                if self._is_elsewhere(index, targets[0].device.uuid):
+                    for target in targets:
+                        target.close()
+                else:
+                    self._install(index, [Row(target.device, target) for target in targets])
             elif index in run.errors:
                 del self._opening[index]
                 self._install(index, [self._nameless(index, run.errors[index], now)])
             elif run.finished and all(row.trouble is None for row in self._rows.get(index, ())):
                 self._install(index, [self._nameless(index, None, now)])
+
+    def _is_elsewhere(self, index: int, uuid: str) -> bool:
+        """Whether the GPUs were numbered anew while one was opened, so that another one answered."""
+        return any(rows[0].device.uuid == uuid for other, rows in self._rows.items() if other != index)
 
     def _nameless(self, index: int, error: Exception | None, now: float) -> Row:
         """The row of a GPU that the driver lists but that could not be opened."""
