@@ -258,8 +258,6 @@ def test_a_full_disk_is_an_error_with_its_reason(tmp_path: Path, name: str, fram
     recorder = Recorder(path)
     recorder._file.close()
     recorder._file = open("/dev/full", "wb")  # noqa: SIM115  closed by the recorder
-    if recorder._packed is not None:
-        recorder._packed = gzip.GzipFile(fileobj=recorder._file, mode="wb")
 
     with pytest.raises(RecordingError, match="No space left on device"):  # noqa: PT012  either of the two
         for frame in frames:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import time
 import zlib
 from pathlib import Path
@@ -14,6 +13,8 @@ from gpulse.model.frame import Frame
 
 _FLUSH_SECONDS = 0.5
 """Half of what may be lost, so that a frame every second is never held back for the next one."""
+_GZIP = 31
+"""zlib's word for a gzip header and trailer around the largest window."""
 
 
 class Sink(Protocol):
@@ -47,11 +48,7 @@ class Recorder:
             ) from None
         except OSError as error:
             raise RecordingError(f"cannot create {path}: {error.strerror}") from error
-        self._packed = (
-            gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6, mtime=0)
-            if path.suffix == ".gz"
-            else None
-        )
+        self._packer = zlib.compressobj(wbits=_GZIP) if path.suffix == ".gz" else None
 
     def write(self, frame: Frame) -> None:
         """Add one frame; at most a second of them is ever held back in memory.
@@ -61,12 +58,12 @@ class Recorder:
         """
         text = "".join(f"{line}\n" for line in self._encoder.lines(frame)).encode()
         try:
-            (self._packed or self._file).write(text)
+            self._file.write(text if self._packer is None else self._packer.compress(text))
             now = time.monotonic()
             if now - self._flushed_at >= _FLUSH_SECONDS:
                 self._flushed_at = now
-                if self._packed is not None:
-                    self._packed.flush(zlib.Z_SYNC_FLUSH)
+                if self._packer is not None:
+                    self._file.write(self._packer.flush(zlib.Z_SYNC_FLUSH))
                 self._file.flush()
         except OSError as error:
             raise RecordingError(f"cannot write {self.path}: {error.strerror}") from error
@@ -80,8 +77,9 @@ class Recorder:
         """
         try:
             try:
-                if self._packed is not None:
-                    self._packed.close()
+                packer, self._packer = self._packer, None
+                if packer is not None:
+                    self._file.write(packer.flush())
             finally:
                 self._file.close()
         except OSError as error:
