@@ -58,7 +58,7 @@ def items(snapshot: Snapshot) -> list[Item]:
 def lines(found: list[Item], room: int, cells: int, glyphs: Glyphs) -> list[Line]:
     """The first of them in so many lines; the last line says how many more there are."""
     if not found:
-        return [words(" nothing wrong found", "dim")]
+        return [words(" no fault reported", "dim")]
     shown = [_line(item, cells, glyphs) for item in found[:room]]
     hidden = len(found) - len(shown)
     more: Line = (
