@@ -558,7 +558,7 @@ class TestFindings:
 
     def test_all_is_well(self) -> None:
         """Without findings the strip says so."""
-        assert "nothing wrong" in text(findings_view.lines([], 1, 60, UNICODE)[0])
+        assert "no fault" in text(findings_view.lines([], 1, 60, UNICODE)[0])
 
 
 class TestDetails:

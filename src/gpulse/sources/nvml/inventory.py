@@ -36,9 +36,13 @@ def survey() -> tuple[Listed, ...] | int:
     """What the driver lists now, by NVML's index, or the error of a driver that is gone."""
     try:
         count = pynvml.nvmlDeviceGetCount()
+        while True:
+            listed = tuple(_listed(index) for index in range(count))
+            before, count = count, pynvml.nvmlDeviceGetCount()
+            if count == before:  # else a GPU came or went meanwhile, and the list mixes two numberings
+                return listed
     except NVMLError as error:
         return int(error.value)
-    return tuple(_listed(index) for index in range(count))
 
 
 def _listed(index: int) -> Listed:
