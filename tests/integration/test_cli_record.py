@@ -50,7 +50,7 @@ def test_a_recording_can_be_replayed(name: str, tmp_path: Path) -> None:
     shown = run("--replay", path)
 
     assert (0, "") == (ended.code, ended.out)
-    assert ended.err.startswith("recorded 0s, ")
+    assert ended.err.startswith("recorded 0.")
     assert "katherine" in shown.out
 
 
@@ -168,7 +168,7 @@ def test_the_last_line_is_about_the_recording_not_the_command(tmp_path: Path) ->
     ended = run("record", "-o", tmp_path / "run.jsonl", "-t", "0.3", "--", "sleep", "1.6")
 
     assert 0 == ended.code
-    assert ended.err.startswith("recorded 0s, ")
+    assert ended.err.startswith("recorded 0.")
 
 
 def test_a_recording_of_a_recording_ends_with_it(tmp_path: Path) -> None:

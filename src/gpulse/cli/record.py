@@ -151,7 +151,8 @@ class _Progress:
 
     def _text(self) -> str:
         size = self._path.stat().st_size if self._path.exists() else None
-        passed = f.duration(self._last - self._first)
+        seconds = self._last - self._first
+        passed = f"{seconds:.1f}s" if seconds < 60 else f.duration(seconds)
         return f"{passed}, {self.frames} frames, {f.size(size)} in {f.plain(str(self._path))}"
 
 
