@@ -14,6 +14,7 @@ import pytest
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.health import Health
 from gpulse.sampling.sampler import Sampler
+from gpulse.sources.host import read_node
 from gpulse.sources.machine import LocalMachine
 from gpulse.sources.nvml.reader import GpuReader
 from tests.fakes.nvml import FakeNvml
@@ -259,6 +260,16 @@ def test_a_driver_that_is_unloaded_and_loaded_again(fake_nvml: FakeNvml) -> None
         fake_nvml.open_gpm_samples,
         fake_nvml.open_event_sets,
     )
+
+
+@pytest.mark.usefixtures("fake_nvml")
+def test_what_the_driver_says_of_the_node_takes_nothing_away() -> None:
+    """Its version joins the name, the kernel, the CPUs and their NUMA nodes."""
+
+    with machine() as local:
+        node = frames_until(local, lambda frame: frame.node.driver is not None).node
+
+    assert (True, read_node()) == (node.cuda is not None, node._replace(driver=None, cuda=None))
 
 
 def test_frames_keep_their_pace_while_the_driver_is_away(fake_nvml: FakeNvml) -> None:

@@ -31,8 +31,9 @@ PROBES: dict[str, set[str]] = {
     "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_link_width"},
     "nvmlDeviceGetEncoderUtilization": {"encoder_utilization_ratio"},
     "nvmlDeviceGetDecoderUtilization": {"decoder_utilization_ratio"},
-    "nvmlDeviceGetNumFans": {"fan_speed_ratio"},
+    "nvmlDeviceGetNumFans": {"fan_speed_ratio", "fan_target_ratio"},
     "nvmlDeviceGetFanSpeed_v2": {"fan_speed_ratio"},
+    "nvmlDeviceGetTargetFanSpeed": {"fan_target_ratio"},
     "nvmlDeviceGetFieldValues": {
         "memory_temperature_celsius",
         "power_instant_watts",
@@ -313,6 +314,24 @@ def test_ratios_stay_within_their_bounds(fake_nvml: FakeNvml) -> None:
             "tensor_active_ratio",
         )
     ]
+
+
+def test_fans_are_averaged_and_boards_without_any_are_no_problem(fake_nvml: FakeNvml) -> None:
+    """What they do and what is asked of them; a board that its server cools has neither."""
+
+    furnish(fake_nvml)
+    cooled, bare = fake_nvml.gpu(0), fake_nvml.gpu(1)
+    cooled.fan_count, cooled.fans[:2], cooled.fan_targets[:2] = 2, [30, 50], [60, 80]
+    bare.fan_count = 0
+    fans = {"fan_speed_ratio", "fan_target_ratio"}
+    with reading() as gpus:
+        everything(gpus, 0, ALL)
+        names = everything(gpus, 1, ALL - fans)
+        readings, health = gpus.tick()
+
+    assert (0.4, 0.7) == tuple(readings[0].values[name] for name in sorted(fans))
+    assert ALL - fans == names
+    assert [] == [entry for entry in health if entry.is_problem]
 
 
 def test_gpm_samples_are_never_closer_than_they_may_be(fake_nvml: FakeNvml) -> None:

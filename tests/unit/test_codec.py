@@ -91,7 +91,16 @@ FRAMES = st.builds(
     Frame,
     time=TIMES,
     monotonic=TIMES,
-    node=st.builds(Node, WORDS, maybe(WORDS), maybe(WORDS), maybe(WORDS), maybe(WORDS), st.integers(1, 1000)),
+    node=st.builds(
+        Node,
+        WORDS,
+        maybe(WORDS),
+        maybe(WORDS),
+        maybe(WORDS),
+        maybe(WORDS),
+        st.integers(1, 1000),
+        some(WORDS),
+    ),
     gpus=st.lists(GPUS, max_size=3, unique_by=lambda gpu: gpu.device.uuid).map(tuple),
     host=maybe(st.builds(HostReading, values("host"), some(st.lists(st.integers(0), max_size=8).map(tuple)))),
     disks=some(st.builds(DiskReading, WORDS, maybe(WORDS), values("disk"), maybe(WORDS))),
@@ -152,6 +161,14 @@ def test_types_come_back_as_they_were(frame: Frame) -> None:
     """Tuples are tuples and whole numbers whole, so that equal frames are also alike."""
 
     assert repr([frame]) == repr(read(written(frame)))
+
+
+def test_a_node_without_later_facts_is_still_read() -> None:
+    """A recording from before a field was known."""
+
+    frames = read(['{"node":{"name":"n","ticks_per_second":100}}', '{"frame":{"time":1,"monotonic":1}}'])
+
+    assert [Node("n")] == [frame.node for frame in frames]
 
 
 def test_what_does_not_change_is_written_once() -> None:
@@ -222,6 +239,7 @@ def test_fields_of_a_later_minor_version_do_no_harm() -> None:
         '{"device": {"index": 0, "uuid": [], "name": ""}}',
         '{"device": {"index": 0, "uuid": "x", "name": "", "facts": 3}}',
         '{"process": []}',
+        '{"node": {"name": "n", "numa_cpus": 3}}',
         "[" * 100_000,
     ],
 )

@@ -4,8 +4,9 @@ import json
 import math
 
 from gpulse.export.document import document
-from gpulse.model.frame import HostReading
-from gpulse.model.metric import CATALOGUE
+from gpulse.export.tables import rows
+from gpulse.model.frame import FilesystemReading, HostReading
+from gpulse.model.metric import CATALOGUE, Values
 from gpulse.model.process import GpuProcess
 from gpulse.model.snapshot import Snapshot
 from gpulse.sources.simulated import DemoMachine
@@ -81,6 +82,25 @@ def test_rates_come_with_the_time_they_were_measured_over() -> None:
 
     assert 0.5 == made["rates_interval_seconds"]
     assert made["disks"][0]["read_bytes_per_second"] > 0
+
+
+def test_a_file_server_has_its_rates_in_every_shape() -> None:
+    """In the document and in the rows of a table; a file system on a disk has none."""
+    looks = []
+    for seconds in (0, 2):
+        counters: Values = {"nfs_reads_total": 100 * seconds, "nfs_read_seconds_total": 0.5 * seconds}
+        mounts = (
+            FilesystemReading("/", "/dev/sda1", "ext4", "sda", "ssd", {"size_bytes": 7}),
+            FilesystemReading("/data", "srv:/data", "nfs4", None, "network", counters),
+        )
+        looks.append(frame(filesystems=mounts, monotonic=1000.0 + seconds))
+    look = Snapshot.of(looks[0], looks[1])
+    wanted = ("nfs_reads_total", "nfs_reads_per_second", "nfs_read_await_seconds", "nfs_reads_in_flight")
+    shapes = (document(look)["filesystems"], rows("filesystem", look))
+
+    assert [[(None, None, None, None), (200, 100.0, 0.005, 0.5)]] * 2 == [
+        [tuple(item.get(name) for name in wanted) for item in shape] for shape in shapes
+    ]
 
 
 def test_without_a_second_reading_there_are_no_rates() -> None:

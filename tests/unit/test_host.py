@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from gpulse.model.device import Node
 from gpulse.model.metric import names
 from gpulse.sources.host import HostReader, read_node
@@ -152,3 +154,25 @@ def test_the_node_says_what_it_is(tmp_path: Path) -> None:
         grow(tmp_path, files)
     )
     assert read_node(grow(tmp_path / "arm", {"proc/cpuinfo": "processor\t: 0\n"})).cpu_model is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ({}, ()),
+        ({"node0": "0-3\n"}, ("0-3",)),
+        ({"node10": "4\n", "node0": "0-1,8-9\n", "node2": "2-3\n"}, ("0-1,8-9", "", "2-3", *[""] * 7, "4")),
+        ({"node0": "0-3\n", "node1": "\n"}, ("0-3", "")),
+        ({"node0": "\n"}, ()),
+        ({"node": "1\n", "nodes": "1\n", "node99999999": "1\n", "node-1": "1\n", "xnode0": "1\n"}, ()),
+    ],
+    ids=["none", "one", "gaps", "memory only", "no CPU", "other names"],
+)
+def test_the_cpus_of_each_numa_node_are_known(
+    tmp_path: Path, nodes: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    """By the node's number, and nothing where the kernel does not say."""
+
+    files = {f"sys/devices/system/node/{name}/cpulist": cpus for name, cpus in nodes.items()}
+
+    assert expected == read_node(grow(tmp_path, files)).numa_cpus

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulse.model.device import cpus_in
 from gpulse.sources import procfs, procpid
 from gpulse.sources.procfs import KernelStat, Mount
 from gpulse.sources.procpid import PidIo, PidStat, PidStatus, SchedStat
@@ -151,6 +152,13 @@ def test_cpu_lists(data: bytes, cpus: set[int]) -> None:
     """Ranges and single CPUs are understood, the rest is left out."""
 
     assert cpus == procfs.parse_cpu_list(data)
+
+
+def test_cpu_lists_as_text() -> None:
+    """As the model keeps them."""
+
+    assert {0, 1, 64} == cpus_in("0-1,64")
+    assert set() == cpus_in("\ud800,-,,1-x")
 
 
 def test_an_absurd_range_of_cpus_costs_no_memory() -> None:

@@ -6,6 +6,7 @@ from gpulse.model.device import Device, Node
 from gpulse.model.frame import (
     CgroupReading,
     DiskReading,
+    FilesystemReading,
     Frame,
     GpuReading,
     HostReading,
@@ -63,6 +64,7 @@ def test_every_rate_is_in_the_catalogue_as_derived() -> None:
     host: Values = {name: 10.0 for name in CATALOGUE["host"] if name.endswith("_total")}
     grown: Values = {name: value + 1 for name, value in host.items()}
     disk: Values = dict.fromkeys((n for n in CATALOGUE["disk"] if n.endswith("_total")), 1)
+    mount: Values = dict.fromkeys((n for n in CATALOGUE["filesystem"] if n.endswith("_total")), 1)
     link: Values = dict.fromkeys((n for n in CATALOGUE["network"] if n.endswith("_total")), 1)
     own: Values = dict.fromkeys((n for n in CATALOGUE["process"] if n.endswith("_total")), 1)
     group: Values = dict.fromkeys((n for n in CATALOGUE["cgroup"] if n.endswith("_total")), 1)
@@ -76,6 +78,7 @@ def test_every_rate_is_in_the_catalogue_as_derived() -> None:
             gpus=(GpuReading(Device(0, "u", "g"), grow(gpu)),),
             host=HostReading(host, ((1, 1, 1, more, 1, 0, 0, 0),)),
             disks=(DiskReading("sda", None, grow(disk)),),
+            filesystems=(FilesystemReading("/data", "srv:/a", "nfs4", None, "network", grow(mount)),),
             network=(NetworkReading("eth0", "ethernet", True, grow(link)),),
             processes=(ProcessReading(ProcessIdentity(1, start_time=900.0), "R", grow(own)),),
             cgroups=(CgroupReading("/", grow(group)),),
@@ -86,6 +89,7 @@ def test_every_rate_is_in_the_catalogue_as_derived() -> None:
         "gpu": set(rates.gpus["u"]),
         "host": set(rates.host),
         "disk": set(rates.disks["sda"]),
+        "filesystem": set(rates.filesystems["/data"]),
         "network": set(rates.network["eth0"]),
         "process": set(rates.processes[1, 900.0]),
         "cgroup": set(rates.cgroups["/"]),

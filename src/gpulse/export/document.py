@@ -49,7 +49,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
                 "type": item.type,
                 "disk": item.disk,
                 "kind": item.kind,
-                **_values("filesystem", item.values),
+                **_values("filesystem", item.values, rates.filesystems.get(item.mount_point, {})),
             }
             for item in frame.filesystems
         ],

@@ -105,13 +105,14 @@ def _disks(snapshot: Snapshot) -> list[Row]:
 
 
 def _filesystems(snapshot: Snapshot) -> list[Row]:
+    rates = snapshot.rates.filesystems
     return [
         {
             "mount_point": item.mount_point,
             "device": item.device,
             "type": item.type,
             "kind": item.kind,
-            **_merged(item.values, {}),
+            **_merged(item.values, rates.get(item.mount_point, {})),
         }
         for item in snapshot.frame.filesystems
     ]

@@ -87,7 +87,9 @@ class Decoder:
 
     def _prepare(self, document: dict[str, Any]) -> None:
         if "node" in document:
-            self._node = Node(**_known(Node, document["node"]))
+            raw = _known(Node, document["node"])
+            raw["numa_cpus"] = tuple(map(str, raw.get("numa_cpus", ())))
+            self._node = Node(**raw)
         elif "device" in document:
             device = Device(**_known(Device, document["device"]))
             self._devices[device.uuid] = device._replace(facts=_values(device.facts))

@@ -50,6 +50,29 @@ class Node(NamedTuple):
     cpu_model: str | None = None
     ticks_per_second: int = 100
     """The kernel's unit of CPU time."""
+    numa_cpus: tuple[str, ...] = ()
+    """By NUMA node the kernel's list of its CPUs, such as `0-31,64-95`; empty for a node that has none.
+
+    Nothing at all when the machine does not say.
+    """
+
+
+_MOST_CPUS = 1 << 16
+
+
+def cpus_in(text: str) -> frozenset[int]:
+    """The CPUs of a kernel's list such as `0-3,8`; what is no CPU is left out."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            low = int(first)
+            high = int(last) if dash else low
+        except ValueError:
+            continue
+        if low >= 0:
+            cpus.update(range(low, min(high + 1, _MOST_CPUS)))
+    return frozenset(cpus)
 
 
 def ranges(labels: Iterable[str]) -> str:

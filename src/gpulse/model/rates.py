@@ -34,6 +34,8 @@ class Rates(NamedTuple):
     cores: tuple[float | None, ...] = ()
     """Share of each CPU's time spent working."""
     disks: dict[str, Values] = {}
+    filesystems: dict[str, Values] = {}
+    """By mount point."""
     network: dict[str, Values] = {}
     processes: dict[ProcessKey, Values] = {}
     cgroups: dict[str, Values] = {}
@@ -53,6 +55,7 @@ def between(earlier: Frame, later: Frame) -> Rates:
     if seconds <= 0 or earlier.node.name != later.node.name:
         return Rates(interval_seconds=0.0)
     old_disks = {disk.name: disk.values for disk in earlier.disks}
+    old_filesystems = {(item.mount_point, item.device): item.values for item in earlier.filesystems}
     old_links = {link.name: link.values for link in earlier.network}
     old_processes = {key(process): process.values for process in earlier.processes}
     old_cgroups = {group.path: group.values for group in earlier.cgroups}
@@ -65,6 +68,12 @@ def between(earlier: Frame, later: Frame) -> Rates:
         ),
         cores=_cores(earlier, later),
         disks={disk.name: _disk(old_disks.get(disk.name, {}), disk.values, seconds) for disk in later.disks},
+        filesystems={
+            item.mount_point: _filesystem(
+                old_filesystems.get((item.mount_point, item.device), {}), item.values, seconds
+            )
+            for item in later.filesystems
+        },
         network={
             link.name: _network(old_links.get(link.name, {}), link.values, seconds) for link in later.network
         },
@@ -163,6 +172,21 @@ def _disk(old: Values, new: Values, seconds: float) -> Values:
         values["await_seconds"] = (read_time + write_time) / count
     _put(values, "queue_length", _per_second(old, new, "queue_seconds_total", seconds))
     _put(values, "busy_ratio", _share(old, new, "busy_seconds_total", seconds))
+    return values
+
+
+def _filesystem(old: Values, new: Values, seconds: float) -> Values:
+    values: Values = {}
+    for name in ("nfs_reads", "nfs_read_bytes"):
+        _put(values, f"{name}_per_second", _per_second(old, new, f"{name}_total", seconds))
+    reads = delta(old, new, "nfs_reads_total")
+    for name, total in (
+        ("nfs_read_await_seconds", "nfs_read_seconds_total"),
+        ("nfs_read_round_trip_seconds", "nfs_read_round_trip_seconds_total"),
+    ):
+        if reads and (spent := delta(old, new, total)) is not None:
+            values[name] = spent / reads
+    _put(values, "nfs_reads_in_flight", _per_second(old, new, "nfs_read_seconds_total", seconds))
     return values
 
 

@@ -11,6 +11,7 @@ from gpulse.model.health import Health
 from gpulse.model.metric import Values
 from gpulse.sources.lanes import Lanes, Run
 from gpulse.sources.mounts import NETWORK_TYPES, real_mounts
+from gpulse.sources.nfs import NFS_COUNTERS, NFS_TYPES, MountKey, parse_mountstats
 from gpulse.sources.procfs import (
     Mount,
     Roots,
@@ -155,6 +156,7 @@ class FilesystemReader:
     """Reads how full file systems are, on a thread of its own: a dead file server never answers.
 
     Only the first read waits, and only a little; later ones take what a round in the background brought.
+    What NFS mounts ask of their servers is counted by this machine's kernel, and read anew each time.
     """
 
     def __init__(
@@ -180,11 +182,13 @@ class FilesystemReader:
         is_first = self._run is None
         if is_first or due(now, self._started, _USAGE_PERIOD):
             self._begin(now, health)
+        # Before the wait: rates are taken over the time between frames, not between file systems.
+        nfs = self._nfs(now, health)
         if self._run is not None:
             if is_first:
                 self._lanes.finish(self._run, self._deadline / 2)
             self._collect(self._run)
-        return tuple(self._reading(filesystem, health, now) for filesystem in self._filesystems), health
+        return tuple(self._reading(item, nfs, health, now) for item in self._filesystems), health
 
     def close(self) -> None:
         """End the thread, unless it sits in a call that does not come back."""
@@ -202,6 +206,18 @@ class FilesystemReader:
         paths = [mount.path for mount in mounts]
         self._values = {path: self._values[path] for path in paths if path in self._values}
         self._start(paths)
+
+    def _nfs(self, now: float, health: list[Health]) -> dict[MountKey, Values]:
+        if not any(item.mount.type in NFS_TYPES for item in self._filesystems):
+            return {}
+        path = f"{self._roots.proc}/self/mountstats"
+        try:
+            return parse_mountstats(read_bytes(path))
+        except FileNotFoundError:  # sandboxes that make their own /proc do without
+            return {}
+        except OSError as error:
+            health.append(unreadable("disks", path, error, now, NFS_COUNTERS))
+            return {}
 
     def _start(self, paths: list[bytes]) -> None:
         self._asked = [path for path in paths if not self._is_stuck(path)]
@@ -250,7 +266,9 @@ class FilesystemReader:
         disk = disk_of(self._roots, mount.device)
         return _Filesystem(mount, disk, None if disk is None else disk_kind(self._roots, disk))
 
-    def _reading(self, filesystem: _Filesystem, health: list[Health], now: float) -> FilesystemReading:
+    def _reading(
+        self, filesystem: _Filesystem, nfs: dict[MountKey, Values], health: list[Health], now: float
+    ) -> FilesystemReading:
         mount, disk, kind = filesystem
         if (seconds := self._lanes.stuck_seconds(mount.path)) is not None:
             health.append(
@@ -264,8 +282,8 @@ class FilesystemReader:
                     hint="see whether its server is up; programs that touch it hang as well",
                 )
             )
-        values = self._values.get(mount.path, {})
-        return FilesystemReading(mount.mount_point, mount.device, mount.type, disk, kind, dict(values))
+        values = {**self._values.get(mount.path, {}), **nfs.get((mount.device, mount.path), {})}
+        return FilesystemReading(mount.mount_point, mount.device, mount.type, disk, kind, values)
 
 
 def disk_of(roots: Roots, device: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 from gpulse.model.device import Node
@@ -11,6 +12,7 @@ from gpulse.model.health import Health
 from gpulse.model.metric import Values
 from gpulse.sources.procfs import (
     Roots,
+    list_names,
     parse_loadavg,
     parse_meminfo,
     parse_pressure,
@@ -51,6 +53,7 @@ _PRESSURE = {
     "io": {"some": "pressure_io_some_seconds_total", "full": "pressure_io_full_seconds_total"},
     "memory": {"some": "pressure_memory_some_seconds_total", "full": "pressure_memory_full_seconds_total"},
 }
+_NUMA_NODE = re.compile(r"node(\d{1,4})", re.ASCII)
 
 
 class HostReader:
@@ -128,6 +131,21 @@ def read_node(roots: Roots = Roots()) -> Node:  # noqa: B008  frozen
         kernel=_line(f"{roots.proc}/sys/kernel/osrelease"),
         cpu_model=_cpu_model(try_read(f"{roots.proc}/cpuinfo") or b""),
         ticks_per_second=os.sysconf("SC_CLK_TCK"),
+        numa_cpus=_numa_cpus(f"{roots.sys}/devices/system/node"),
+    )
+
+
+def _numa_cpus(folder: str) -> tuple[str, ...]:
+    found = {
+        int(match[1]): _line(f"{folder}/{name}/cpulist") or ""
+        for name in list_names(folder)
+        if (match := _NUMA_NODE.fullmatch(name))
+    }
+    # Numbers may have gaps, and the place in the tuple is the number.
+    return (
+        tuple(found.get(node, "") for node in range(max(found, default=-1) + 1))
+        if any(found.values())
+        else ()
     )
 
 

@@ -123,12 +123,5 @@ class LocalMachine:
     def _named(self) -> Node:
         driver, cuda = self._gpus.versions
         if (self._node.driver, self._node.cuda) != (driver, cuda):
-            self._node = Node(
-                self._node.name,
-                driver,
-                cuda,
-                self._node.kernel,
-                self._node.cpu_model,
-                self._node.ticks_per_second,
-            )
+            self._node = self._node._replace(driver=driver, cuda=cuda)
         return self._node

@@ -10,6 +10,7 @@ import os
 import re
 from typing import NamedTuple
 
+from gpulse.model.device import cpus_in
 from gpulse.model.health import Health
 
 
@@ -242,27 +243,18 @@ def parse_mounts(data: bytes) -> list[Mount]:
     """/proc/self/mounts, in the order in which they were mounted."""
     mounts: list[Mount] = []
     for line in data.split(b"\n"):
-        fields = [_unescape(field) for field in line.split(b" ")]
+        fields = [unescape(field) for field in line.split(b" ")]
         if len(fields) >= 4:
             device, path, kind, options = fields[:4]
             mounts.append(Mount(text(device), text(path), text(kind), tuple(text(options).split(",")), path))
     return mounts
 
 
-def _unescape(field: bytes) -> bytes:
+def unescape(field: bytes) -> bytes:
+    """A name in a list of mounts as it is: the kernel writes blanks and backslashes in octal."""
     return _OCTAL.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), field)
-
-
-_MOST_CPUS = 1 << 16
 
 
 def parse_cpu_list(data: bytes) -> frozenset[int]:
     """A list of CPUs such as `0-3,8`."""
-    cpus: set[int] = set()
-    for part in data.split(b","):
-        first, dash, last = part.partition(b"-")
-        low = number(first)
-        high = number(last) if dash else low
-        if low is not None and high is not None and low >= 0:
-            cpus.update(range(low, min(high + 1, _MOST_CPUS)))
-    return frozenset(cpus)
+    return cpus_in(text(data))

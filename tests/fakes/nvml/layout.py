@@ -161,6 +161,7 @@ class Gpu(Structure):
     pstate: U32
     fan_count: U32
     fans: Annotated[Array[c_uint32], c_uint32 * MAX_FANS]
+    fan_targets: Annotated[Array[c_uint32], c_uint32 * MAX_FANS]
     pcie_gen: U32
     pcie_gen_max: U32
     pcie_gen_gpu_max: U32

@@ -232,7 +232,8 @@ def second() -> tuple[Probe, ...]:
             lambda handle: pynvml.nvmlDeviceGetDecoderUtilization(handle)[0],
             percent,
         ),
-        one("fan_speed_ratio", _fans, percent),
+        one("fan_speed_ratio", _fans, percent, call("nvmlDeviceGetFanSpeed_v2")),
+        one("fan_target_ratio", _fans, percent, call("nvmlDeviceGetTargetFanSpeed")),
         fields(
             [
                 Field(82, "memory_temperature_celsius"),
@@ -360,11 +361,11 @@ def mig_tick() -> tuple[Probe, ...]:
     return (memory(),)
 
 
-def _fans(handle: Any) -> float:
+def _fans(handle: Any, ask: Callable[[Any, int], int]) -> float:
     count = pynvml.nvmlDeviceGetNumFans(handle)
     if count == 0:  # boards cooled by their server's fans
         raise NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return float(sum(pynvml.nvmlDeviceGetFanSpeed_v2(handle, fan) for fan in range(count)) / count)
+    return float(sum(ask(handle, fan) for fan in range(count)) / count)
 
 
 def _margin(handle: Any) -> Value:
