@@ -37,7 +37,7 @@ def test_a_sound_gpu_has_no_faults() -> None:
         ({"retired_pages_pending": 1}, "gpu_fault", "medium"),
         ({"recovery_action": 1}, "gpu_fault", "critical"),
         ({"recovery_action": 77}, "gpu_fault", "critical"),
-        ({"xid_errors_total": 3, "xid_last_code": 79}, "gpu_fault", "high"),
+        ({"xid_errors_total": 3, "xid_last_code": 79}, "gpu_fault", "critical"),
     ],
 )
 def test_what_the_driver_reports_is_a_finding(readings: Values, name: str, severity: str) -> None:

@@ -29,6 +29,18 @@ class Advice(NamedTuple):
     confirm: str
 
 
+class Judged(NamedTuple):
+    """The stretch of time over which one GPU was judged: what the evidence was computed from."""
+
+    gpu: int
+    label: str
+    start: float
+    end: float
+    frames: int
+    state: str
+    """In a few words what it did: `busy 99 %`, `idle`, `still starting`."""
+
+
 class Finding(NamedTuple):
     """One verdict about one GPU, or about the node when `gpu` is None."""
 
@@ -67,4 +79,32 @@ class Finding(NamedTuple):
             "ruled_out": list(self.ruled_out),
             "advice": [item._asdict() for item in self.advice],
             "url": self.url,
+        }
+
+
+class Diagnosis(NamedTuple):
+    """What a stretch of frames shows: findings worst first, what is worth knowing, what could not be seen."""
+
+    verdict: str
+    """One sentence."""
+    findings: tuple[Finding, ...] = ()
+    info: tuple[Finding, ...] = ()
+    data_gaps: tuple[str, ...] = ()
+    judged: tuple[Judged, ...] = ()
+    """GPUs that were seen for long enough."""
+    start: float | None = None
+    end: float | None = None
+    frames: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as JSON types."""
+        return {
+            "verdict": self.verdict,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "info": [finding.to_dict() for finding in self.info],
+            "data_gaps": list(self.data_gaps),
+            "judged": [judged._asdict() for judged in self.judged],
+            "start": self.start,
+            "end": self.end,
+            "frames": self.frames,
         }

@@ -1,0 +1,178 @@
+"""A GPU's stretch prepared for the rules: its pauses, and its lost time put down to causes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from gpulse.diagnosis.attribution import Attribution, Cause, attribute, cause_of, ruled_out
+from gpulse.diagnosis.seconds import Second
+from gpulse.diagnosis.stretch import Stall, Stretch
+from gpulse.diagnosis.thresholds import Thresholds
+from gpulse.model.finding import Evidence, Severity
+from gpulse.model.frame import Frame
+
+_FED_FROM_OUTSIDE: frozenset[Cause] = frozenset({"throttled", "swapping", "crowded", "storage", "workers"})
+"""Causes that starve a GPU between its steps; a pause because of one of them is no pause of the program's own."""
+
+CAUSE_FINDINGS: dict[Cause, str] = {
+    "throttled": "cgroup_cpu_throttled",
+    "swapping": "swap_thrash",
+    "crowded": "cpu_oversubscribed",
+    "storage": "input_io_bound",
+    "copies": "pcie_copy_bound",
+    "workers": "input_cpu_bound, input_too_few_workers",
+    "main": "host_single_thread, launch_bound",
+}
+
+
+class Node(NamedTuple):
+    """The machine as a whole, for what shows only when its GPUs are compared or concerns none of them."""
+
+    cases: tuple[Case, ...]
+    """Of the GPUs that were seen for long enough."""
+    frame: Frame
+    """The last one."""
+    t: Thresholds
+    now: float
+
+
+class Pause(NamedTuple):
+    """A stall with what was moved meanwhile."""
+
+    stall: Stall
+    written_bytes: float | None
+    """By the processes on the GPU."""
+    copied_bytes: float | None
+    """From the GPU."""
+
+
+class Case:
+    """One GPU's stretch, the thresholds, and what several rules want to know about it."""
+
+    def __init__(self, stretch: Stretch, thresholds: Thresholds, now: float) -> None:
+        self.stretch = stretch
+        self.t = thresholds
+        self.now = now
+        """Epoch seconds at which the case is judged."""
+
+    @cached_property
+    def pauses(self) -> list[Pause]:
+        """The pauses that the program takes by itself."""
+        found = []
+        for stall in self.stretch.stalls:
+            inside = [s for s in self.stretch.steady if s.end > stall.start and s.start < stall.end]
+            if inside and not self._is_fed_from_outside(inside, stall):
+                found.append(
+                    Pause(stall, _moved(inside, "written_bytes", stall), _moved(inside, "tx", stall))
+                )
+        return found
+
+    @cached_property
+    def checkpoints(self) -> list[Pause]:
+        """The pauses in which the program wrote as much as a checkpoint holds."""
+        return [pause for pause in self.pauses if (pause.written_bytes or 0.0) >= self.t.checkpoint_bytes]
+
+    @cached_property
+    def names_pauses(self) -> bool:
+        """Whether pauses are a finding of their own, so that their time is not explained twice."""
+        lost = sum(pause.stall.seconds for pause in self.pauses)
+        written = len(self.checkpoints)
+        return (
+            max(written, len(self.pauses) - written) >= 2 and lost >= self.t.stall_share * self.stretch.length
+        )
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The lost time between the pauses, by cause."""
+        apart = [pause.stall for pause in (self.pauses if self.names_pauses else self.checkpoints)]
+        return attribute(self.stretch, self.t, [*apart, *(self.stretch.edges if apart else ())])
+
+    @cached_property
+    def cause(self) -> Cause | None:
+        """What most of the lost time goes to; None when too little is lost."""
+        if "duty" not in self.stretch.sees:
+            return None
+        return self.attribution.main(self.t)
+
+    @property
+    def lost(self) -> float:
+        """Share of the time between pauses in which no kernel ran."""
+        return self.attribution.lost
+
+    @cached_property
+    def is_busy(self) -> bool:
+        """Whether kernels ran nearly all the time."""
+        duty = self.stretch.duty
+        return duty is not None and duty >= self.t.busy
+
+    @cached_property
+    def fill(self) -> float | None:
+        """Share of the multiprocessors in use while kernels ran."""
+        filled, duty = self.stretch.mean("sm_active_ratio"), self.stretch.duty
+        return None if filled is None or not duty else min(1.0, filled / duty)
+
+    @cached_property
+    def power(self) -> float | None:
+        """Power draw over the limit."""
+        drawn, limit = self.stretch.mean("power_watts"), self.stretch.fact("power_limit_watts")
+        return None if drawn is None or not limit else drawn / limit
+
+    def severity(self, lost: float) -> Severity:
+        """How bad it is to lose so much of a GPU's time."""
+        return "high" if lost >= self.t.lost_high else "medium" if lost >= self.t.lost_medium else "low"
+
+    def confidence(self, explained: float) -> float:
+        """How sure a cause is that explains this share of the loss, with what could be seen."""
+        sure = 0.9 if explained >= self.t.explained_surely else 0.7
+        if "gpm" not in self.stretch.sees:
+            sure -= 0.2
+        if self.stretch.length < 15.0:
+            sure -= 0.1
+        if not self.stretch.sees >= {"pressure", "io"}:
+            sure -= 0.1
+        return round(max(0.1, sure), 2)
+
+    def lost_evidence(self) -> Evidence:
+        """The lost time against what is normal."""
+        return Evidence("lost_ratio", "mean", self.lost, ">=", self.t.lost)
+
+    def explained_evidence(self, cause: Cause) -> Evidence:
+        """How much of the lost time a cause explains."""
+        share = self.attribution.shares.get(cause, 0.0)
+        return Evidence(f"lost_time_{cause}_ratio", "share", share, ">=", self.t.explained)
+
+    def ruled_out(self, *but: Cause) -> tuple[str, ...]:
+        """What else takes a GPU's time, and does not here, with the measure that says so."""
+        measures = ruled_out(self.attribution, self.stretch, self.t)
+        return tuple(
+            f"{CAUSE_FINDINGS[cause]}: {item.signal} {item.value:.4g} < {item.threshold:.4g}"
+            for cause, item in measures.items()
+            if cause not in but
+        )
+
+    def _is_fed_from_outside(self, seconds: list[Second], stall: Stall) -> bool:
+        starved = 0.0
+        for second in seconds:
+            part = min(second.end, stall.end) - max(second.start, stall.start)
+            cause = cause_of(second, self.stretch, self.t)
+            inbound = (second.mean("pcie_rx_bytes_per_second") or 0.0) > (
+                second.mean("pcie_tx_bytes_per_second") or 0.0
+            )
+            if cause in _FED_FROM_OUTSIDE or (cause == "copies" and inbound):
+                starved += part
+        return starved >= 0.5 * stall.seconds
+
+
+def _moved(seconds: list[Second], what: str, stall: Stall) -> float | None:
+    """Bytes that were moved during a stall, counting only the parts of seconds that lie in it."""
+    rates = [
+        (second, second.written_bytes if what == "written_bytes" else second.mean("pcie_tx_bytes_per_second"))
+        for second in seconds
+    ]
+    known = [
+        rate * (min(second.end, stall.end) - max(second.start, stall.start))
+        for second, rate in rates
+        if rate is not None
+    ]
+    return sum(known) if known else None

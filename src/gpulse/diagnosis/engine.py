@@ -1,0 +1,181 @@
+"""From a window of seconds to a diagnosis: which rules may speak, what they say, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gpulse.diagnosis.case import Case, Node
+from gpulse.diagnosis.rule import SIGNALS, Match, Rule, Signal, found
+from gpulse.diagnosis.rulebook import BY_ID, RULES
+from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.stretch import Stretch, programs
+from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
+from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
+from gpulse.model.frame import Frame
+from gpulse.model.units import duration
+
+_ORDER = {rule.id: place for place, rule in enumerate(RULES)}
+_WHATEVER = frozenset({"gpu_memory_orphaned", "process_died", "slow_start"})
+"""Rules about GPUs whose job is gone, or not at work yet."""
+_WITHOUT_A_JOB = frozenset({"fault", "clocks", "link"})
+"""Families whose findings do not depend on what runs on the GPU."""
+
+
+def diagnose(
+    frames: Iterable[Frame], *, thresholds: Thresholds = DEFAULTS, now: float | None = None
+) -> Diagnosis:
+    """What a stretch of frames shows, judged as a whole.
+
+    Args:
+        frames: In the order of their time.
+        thresholds: What the rules compare with.
+        now: The time of the judgement in epoch seconds; that of the last frame when None.
+
+    Raises:
+        RecordingError: The frames are out of order, or of several machines.
+    """
+    digest = Digest()
+    seconds: dict[str, list[Second]] = {}
+    last: Frame | None = None
+    start: float | None = None
+    count = 0
+    for frame in frames:
+        for uuid, second in digest.feed(frame).items():
+            seconds.setdefault(uuid, []).append(second)
+        start = frame.time if start is None else start
+        last = frame
+        count += 1
+    if last is None or start is None:
+        return Diagnosis("Not enough data: there is not a single frame.")
+    diagnosis = judge(seconds, last, thresholds, last.time if now is None else now)
+    return diagnosis._replace(start=start, end=last.time, frames=count)
+
+
+def judge(
+    seconds: dict[str, Sequence[Second]] | dict[str, list[Second]],
+    frame: Frame,
+    t: Thresholds,
+    now: float,
+    rules: Sequence[Rule] = RULES,
+) -> Diagnosis:
+    """What the seconds of each GPU show, with the last frame for what it alone says."""
+    names = programs(frame.processes)
+    cases = [Case(Stretch(entries, t, names), t, now) for entries in seconds.values() if entries]
+    cases.sort(key=lambda case: (case.stretch.device.index, case.stretch.device.mig_index or -1))
+    gaps: list[str] = []
+    findings: list[Finding] = []
+    for case in cases:
+        findings += _of_gpu(case, rules, gaps)
+    enough = tuple(case for case in cases if case.stretch.is_enough)
+    node = Node(enough, frame, t, now)
+    for rule in rules:
+        if rule.check_node is not None:
+            findings += [found(rule, match) for match in rule.check_node(node)]
+    findings = [finding for finding in _ranked(findings) if not _repeats(finding, findings)]
+    judged = tuple(entry for case in cases if (entry := _judged(case)) is not None)
+    worth = tuple(finding for finding in findings if finding.severity != "info")
+    return Diagnosis(
+        verdict=_verdict(worth, judged, cases),
+        findings=worth,
+        info=tuple(finding for finding in findings if finding.severity == "info"),
+        data_gaps=tuple(dict.fromkeys(gaps)),
+        judged=judged,
+    )
+
+
+def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Finding]:
+    stretch = case.stretch
+    enough = stretch.is_enough
+    unseen: dict[Signal, list[str]] = {}
+    for rule in rules:
+        if rule.check is None:
+            continue
+        if not (enough or rule.family in _WITHOUT_A_JOB or rule.id in _WHATEVER):
+            continue
+        missing = [signal for signal in rule.needs if signal not in stretch.sees] if enough else []
+        if missing:
+            for signal in missing:
+                unseen.setdefault(signal, []).append(rule.id)
+            continue
+        if enough and stretch.is_starting and rule.family not in _WITHOUT_A_JOB and rule.id not in _WHATEVER:
+            continue
+        matches = rule.check(case)
+        for match in () if matches is None else (matches,) if isinstance(matches, Match) else matches:
+            yield found(rule, match, case)
+    label = f"GPU {stretch.device.label}"
+    for signal, ids in unseen.items():
+        gaps.append(f"{label}: {SIGNALS[signal]} could not be read: {', '.join(ids)} not judged")
+    if enough and not stretch.sees >= {"gpm"} and case.is_busy and (case.power or 1.0) < 0.35:
+        gaps.append(
+            f"{label}: draws {case.power or 0.0:.0%} of its power limit although utilization reads {stretch.duty or 0.0:.0%}: "
+            "whether its kernels are thin or it copies cannot be told without GPM"
+        )
+    if stretch.job and not enough and not stretch.is_starting:
+        gaps.append(
+            f"{label}: only {stretch.length:.1f} s ({stretch.frames} frames) of its job at work were seen, and "
+            f"{case.t.shortest_seconds:.0f} s are needed"
+        )
+
+
+def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether another finding says the same better."""
+    others = {other.id for other in findings if other.gpu == finding.gpu and other.severity != "info"}
+    if finding.id == "gpu_memory_leak":
+        return "gpu_oom_imminent" in others
+    if finding.id == "throughput_regression":
+        # The cause says more than the fact that something changed.
+        return any(
+            other.lost_ratio is not None and other.id != finding.id and other.gpu == finding.gpu
+            for other in findings
+            if other.severity != "info"
+        )
+    return False
+
+
+def _ranked(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(
+        findings,
+        key=lambda finding: (
+            -SEVERITIES.index(finding.severity),
+            _ORDER[finding.id],
+            finding.gpu if finding.gpu is not None else -1,
+        ),
+    )
+
+
+def _judged(case: Case) -> Judged | None:
+    stretch = case.stretch
+    device = stretch.device
+    if stretch.is_enough and not stretch.is_starting:
+        duty = stretch.duty
+        state = "busy share unknown" if duty is None else f"busy {duty:.0%}"
+        return Judged(device.index, device.label, stretch.start, stretch.end, stretch.frames, state)
+    seen = stretch.seconds_seen
+    length = seen[-1].end - seen[0].start
+    if not stretch.job and length >= case.t.shortest_seconds - 0.5:
+        frames = sum(second.frames for second in seen)
+        return Judged(device.index, device.label, seen[0].start, seen[-1].end, frames, "idle")
+    return None
+
+
+def _verdict(findings: Sequence[Finding], judged: Sequence[Judged], cases: Sequence[Case]) -> str:
+    if findings:
+        first = findings[0]
+        more = len(findings) - 1
+        rest = f" ({more} more {'finding' if more == 1 else 'findings'})" if more else ""
+        return f"{BY_ID[first.id].title}: {first.summary}{rest}."
+    starting = [case for case in cases if case.stretch.is_starting]
+    if not judged:
+        if starting:
+            return "Not enough data: the job has not reached the GPU yet."
+        if not cases:
+            return "Not enough data: no GPU was seen for as long as a second."
+        return "Not enough data: no job was seen at work for long enough."
+    at_work = [entry for entry in judged if entry.state != "idle"]
+    if not at_work:
+        which = "The GPU is" if len(judged) == 1 else f"All {len(judged)} GPUs are"
+        return f"{which} idle: nothing runs, so nothing is slow."
+    told = ", ".join(f"GPU {entry.label} {entry.state}" for entry in at_work[:4])
+    others = f" and {len(at_work) - 4} more" if len(at_work) > 4 else ""
+    seconds = max(entry.end - entry.start for entry in at_work)
+    return f"Nothing holds the GPUs up: {told}{others} over {duration(seconds)}."

@@ -1,0 +1,457 @@
+"""Frames digested second by second: what each GPU, its processes and the host did in about one second.
+
+A window of time slides by dropping old seconds and adding new ones; nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from gpulse.errors import RecordingError
+from gpulse.model.device import cpus_in
+from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.metric import Values
+from gpulse.model.process import ProcessReading
+from gpulse.model.rates import ProcessKey, Rates, between, key
+
+_SECOND = 0.95
+"""A little less than a second, so that ticks that come a moment early still make one."""
+_GAP_SECONDS = 5.0
+_GAP_INTERVALS = 4.0
+_DISORDER_SECONDS = 1.0
+
+MEANS = (
+    "gpu_utilization_ratio",
+    "memory_used_bytes",
+    "power_watts",
+    "sm_clock_hertz",
+    "graphics_active_ratio",
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+    "fp64_active_ratio",
+    "fp32_active_ratio",
+    "fp16_active_ratio",
+    "pcie_rx_bytes_per_second",
+    "pcie_tx_bytes_per_second",
+    "nvlink_rx_bytes_per_second",
+    "nvlink_tx_bytes_per_second",
+)
+"""The readings whose means over time the rules look at."""
+
+
+class Sum(NamedTuple):
+    """A mean that can be joined with others without losing its weight."""
+
+    total: float
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls on a sum
+
+    @property
+    def mean(self) -> float:
+        """Total over count."""
+        return self.total / self.count
+
+
+class Helper(NamedTuple):
+    """A descendant of a process on the GPU that is on no GPU itself: a data loader's worker, mostly."""
+
+    key: ProcessKey
+    cores: float
+    """CPUs' worth of time that it used."""
+    last_cpu: int | None = None
+
+
+class Second(NamedTuple):
+    """About one second of one GPU, of the processes on it and of the host."""
+
+    start: float
+    end: float
+    frames: int
+    reading: GpuReading
+    """The last one."""
+    gpu: dict[str, Sum]
+    """By catalogue name, and `duty` and `copies`."""
+    duties: tuple[tuple[float, float], ...]
+    """Times and values of the duty samples."""
+    reasons: dict[int, int]
+    """In how many frames each bit of the clocks event reasons was set."""
+    holders: frozenset[ProcessKey] | None
+    """The processes on the GPU; None when nobody could say."""
+    shares: dict[int, Sum]
+    """Each holder's share of the multiprocessors, by pid."""
+    started: float | None
+    """When the oldest holder started."""
+    cores: float | None
+    """CPUs' worth of time that the holders used together; None when that could not be read."""
+    thread_cores: float | None
+    """The same of the busiest single thread among them."""
+    workers: tuple[Helper, ...]
+    blocked: float | None
+    """How many processes of the job waited for a disk at any one time, on average."""
+    stuck: int
+    """How many holders waited for a disk in every frame of this second."""
+    run_wait: float | None
+    """Largest share of the time in which one of the job's processes could run but had no CPU."""
+    read_bytes: float | None
+    """Bytes a second that the job read from disks."""
+    written_bytes: float | None
+    """Bytes a second that the holders wrote, to disks or to the page cache, whichever is more."""
+    resident_bytes: float | None
+    """Memory of the job's processes; pages that they share are counted for each."""
+    throttled: float | None
+    """Share of scheduling periods in which the job's control group ran into its CPU limit."""
+    cpus: float | None
+    """CPUs that the job may use: affinity, control group, or all there are."""
+    remote_cpus: float | None
+    """Share of the job's CPU time on CPUs that are not near the GPU."""
+    host: Values
+    """Readings and rates of the host."""
+    disk: Values
+    """Rates of the disk with the longest queue."""
+    nfs: Values
+    """Rates of the network file system with the most reads outstanding."""
+    network: tuple[str, Values]
+    """The busiest network interface that says how fast it is, with its rates."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return self.end - self.start
+
+    def mean(self, name: str) -> float | None:
+        """The mean of one reading of the GPU."""
+        entry = self.gpu.get(name)
+        return None if entry is None else entry.mean
+
+    @property
+    def lost(self) -> float | None:
+        """Share of the time in which no kernel ran."""
+        duty = self.gpu.get("duty")
+        return None if duty is None else 1.0 - duty.mean
+
+
+def duty(reading: GpuReading) -> float | None:
+    """Share of the time in which kernels ran.
+
+    GPM's word where there is one. NVML's utilization counts copies as work, so while much is copied the
+    activity of the multiprocessors, which cannot be more than the duty, says it better.
+    """
+    values = reading.values
+    active = values.get("graphics_active_ratio")
+    if active is not None:
+        return active
+    used, filled = values.get("gpu_utilization_ratio"), values.get("sm_active_ratio")
+    if filled is not None and (copies(reading) or 0.0) >= 2**30 and filled < 0.2:
+        return filled
+    return used
+
+
+def copies(reading: GpuReading) -> float | None:
+    """Bytes a second over PCIe, both ways."""
+    parts = [reading.values.get(f"pcie_{way}_bytes_per_second") for way in ("rx", "tx")]
+    known = [part for part in parts if part is not None]
+    return float(sum(known)) if known else None
+
+
+class Digest:
+    """Takes frames in order and gives back a `Second` for each GPU whenever one is over."""
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+        """The frames since the last second ended, with the one that ended it."""
+        self._interval: float | None = None
+        """The usual time between two frames, so that a gap can be told from a slow pace."""
+
+    def feed(self, frame: Frame) -> dict[str, Second]:
+        """Take one frame; the seconds by GPU that it completes, mostly none.
+
+        Raises:
+            RecordingError: The frame is of another machine, or older than the one before.
+        """
+        if self._frames and not self._follows(frame):
+            return {}
+        self._frames.append(frame)
+        begin = self._frames[0]
+        if frame.time - begin.time < _SECOND:
+            return {}
+        frames, self._frames = self._frames, [frame]
+        if self._is_gap(frames):
+            return {}
+        rates = between(begin, frame)
+        return {
+            gpu.device.uuid: _second(gpu.device.uuid, frames, rates) for gpu in frame.gpus if _is_known(gpu)
+        }
+
+    def _follows(self, frame: Frame) -> bool:
+        last = self._frames[-1]
+        if frame.node.name != last.node.name:
+            raise RecordingError(
+                f"frames of two machines, {last.node.name} and {frame.node.name}, are mixed up",
+                hint="diagnose one recording of one machine at a time",
+            )
+        if last.monotonic - frame.monotonic > _DISORDER_SECONDS:
+            raise RecordingError(
+                f"a frame is {last.monotonic - frame.monotonic:.1f} s older than the one before it",
+                hint="the recording is out of order or several were joined; record again",
+            )
+        if frame.time < last.time - _DISORDER_SECONDS:  # somebody set the clock
+            self._frames = []
+            return True
+        return frame.time > last.time and frame.monotonic > last.monotonic
+
+    def _is_gap(self, frames: list[Frame]) -> bool:
+        """Whether something is missing in there, so that it is no second."""
+        longest = max(later.time - earlier.time for earlier, later in pairwise(frames))
+        usual = self._interval
+        if usual is None or longest < usual:
+            self._interval = longest
+        elif longest <= 2 * usual:
+            self._interval = 0.9 * usual + 0.1 * longest
+        return longest > _GAP_SECONDS and (usual is None or longest > _GAP_INTERVALS * usual)
+
+
+def _is_known(gpu: GpuReading) -> bool:
+    return bool(gpu.values) or gpu.processes is not None
+
+
+def _second(uuid: str, frames: Sequence[Frame], rates: Rates) -> Second:
+    """What one GPU's part of some frames says; the first of them only opens the counters."""
+    begin, end = frames[0], frames[-1]
+    pairs = [(frame, gpu) for frame in frames[1:] for gpu in frame.gpus if gpu.device.uuid == uuid]
+    last = pairs[-1][1]
+    means, duties = _means(pairs)
+    families = [_family(gpu, frame) for frame, gpu in pairs]
+    holders, workers = families[-1]
+    family = [*holders, *workers]
+    percents = [rates.processes.get(key(process), {}).get("cpu_percent") for process in holders]
+    known = [percent / 100 for percent in percents if percent is not None]
+    return Second(
+        start=begin.time,
+        end=end.time,
+        frames=len(pairs),
+        reading=last,
+        gpu=means,
+        duties=duties,
+        reasons=_reasons(gpu for _, gpu in pairs),
+        holders=_holders(last, end),
+        shares=_shares(gpu for _, gpu in pairs),
+        started=min(
+            (p.identity.start_time for p in holders if p.identity.start_time is not None), default=None
+        ),
+        cores=sum(known) if known else None,
+        thread_cores=_busiest_thread(holders, begin, rates.interval_seconds),
+        workers=_helpers(workers, rates),
+        blocked=_blocked(families),
+        stuck=_stuck(families),
+        run_wait=_largest(rates, family, "run_wait_ratio"),
+        read_bytes=_sum(rates, family, "read_bytes_per_second"),
+        written_bytes=_written(begin, holders, rates),
+        resident_bytes=_resident(family),
+        throttled=_throttled(family, rates),
+        cpus=_cpus(family, end),
+        remote_cpus=_remote(last, end, holders, rates),
+        host={**(end.host.values if end.host is not None else {}), **rates.host},
+        disk=max(rates.disks.values(), key=lambda values: values.get("queue_length", 0.0), default={}),
+        nfs=max(
+            rates.filesystems.values(), key=lambda values: values.get("nfs_reads_in_flight", -1.0), default={}
+        ),
+        network=_network(end, rates),
+    )
+
+
+def _means(
+    pairs: Sequence[tuple[Frame, GpuReading]],
+) -> tuple[dict[str, Sum], tuple[tuple[float, float], ...]]:
+    found: dict[str, list[float]] = {name: [] for name in MEANS}
+    moved: list[float] = []
+    duties: list[tuple[float, float]] = []
+    for frame, gpu in pairs:
+        for name, values in found.items():
+            value = gpu.values.get(name)
+            if value is not None:
+                values.append(value)
+        busy, traffic = duty(gpu), copies(gpu)
+        if busy is not None:
+            duties.append((frame.time, busy))
+        if traffic is not None:
+            moved.append(traffic)
+    found["duty"], found["copies"] = [value for _, value in duties], moved
+    return {name: Sum(sum(values), len(values)) for name, values in found.items() if values}, tuple(duties)
+
+
+def _reasons(readings: Iterable[GpuReading]) -> dict[int, int]:
+    seen: dict[int, int] = {}
+    for reading in readings:
+        mask = int(reading.values.get("clocks_event_reasons", 0))
+        while mask:
+            bit = mask & -mask
+            seen[bit] = seen.get(bit, 0) + 1
+            mask ^= bit
+    return seen
+
+
+def _shares(readings: Iterable[GpuReading]) -> dict[int, Sum]:
+    shares: dict[int, Sum] = {}
+    for reading in readings:
+        for process in reading.processes or ():
+            if process.sm_ratio is not None:
+                total, count = shares.get(process.pid, (0.0, 0))
+                shares[process.pid] = Sum(total + process.sm_ratio, count + 1)
+    return shares
+
+
+def _holders(reading: GpuReading, frame: Frame) -> frozenset[ProcessKey] | None:
+    if reading.processes is None:
+        return None
+    started = {process.pid: process.identity.start_time for process in frame.processes}
+    return frozenset((process.pid, started.get(process.pid)) for process in reading.processes)
+
+
+def _family(reading: GpuReading, frame: Frame) -> tuple[list[ProcessReading], list[ProcessReading]]:
+    """The processes on this GPU, and their descendants that are on none."""
+    pids = {process.pid for process in reading.processes or ()}
+    holders = [process for process in frame.processes if process.pid in pids]
+    family = set(pids)
+    waiting = [process for process in frame.processes if process.pid not in pids and not process.on_gpu]
+    workers: list[ProcessReading] = []
+    grew = bool(pids)
+    while grew and waiting:
+        related = [process for process in waiting if process.identity.parent_pid in family]
+        grew = bool(related)
+        workers += related
+        family.update(process.pid for process in related)
+        waiting = [process for process in waiting if process.pid not in family]
+    return holders, workers
+
+
+def _helpers(workers: Iterable[ProcessReading], rates: Rates) -> tuple[Helper, ...]:
+    found = []
+    for process in workers:
+        percent = rates.processes.get(key(process), {}).get("cpu_percent")
+        if percent is not None:
+            cpu = process.values.get("last_cpu")
+            found.append(Helper(key(process), percent / 100, None if cpu is None else int(cpu)))
+    return tuple(found)
+
+
+def _blocked(families: Sequence[tuple[list[ProcessReading], list[ProcessReading]]]) -> float | None:
+    counts = [
+        sum(process.state == "D" for process in (*holders, *workers))
+        for holders, workers in families
+        if any(process.state is not None for process in (*holders, *workers))
+    ]
+    return sum(counts) / len(counts) if counts else None
+
+
+def _stuck(families: Sequence[tuple[list[ProcessReading], list[ProcessReading]]]) -> int:
+    blocked = [{process.pid for process in holders if process.state == "D"} for holders, _ in families]
+    return len(set.intersection(*blocked)) if blocked else 0
+
+
+def _busiest_thread(holders: Iterable[ProcessReading], earlier: Frame, seconds: float) -> float | None:
+    pids = {process.pid for process in holders}
+    before = {
+        (process.pid, thread.tid): thread.cpu_seconds_total
+        for process in earlier.processes
+        if process.pid in pids
+        for thread in process.threads
+    }
+    grown = [
+        thread.cpu_seconds_total - before[process.pid, thread.tid]
+        for process in holders
+        for thread in process.threads
+        if (process.pid, thread.tid) in before
+    ]
+    return max(grown) / seconds if grown and seconds > 0 else None
+
+
+def _sum(rates: Rates, processes: Iterable[ProcessReading], name: str) -> float | None:
+    values = [rates.processes.get(key(process), {}).get(name) for process in processes]
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known else None
+
+
+def _largest(rates: Rates, processes: Iterable[ProcessReading], name: str) -> float | None:
+    values = [rates.processes.get(key(process), {}).get(name) for process in processes]
+    known = [value for value in values if value is not None]
+    return float(max(known)) if known else None
+
+
+def _written(begin: Frame, holders: Sequence[ProcessReading], rates: Rates) -> float | None:
+    written = _sum(rates, holders, "written_bytes_per_second")
+    before = {key(process): process.values.get("written_chars_total") for process in begin.processes}
+    pairs = [(before.get(key(process)), process.values.get("written_chars_total")) for process in holders]
+    grown = [new - old for old, new in pairs if old is not None and new is not None and new >= old]
+    if not grown or rates.interval_seconds <= 0:
+        return written
+    return max(written or 0.0, sum(grown) / rates.interval_seconds)
+
+
+def _resident(family: Iterable[ProcessReading]) -> float | None:
+    sizes = [process.values.get("host_memory_bytes") for process in family]
+    known = [size for size in sizes if size is not None]
+    return float(sum(known)) if known else None
+
+
+def _throttled(family: Iterable[ProcessReading], rates: Rates) -> float | None:
+    groups = {process.identity.cgroup for process in family}
+    ratios = [
+        values["cpu_throttled_ratio"]
+        for path, values in rates.cgroups.items()
+        if path in groups and "cpu_throttled_ratio" in values
+    ]
+    return max(ratios, default=None)
+
+
+def _cpus(family: Sequence[ProcessReading], frame: Frame) -> float | None:
+    groups = {process.identity.cgroup for process in family}
+    limits = [p.values["cpus_allowed"] for p in family if "cpus_allowed" in p.values]
+    limits = [max(limits)] if limits else []
+    limits += [
+        group.values["cpu_limit_cores"]
+        for group in frame.cgroups
+        if group.path in groups and "cpu_limit_cores" in group.values
+    ]
+    if frame.host is not None and "cpus" in frame.host.values:
+        limits.append(frame.host.values["cpus"])
+    return float(min(limits)) if limits else None
+
+
+def _remote(
+    reading: GpuReading, frame: Frame, holders: Iterable[ProcessReading], rates: Rates
+) -> float | None:
+    """Share of the holders' CPU time that was last seen on a CPU of another NUMA node than the GPU's."""
+    node = reading.device.numa_node
+    nodes = frame.node.numa_cpus
+    if node is None or not 0 <= node < len(nodes) or len(nodes) < 2:
+        return None
+    near = cpus_in(nodes[node])
+    used = [
+        (rates.processes.get(key(process), {}).get("cpu_percent", 0.0), process.values["last_cpu"] in near)
+        for process in holders
+        if "last_cpu" in process.values
+    ]
+    total = sum(percent for percent, _ in used)
+    return sum(percent for percent, is_near in used if not is_near) / total if total > 0 else None
+
+
+def _network(frame: Frame, rates: Rates) -> tuple[str, Values]:
+    """The interface that uses most of its speed, with `busy_ratio` and `error_ratio` beside its rates."""
+    best: tuple[str, Values] = ("", {})
+    for link in frame.network:
+        values = dict(rates.network.get(link.name, {}))
+        speed = link.values.get("link_bits_per_second")
+        if not speed or link.kind not in ("ethernet", "infiniband"):
+            continue
+        rx, tx = values.get("rx_bytes_per_second"), values.get("tx_bytes_per_second")
+        if rx is None or tx is None:
+            continue
+        values["busy_ratio"] = max(rx, tx) * 8 / speed
+        packets = sum(values.get(f"{way}_packets_per_second", 0.0) for way in ("rx", "tx"))
+        errors = sum(values.get(f"{way}_errors_per_second", 0.0) for way in ("rx", "tx"))
+        values["error_ratio"] = errors / packets if packets > 100 else 0.0
+        if values["busy_ratio"] > best[1].get("busy_ratio", -1.0):
+            best = (link.name, values)
+    return best

@@ -1,0 +1,289 @@
+"""One GPU over a stretch of time: which part of it counts, and what it adds up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+from gpulse.diagnosis.rule import Signal
+from gpulse.diagnosis.seconds import Second
+from gpulse.diagnosis.thresholds import Thresholds
+from gpulse.model.device import Device
+from gpulse.model.process import ProcessReading
+
+_YOUNG_SECONDS = 60.0
+"""A job older than this at the start of a stretch has left its start-up behind."""
+
+
+_SETTLED = 0.8
+
+
+class Stall(NamedTuple):
+    """A pause of the GPU between two stretches of work."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return self.end - self.start
+
+
+class Stretch:
+    """One GPU, the job on it, and the seconds in which that job was at work.
+
+    What came before the job had started, after it had ended, or belongs to another job is left out.
+    """
+
+    def __init__(self, seconds: Sequence[Second], thresholds: Thresholds, names: dict[int, str]) -> None:
+        """Take the seconds of one GPU in order; `names` are the programs of the processes by pid."""
+        self._all = seconds
+        self._thresholds = thresholds
+        self.names = names
+        self.device: Device = seconds[-1].reading.device
+
+    @property
+    def seconds_seen(self) -> Sequence[Second]:
+        """Every second, also those outside the job."""
+        return self._all
+
+    @cached_property
+    def job(self) -> Sequence[Second]:
+        """The seconds of the job that was seen the longest; empty when nothing was on the GPU.
+
+        A job goes on while at least one of its processes does.
+        """
+        runs: list[list[Second]] = []
+        for second in self._all:
+            if second.holders is not None and not second.holders:
+                continue
+            if runs and _is_same_job(runs[-1][-1], second):
+                runs[-1].append(second)
+            else:
+                runs.append([second])
+        return max(runs, key=lambda run: run[-1].end - run[0].start, default=[])
+
+    @cached_property
+    def steady(self) -> Sequence[Second]:
+        """The job's seconds without its start-up."""
+        job = self.job
+        if len(job) > 2 and job[-1].end < self._all[-1].end:
+            job = job[:-1]  # it ended there, and its last second is half a second of leaving
+        if not job or not self._was_young:
+            return job
+        return job[_settled(job) :]
+
+    @cached_property
+    def _was_young(self) -> bool:
+        started = self.job[0].started
+        return started is None or started > self.job[0].start - _YOUNG_SECONDS
+
+    @property
+    def start(self) -> float:
+        """Epoch seconds at which the steady part begins."""
+        return self.steady[0].start
+
+    @property
+    def end(self) -> float:
+        """Epoch seconds at which it ends."""
+        return self.steady[-1].end
+
+    @cached_property
+    def length(self) -> float:
+        """Seconds of the steady part that were seen."""
+        return sum(second.seconds for second in self.steady)
+
+    @cached_property
+    def frames(self) -> int:
+        """Frames of the steady part."""
+        return sum(second.frames for second in self.steady)
+
+    @cached_property
+    def is_enough(self) -> bool:
+        """Whether there is enough to judge."""
+        t = self._thresholds
+        if not self.steady or self.length < t.shortest_seconds - 0.5 or self.frames < t.fewest_frames:
+            return False
+        return self.length >= t.coverage * (self.end - self.start)
+
+    @cached_property
+    def is_starting(self) -> bool:
+        """Whether the job is there, works on the host, and has not used the GPU yet."""
+        if not self.job or not self._was_young or self.has_worked:
+            return False
+        cores = self.cpu("cores", self.job)
+        return cores is not None and cores >= 0.3
+
+    @cached_property
+    def has_worked(self) -> bool:
+        """Whether the GPU computed or copied anything for the job once it had settled."""
+        still = self._thresholds.still
+        samples = [value for second in self.steady for _, value in second.duties]
+        if sum(value >= still for value in samples) > 0.01 * len(samples):
+            return True
+        return any(_works(second, still) for second in self.steady)
+
+    def mean(self, name: str, seconds: Iterable[Second] | None = None) -> float | None:
+        """The mean of one reading of the GPU over all its samples."""
+        sums = [
+            second.gpu[name] for second in (self.steady if seconds is None else seconds) if name in second.gpu
+        ]
+        samples = sum(entry.count for entry in sums)
+        return sum(entry.total for entry in sums) / samples if samples else None
+
+    def cpu(self, name: str, seconds: Iterable[Second] | None = None) -> float | None:
+        """The mean over time of something else that a second knows: `cores`, `blocked`, `read_bytes`."""
+        pairs = [
+            (second.seconds, getattr(second, name))
+            for second in (self.steady if seconds is None else seconds)
+        ]
+        known = [(length, value) for length, value in pairs if value is not None]
+        total = sum(length for length, _ in known)
+        return sum(length * value for length, value in known) / total if total > 0 else None
+
+    def host(self, name: str, seconds: Iterable[Second] | None = None) -> float | None:
+        """The mean over time of a reading or rate of the host."""
+        pairs = [(s.seconds, s.host.get(name)) for s in (self.steady if seconds is None else seconds)]
+        known = [(length, value) for length, value in pairs if value is not None]
+        total = sum(length for length, _ in known)
+        return sum(length * value for length, value in known) / total if total > 0 else None
+
+    def fact(self, name: str) -> float | None:
+        """A fact of the GPU, or a setting that held at the end."""
+        value = self._all[-1].reading.get(name)
+        return None if value is None else float(value)
+
+    @cached_property
+    def duty(self) -> float | None:
+        """Share of the steady part in which kernels ran."""
+        return self.mean("duty")
+
+    @cached_property
+    def cpus(self) -> float | None:
+        """CPUs that the job may use."""
+        return next((second.cpus for second in reversed(self.steady) if second.cpus is not None), None)
+
+    @cached_property
+    def pids(self) -> tuple[int, ...]:
+        """The processes on the GPU for at least half of the steady part, in order."""
+        seen: dict[int, int] = {}
+        for second in self.steady:
+            for pid, _ in second.holders or ():
+                seen[pid] = seen.get(pid, 0) + 1
+        return tuple(sorted(pid for pid, count in seen.items() if 2 * count >= len(self.steady)))
+
+    @cached_property
+    def has_workers(self) -> bool:
+        """Whether the job had helpers for most of the time."""
+        return 2 * sum(bool(second.workers) for second in self.steady) >= len(self.steady)
+
+    @cached_property
+    def sees(self) -> frozenset[Signal]:
+        """Which kinds of signals were there for most of the steady part."""
+        return frozenset(kind for kind, is_there in _KINDS.items() if _mostly(is_there, self.steady))
+
+    @cached_property
+    def duties(self) -> list[tuple[float, float]]:
+        """Times and values of all duty samples of the steady part."""
+        return [sample for second in self.steady for sample in second.duties]
+
+    @cached_property
+    def stalls(self) -> list[Stall]:
+        """The pauses between stretches of work."""
+        return _stalls(self.duties, self._thresholds)
+
+    @cached_property
+    def edges(self) -> list[Stall]:
+        """Pauses that had begun before the stretch, or go on after it."""
+        samples, t = self.duties, self._thresholds
+        busy = [time for time, value in samples if value >= t.stall_duty]
+        if not busy:
+            return []
+        found = (Stall(samples[0][0], busy[0]), Stall(busy[-1], samples[-1][0]))
+        return [stall for stall in found if stall.seconds >= t.stall_seconds / 2]
+
+
+class Window(NamedTuple):
+    """All GPUs of one machine over the same time."""
+
+    stretches: tuple[Stretch, ...]
+    start: float
+    end: float
+    frames: int
+
+
+_KINDS: dict[Signal, Callable[[Second], bool]] = {
+    "gpm": lambda second: "sm_active_ratio" in second.gpu,
+    "duty": lambda second: "duty" in second.gpu,
+    "copies": lambda second: "copies" in second.gpu,
+    "processes": lambda second: second.cores is not None,
+    "holders": lambda second: second.holders is not None,
+    "shares": lambda second: bool(second.shares),
+    "io": lambda second: second.read_bytes is not None,
+    "pressure": lambda second: "pressure_cpu_some_ratio" in second.host,
+    "host": lambda second: "processes_running" in second.host,
+    "memory": lambda second: "memory_used_bytes" in second.gpu,
+    "power": lambda second: "power_watts" in second.gpu,
+}
+
+
+def programs(processes: Iterable[ProcessReading]) -> dict[int, str]:
+    """The names of processes by pid."""
+    return {process.pid: process.identity.name for process in processes if process.identity.name}
+
+
+def _mostly(is_there: Callable[[Second], bool], seconds: Sequence[Second]) -> bool:
+    return bool(seconds) and 2 * sum(is_there(second) for second in seconds) >= len(seconds)
+
+
+def _is_same_job(before: Second, after: Second) -> bool:
+    if before.holders is None or after.holders is None:
+        return True
+    return bool(before.holders & after.holders)
+
+
+def _works(second: Second, still: float) -> bool:
+    used = max(
+        (second.gpu[name].mean for name in ("duty", "gpu_utilization_ratio") if name in second.gpu),
+        default=0.0,
+    )
+    return used >= still or (second.mean("copies") or 0.0) >= 0.3 * 2**30
+
+
+def _settled(job: Sequence[Second]) -> int:
+    """Where the work has begun: two seconds at nearly the pace that it has later, or the first of all."""
+    pace = [second.mean("duty") or 0.0 for second in job]
+    copied = [second.mean("copies") or 0.0 for second in job]
+    for series in (pace, copied):
+        usual = median(series)
+        if usual > (0.005 if series is pace else 0.3 * 2**30):
+            for place in range(len(series)):
+                later = series[place : place + 2]
+                if sum(later) / len(later) >= _SETTLED * median(series[place:]):
+                    return place
+    return 0
+
+
+def _stalls(samples: Sequence[tuple[float, float]], t: Thresholds) -> list[Stall]:
+    """Runs of idle samples with work before and after them."""
+    found: list[Stall] = []
+    idle_from: float | None = None
+    worked = 0.0
+    last: float | None = None
+    for time, value in samples:
+        step = 0.0 if last is None else time - last
+        if value < t.stall_duty:
+            if idle_from is None:
+                idle_from = time - step
+        elif idle_from is not None and value >= t.between_stalls_duty:
+            if (last or time) - idle_from >= t.stall_seconds and worked >= t.stall_seconds / 2:
+                found.append(Stall(idle_from, last or time))
+                worked = 0.0
+            idle_from = None
+        if value >= t.between_stalls_duty:
+            worked += step
+        last = time
+    return found
