@@ -44,10 +44,11 @@ bench: $(READY) ## Compare with nvitop, gpustat and a bare loop; writes benchmar
 
 docs: $(READY) ## Rebuild the documents and pictures that are made from the code
 	$(BIN)/python -m gpulse.export.reference > docs/metrics.md
+	$(BIN)/python -m gpulse.export.manual > docs/diagnosis.md
 	$(BIN)/python docs/pictures.py
 
 golden: $(READY) ## Rewrite the golden outputs after a wanted change of the views
-	UPDATE_GOLDEN=1 $(BIN)/pytest -n auto tests/integration/test_cli_golden.py
+	UPDATE_GOLDEN=1 $(BIN)/pytest -n auto tests/integration/test_cli_golden.py tests/integration/test_verdict_golden.py
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

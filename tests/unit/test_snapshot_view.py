@@ -119,7 +119,11 @@ def test_urgent_findings_need_no_option_and_their_advice_does() -> None:
 def test_no_fault_is_said_when_asked() -> None:
     """-b always answers."""
 
-    assert "The driver reports no fault." == lines(snapshot(gpu()), Parts(findings=True))[-1]
+    look = snapshot(gpu())
+    judged = look._replace(verdict="Nothing holds the GPUs up: GPU 0 busy 99%.")
+
+    assert lines(look, Parts(findings=True))[-1].startswith("The driver reports no fault.")
+    assert judged.verdict == lines(judged, Parts(findings=True))[-1]
 
 
 def test_helpers_are_counted_with_their_own_children() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -19,8 +21,15 @@ if TYPE_CHECKING:
 
     from gpulse.model.frame import Frame
     from gpulse.sources.base import Source
+    from gpulse.sources.machine import LocalMachine
     from gpulse.sources.nvml.reader import GpuReader
     from gpulse.terminal.snapshot import Parts
+
+
+DIAGNOSED_SECONDS = 11.0
+"""A little more than the shortest stretch that may be judged."""
+WINDOW_SECONDS = 30.0
+_STEP_SECONDS = 0.2
 
 
 def look(
@@ -36,6 +45,7 @@ def look(
     demo: bool,
     replay: Path | None,
     at: float | None,
+    diagnosed: bool = False,
 ) -> None:
     """Take looks and show them in the way that was asked for.
 
@@ -51,6 +61,7 @@ def look(
         demo: Look at the demo machine.
         replay: Look at this recording.
         at: Seconds after the recording's start.
+        diagnosed: Find out what slows the running jobs too, which takes ten seconds of watching.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
@@ -64,13 +75,19 @@ def look(
     )
     source = shell.other_source(demo=demo, replay=replay)
     if watch is not None:
+        from gpulse.diagnosis.live import Monitor  # noqa: PLC0415
+
+        monitor = Monitor()
         for snapshot in _many(watch, source):
-            showing(_judged(snapshot, choose))
+            frame = choose(snapshot.frame)
+            showing(snapshot._replace(frame=frame, findings=tuple(monitor(frame))))
     elif replay is not None:
-        showing(_judged(_from_recording(replay, at), choose))
+        showing(_from_recording(replay, at, choose, diagnosed=diagnosed))
+    elif demo:
+        showing(_demo(choose, diagnosed=diagnosed))
     else:
         whole = parts != type(parts)(findings=parts.findings) or as_json or as_csv or sqlite is not None
-        showing(_judged(_one(opened, source, whole=whole), choose))
+        showing(_one(opened, choose, whole=whole, diagnosed=diagnosed))
 
 
 def _judged(snapshot: Snapshot, choose: selection.Select) -> Snapshot:
@@ -81,27 +98,71 @@ def _judged(snapshot: Snapshot, choose: selection.Select) -> Snapshot:
     return snapshot._replace(frame=frame, findings=tuple(faults(frame)))
 
 
-def _one(opened: GpuReader | None, source: Source | None, *, whole: bool) -> Snapshot:
+def _diagnosed(snapshot: Snapshot, frames: Iterable[Frame]) -> Snapshot:
+    """A judged look with what the time before it shows, besides the faults that it shows itself."""
+    from gpulse.diagnosis.engine import diagnose, rank  # noqa: PLC0415
+
+    diagnosis = diagnose(frames)
+    known = {(finding.id, finding.gpu) for finding in snapshot.findings}
+    more = [finding for finding in diagnosis.findings if (finding.id, finding.gpu) not in known]
+    return snapshot._replace(findings=tuple(rank([*snapshot.findings, *more])), verdict=diagnosis.verdict)
+
+
+def _demo(choose: selection.Select, *, diagnosed: bool) -> Snapshot:
+    """One look at the simulated machine, whose past need not be waited for."""
+    source = shell.demo_machine(earlier_seconds=DIAGNOSED_SECONDS)
+    now = time.time()
+    frames = [choose(source.sample(now + step)) for step in _steps(DIAGNOSED_SECONDS)] if diagnosed else []
+    snapshot = _judged(Snapshot.of(source.sample(now - RATES_SECONDS), source.sample(now)), choose)
+    return _diagnosed(snapshot, frames) if diagnosed else snapshot
+
+
+def _steps(seconds: float) -> Iterator[float]:
+    """Moments before now, oldest first."""
+    count = round(seconds / _STEP_SECONDS)
+    return ((step - count) * _STEP_SECONDS for step in range(count + 1))
+
+
+def _one(opened: GpuReader | None, choose: selection.Select, *, whole: bool, diagnosed: bool) -> Snapshot:
     """One look; unless the whole machine is wanted, only at what the table of GPUs shows."""
-    if source is not None:
-        now = time.time()
-        return Snapshot.of(source.sample(now - RATES_SECONDS), source.sample(now))
     from gpulse.diagnosis.faults import READINGS as FAULTS  # noqa: PLC0415  while the GPUs gather their first sample
     from gpulse.sampling.look import look as take  # noqa: PLC0415
     from gpulse.sampling.look import machine_for_one_look  # noqa: PLC0415
     from gpulse.terminal.gpus import READINGS  # noqa: PLC0415
 
+    whole = whole or diagnosed
     if opened is not None and not whole:
         opened.keep(READINGS | FAULTS)
     with closing(machine_for_one_look(opened)) as machine:
-        return take(machine, rates_seconds=RATES_SECONDS if whole else None)
+        taken = take(machine, rates_seconds=RATES_SECONDS if whole else None)
+        if not diagnosed or not any(gpu.processes for gpu in choose(taken.frame).gpus):
+            return _judged(taken, choose)
+        frames = [choose(taken.frame), *(choose(frame) for frame in _watched(machine))]
+        return _diagnosed(_judged(Snapshot.of(frames[-3], frames[-1]), choose), frames)
 
 
-def _from_recording(path: Path, at: float | None) -> Snapshot:
+def _watched(machine: LocalMachine) -> Iterator[Frame]:
+    """Frames of the next ten seconds, with a word for whoever waits for them."""
+    shown = sys.stderr.isatty()
+    begun = time.monotonic()
+    for step in range(1, round(DIAGNOSED_SECONDS / _STEP_SECONDS) + 1):
+        time.sleep(max(0.0, begun + step * _STEP_SECONDS - time.monotonic()))
+        if shown and step % 5 == 0:
+            left = DIAGNOSED_SECONDS - step * _STEP_SECONDS
+            sys.stderr.write(f"\r\x1b[Kwatching what runs for {left:.0f} s more")
+            sys.stderr.flush()
+        yield machine.sample(time.time())
+    if shown:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def _from_recording(path: Path, at: float | None, choose: selection.Select, *, diagnosed: bool) -> Snapshot:
     """The look at the recording's end, or at a moment of it."""
     from gpulse.sources.recording import Recording  # noqa: PLC0415
 
-    recent: list[Frame] = []
+    kept = WINDOW_SECONDS if diagnosed else 2 * RATES_SECONDS
+    recent: deque[Frame] = deque()
     first: float | None = None
     reached = at is None
     for frame in Recording(path):
@@ -110,7 +171,8 @@ def _from_recording(path: Path, at: float | None) -> Snapshot:
             reached = True
             if frame.time - first > at and recent:
                 break
-        recent = [old for old in recent if frame.time - old.time <= 2 * RATES_SECONDS or old is recent[-1]]
+        while len(recent) > 1 and frame.time - recent[0].time > kept:
+            recent.popleft()
         recent.append(frame)
     if not recent or first is None:
         raise RecordingError(
@@ -119,9 +181,10 @@ def _from_recording(path: Path, at: float | None) -> Snapshot:
     last = recent[-1]
     if not reached:
         raise click.UsageError(f"--at +{at:g} is after the recording's end at +{last.time - first:.1f}")
-    apart = [old for old in recent[:-1] if last.monotonic - old.monotonic >= RATES_SECONDS - 0.01]
+    apart = [old for old in recent if last.monotonic - old.monotonic >= RATES_SECONDS - 0.01]
     earlier = apart[-1] if apart else recent[0] if len(recent) > 1 else None
-    return Snapshot.of(earlier, last)
+    snapshot = _judged(Snapshot.of(earlier, last), choose)
+    return _diagnosed(snapshot, [choose(frame) for frame in recent]) if diagnosed else snapshot
 
 
 def _many(seconds: float, source: Source | None) -> Iterator[Snapshot]:

@@ -25,9 +25,16 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "why": Verb(
+        "gpulse.cli.why", "Say what holds the GPUs up: watch, or judge a recording or a command's run."
+    ),
     "top": Verb("gpulse.cli.top", "Watch GPUs, processes and host full-screen."),
     "record": Verb("gpulse.cli.record", "Record this machine, or a command's run, into a file."),
     "doctor": Verb("gpulse.cli.doctor", "Check what can be read here, and say how to get the rest."),
+    "explain": Verb(
+        "gpulse.cli.explain",
+        "Explain the findings: what they mean, how they are recognised, how to fix them.",
+    ),
     "completion": Verb("gpulse.cli.completion", "Print the shell completion script."),
 }
 
@@ -64,8 +71,19 @@ class Root(click.Group):
 
 
 @click.group(cls=Root, invoke_without_command=True, context_settings=_CONTEXT)
-@click.option("-a", "--all", "everything", is_flag=True, help="All of -b -c -d -n.")
-@click.option("-b", "--bottleneck", is_flag=True, help="What is wrong: the faults that the driver reports.")
+@click.option(
+    "-a",
+    "--all",
+    "everything",
+    is_flag=True,
+    help="All of -b -c -d -n, but of what is wrong only the faults, which need no watching.",
+)
+@click.option(
+    "-b",
+    "--bottleneck",
+    is_flag=True,
+    help="What is wrong: faults, and what slows the running jobs, for which it watches them for ten seconds.",
+)
 @click.option("-c", "--cpu", is_flag=True, help="CPUs, memory, pressure, and every process on a GPU.")
 @click.option("-d", "--disk", is_flag=True, help="Disks with their rates, file systems with their sizes.")
 @click.option("-n", "--net", is_flag=True, help="Network interfaces with their rates and errors.")
@@ -118,6 +136,7 @@ def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: 
     gpulse -a              everything
     gpulse --demo -a       the same, on a simulated machine with eight GPUs
     gpulse -w 1            look every second
+    gpulse why             what holds the jobs up, with evidence
 
     Rates (CPU, disks, network) are measured over half a second before they are shown.
     """  # noqa: D301  click needs the backspace itself
@@ -127,10 +146,17 @@ def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: 
     from gpulse.cli.look import look, seconds_after  # noqa: PLC0415  verbs need none of it
     from gpulse.terminal.snapshot import Parts  # noqa: PLC0415
 
+    diagnosed = bool(options["bottleneck"])
     wanted = {part: options.pop(flag) or everything for flag, part in _PARTS.items()}
     at = options.pop("at")
     parts = Parts(**wanted, verbose=options.pop("verbose"))
-    look(opened=ctx.obj, parts=parts, at=None if at is None else seconds_after(at), **options)
+    look(
+        opened=ctx.obj,
+        parts=parts,
+        at=None if at is None else seconds_after(at),
+        diagnosed=diagnosed,
+        **options,
+    )
 
 
 def _refuse_stray_options(ctx: click.Context, verb: str) -> None:

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
-import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpulse.cli import shell
+from gpulse.cli import beside, shell
 from gpulse.errors import CollectionError, GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
-
     from gpulse.model.frame import Frame
     from gpulse.sampling.recorder import Sink
     from gpulse.sampling.sampler import Sampler
     from gpulse.sources.base import Source
 
-    Handler = Callable[[int, FrameType | None], object]
-
 _FAST_GPM_SECONDS = 0.2
-_NOT_FOUND = 127
-_NOT_EXECUTABLE = 126
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -96,7 +86,7 @@ def command(
             if argv:
                 code = _beside(list(argv), sampler, sink, progress, seconds)
             else:
-                with _stopping(sampler):
+                with beside.stopping(sampler):
                     _write(sampler, sink, progress, seconds)
                 code = 0
     if progress.frames == 0:
@@ -165,67 +155,15 @@ def _write(sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | N
             return
 
 
-@contextmanager
-def _handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _stopping(sampler: Sampler) -> Iterator[None]:
-    """Let Ctrl-C and a polite kill end the sampling, so that the file is finished properly."""
-
-    def stop(number: int, stack: FrameType | None) -> None:  # noqa: ARG001  the signature of handlers
-        sampler.stop()
-
-    with _handling({signal.SIGINT: stop, signal.SIGTERM: stop}):
-        yield
-
-
-class _Relay:
-    """Passes a polite kill on to the command, even one that comes while the command is being started."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        self._child: subprocess.Popen[bytes] | None = None
-
-    def adopt(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-        if self._asked:
-            child.terminate()
-
-    def end(self, number: int, stack: FrameType | None) -> None:  # noqa: ARG002  the signature of handlers
-        self._asked = True
-        if self._child is not None:
-            self._child.terminate()
-
-    def wait(self, number: int, stack: FrameType | None) -> None:
-        """Ctrl-C reaches the command from the terminal; ignoring it instead would make the command ignore it."""
-
-
 def _beside(argv: list[str], sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | None) -> int:
-    """Record while a command runs; its exit code, or 128 and the number of the signal that ended it.
+    """Record while a command runs; its exit code.
 
     A recording that fails (a full disk) says so and lets the command go on: it is worth more.
     """
-    relay = _Relay()
-    with _handling({signal.SIGINT: relay.wait, signal.SIGTERM: relay.end}):
-        try:
-            child = subprocess.Popen(argv)  # noqa: S603  running what was asked for is the point
-        except FileNotFoundError:
-            shell.complain("gpulse", f"{argv[0]}: command not found")
-            return _NOT_FOUND
-        except OSError as error:
-            shell.complain("gpulse", f"{argv[0]}: {error.strerror}")
-            return _NOT_EXECUTABLE
-        relay.adopt(child)
-        waiter = threading.Thread(target=_stop_with, args=(child, sampler), name="gpulse-command")
-        waiter.start()
-        failed = False
+    failed = False
+
+    def write() -> None:
+        nonlocal failed
         try:
             _write(sampler, sink, progress, seconds)
         except GpulseError as error:
@@ -233,12 +171,5 @@ def _beside(argv: list[str], sampler: Sampler, sink: Sink, progress: _Progress, 
             shell.complain("gpulse", f"{error.message}; the command goes on", error.hint)
             with suppress(GpulseError):  # the same reason once more
                 sink.close()
-        finally:
-            waiter.join()
-    code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-    return code or int(failed)
 
-
-def _stop_with(child: subprocess.Popen[bytes], sampler: Sampler) -> None:
-    child.wait()
-    sampler.stop()
+    return beside.run(argv, sampler, write) or int(failed)

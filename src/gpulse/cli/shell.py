@@ -20,6 +20,7 @@ from gpulse.terminal.table import Paint, painter
 if TYPE_CHECKING:
     from gpulse.sources.base import Source
     from gpulse.sources.nvml.reader import GpuReader
+    from gpulse.sources.simulated import DemoMachine
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -190,11 +191,16 @@ def other_source(*, demo: bool, replay: Path | None, gpus: int = 8) -> Source | 
     if demo and replay is not None:
         raise click.UsageError("--demo and --replay exclude each other")
     if demo:
-        from gpulse.sources.simulated import DemoMachine  # noqa: PLC0415  not needed on real machines
-
-        return DemoMachine(time.time() - DEMO_HEAD_START_SECONDS, gpus=gpus)
+        return demo_machine(gpus=gpus)
     if replay is not None:
         from gpulse.sources.recording import Recording, ReplaySource  # noqa: PLC0415
 
         return ReplaySource(Recording(replay), started=time.time())
     return None
+
+
+def demo_machine(*, gpus: int = 8, earlier_seconds: float = 0.0) -> DemoMachine:
+    """The simulated machine, running since a while, or for so much longer."""
+    from gpulse.sources.simulated import DemoMachine  # noqa: PLC0415  not needed on real machines
+
+    return DemoMachine(time.time() - DEMO_HEAD_START_SECONDS - earlier_seconds, gpus=gpus)

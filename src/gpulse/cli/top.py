@@ -48,7 +48,7 @@ def command(
         raise UsageError("top needs a terminal", hint="gpulse -w 2 for files and pipes")
     choose = selection.parse(gpus)
     other = shell.other_source(demo=demo, replay=replay, gpus=demo_gpus)
-    from gpulse.diagnosis.faults import faults  # noqa: PLC0415  --help needs none of it
+    from gpulse.diagnosis.live import Monitor  # noqa: PLC0415  --help needs none of it
     from gpulse.terminal.top import Options, run_top  # noqa: PLC0415
 
     with closing(other or _this_machine(interval)) as source:
@@ -59,7 +59,7 @@ def command(
                 readonly=readonly,
                 killable=other is None,
                 gpus=choose,
-                findings=faults,
+                findings=Monitor(),
                 title=f"gpulse {replay.name}" if replay is not None else "gpulse demo" if demo else "gpulse",
             ),
         )

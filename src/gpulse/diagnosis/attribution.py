@@ -34,6 +34,10 @@ class Attribution(NamedTuple):
         cause = max(self.shares, key=lambda name: self.shares[name], default=None)
         return cause if cause is not None and self.shares[cause] >= t.explained else "none"
 
+    def of(self, cause: Cause) -> list[Second]:
+        """The seconds whose loss was put down to this cause."""
+        return [second for second, name in zip(self.seconds, self.causes, strict=True) if name == cause]
+
     def onset(self, cause: Cause, t: Thresholds) -> float:
         """When the loss to this cause began to last."""
         held = [
@@ -98,8 +102,10 @@ def _crowded(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: 
     if not cpus:
         return False
     runnable = second.host.get("processes_running", 0.0) / cpus
-    waits = (second.run_wait or 0.0) >= t.run_wait
-    if not (waits or second.host.get("pressure_cpu_some_ratio", 0.0) >= t.cpu_pressure):
+    pressure = second.host.get("pressure_cpu_some_ratio")
+    # Where nobody counts the waiting, the queue itself says that there is some.
+    is_counted = second.run_wait is not None or pressure is not None
+    if is_counted and (second.run_wait or 0.0) < t.run_wait and (pressure or 0.0) < t.cpu_pressure:
         return False
     if runnable >= t.runnable_per_core_anyway:
         return True

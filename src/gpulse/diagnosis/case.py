@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -61,8 +62,8 @@ class Case:
         """The pauses that the program takes by itself."""
         found = []
         for stall in self.stretch.stalls:
-            inside = [s for s in self.stretch.steady if s.end > stall.start and s.start < stall.end]
-            if inside and not self._is_fed_from_outside(inside, stall):
+            inside = _overlapping(self.stretch.steady, stall)
+            if inside and self._is_felt(inside) and not self._is_fed_from_outside(inside, stall):
                 found.append(
                     Pause(stall, _moved(inside, "written_bytes", stall), _moved(inside, "tx", stall))
                 )
@@ -79,7 +80,9 @@ class Case:
         lost = sum(pause.stall.seconds for pause in self.pauses)
         written = len(self.checkpoints)
         return (
-            max(written, len(self.pauses) - written) >= 2 and lost >= self.t.stall_share * self.stretch.length
+            "processes" in self.stretch.sees
+            and max(written, len(self.pauses) - written) >= 2
+            and lost >= self.t.stall_share * self.stretch.length
         )
 
     @cached_property
@@ -118,6 +121,18 @@ class Case:
         drawn, limit = self.stretch.mean("power_watts"), self.stretch.fact("power_limit_watts")
         return None if drawn is None or not limit else drawn / limit
 
+    @cached_property
+    def is_unclear(self) -> bool:
+        """Whether nobody could say from what was seen that the GPU is well used."""
+        if self.stretch.duty is None or self.lost >= self.t.lost:
+            return True
+        return self.is_hollow
+
+    @cached_property
+    def is_hollow(self) -> bool:
+        """Whether it reads busy, draws little power, and GPM does not tell why."""
+        return "gpm" not in self.stretch.sees and self.is_busy and (self.power or 1.0) < self.t.hollow_power
+
     def severity(self, lost: float) -> Severity:
         """How bad it is to lose so much of a GPU's time."""
         return "high" if lost >= self.t.lost_high else "medium" if lost >= self.t.lost_medium else "low"
@@ -133,9 +148,15 @@ class Case:
             sure -= 0.1
         return round(max(0.1, sure), 2)
 
+    @property
+    def over(self) -> str:
+        """What the lost time and its causes are a mean of."""
+        is_whole = len(self.attribution.seconds) == len(self.stretch.steady)
+        return "mean" if is_whole else "mean between pauses"
+
     def lost_evidence(self) -> Evidence:
         """The lost time against what is normal."""
-        return Evidence("lost_ratio", "mean", self.lost, ">=", self.t.lost)
+        return Evidence("lost_ratio", self.over, self.lost, ">=", self.t.lost)
 
     def explained_evidence(self, cause: Cause) -> Evidence:
         """How much of the lost time a cause explains."""
@@ -151,6 +172,28 @@ class Case:
             if cause not in but
         )
 
+    @cached_property
+    def _power_at_work(self) -> float | None:
+        """Power between the stalls, where it is enough above an idle GPU's to tell one from the other."""
+        apart = [
+            second
+            for second in self.stretch.steady
+            if not any(_overlapping((second,), stall) for stall in self.stretch.stalls)
+        ]
+        drawn, limit = self.stretch.mean("power_watts", apart), self.stretch.fact("power_limit_watts")
+        return drawn if drawn is not None and limit and drawn >= self.t.telling_power * limit else None
+
+    def _is_felt(self, seconds: list[Second]) -> bool:
+        """Whether the power fell in a stall.
+
+        Samples that are taken a little faster or slower than the steps come find the GPU idle many times
+        in a row, and the power does not fall.
+        """
+        drawn = [value for second in seconds if (value := second.mean("power_watts")) is not None]
+        if self._power_at_work is None or not drawn:
+            return True
+        return min(drawn) < self.t.stall_power * self._power_at_work
+
     def _is_fed_from_outside(self, seconds: list[Second], stall: Stall) -> bool:
         starved = 0.0
         for second in seconds:
@@ -162,6 +205,10 @@ class Case:
             if cause in _FED_FROM_OUTSIDE or (cause == "copies" and inbound):
                 starved += part
         return starved >= 0.5 * stall.seconds
+
+
+def _overlapping(seconds: Sequence[Second], stall: Stall) -> list[Second]:
+    return [second for second in seconds if second.end > stall.start and second.start < stall.end]
 
 
 def _moved(seconds: list[Second], what: str, stall: Stall) -> float | None:

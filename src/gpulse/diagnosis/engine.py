@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpulse.diagnosis.case import Case, Node
@@ -15,6 +16,8 @@ from gpulse.model.frame import Frame
 from gpulse.model.units import duration
 
 _ORDER = {rule.id: place for place, rule in enumerate(RULES)}
+_HOLDS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.le}
+_OPPOSITE = {">=": "<", ">": "<=", "<": ">=", "<=": ">"}
 _WHATEVER = frozenset({"gpu_memory_orphaned", "process_died", "slow_start"})
 """Rules about GPUs whose job is gone, or not at work yet."""
 _WITHOUT_A_JOB = frozenset({"fault", "clocks", "link"})
@@ -70,12 +73,17 @@ def judge(
     node = Node(enough, frame, t, now)
     for rule in rules:
         if rule.check_node is not None:
-            findings += [found(rule, match) for match in rule.check_node(node)]
-    findings = [finding for finding in _ranked(findings) if not _repeats(finding, findings)]
+            findings += [_honest(found(rule, match)) for match in rule.check_node(node)]
+    findings = [finding for finding in rank(findings) if not _repeats(finding, findings)]
     judged = tuple(entry for case in cases if (entry := _judged(case)) is not None)
     worth = tuple(finding for finding in findings if finding.severity != "info")
     return Diagnosis(
-        verdict=_verdict(worth, judged, cases),
+        verdict=verdict(
+            worth,
+            judged,
+            starting=any(case.stretch.is_starting for case in cases),
+            unclear=[case.stretch.device.label for case in enough if case.is_unclear],
+        ),
         findings=worth,
         info=tuple(finding for finding in findings if finding.severity == "info"),
         data_gaps=tuple(dict.fromkeys(gaps)),
@@ -92,6 +100,8 @@ def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Find
             continue
         if not (enough or rule.family in _WITHOUT_A_JOB or rule.id in _WHATEVER):
             continue
+        if rule.applies is not None and not rule.applies(case):
+            continue
         missing = [signal for signal in rule.needs if signal not in stretch.sees] if enough else []
         if missing:
             for signal in missing:
@@ -101,11 +111,11 @@ def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Find
             continue
         matches = rule.check(case)
         for match in () if matches is None else (matches,) if isinstance(matches, Match) else matches:
-            yield found(rule, match, case)
+            yield _honest(found(rule, match, case))
     label = f"GPU {stretch.device.label}"
     for signal, ids in unseen.items():
         gaps.append(f"{label}: {SIGNALS[signal]} could not be read: {', '.join(ids)} not judged")
-    if enough and not stretch.sees >= {"gpm"} and case.is_busy and (case.power or 1.0) < 0.35:
+    if enough and case.is_hollow:
         gaps.append(
             f"{label}: draws {case.power or 0.0:.0%} of its power limit although utilization reads {stretch.duty or 0.0:.0%}: "
             "whether its kernels are thin or it copies cannot be told without GPM"
@@ -115,6 +125,18 @@ def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Find
             f"{label}: only {stretch.length:.1f} s ({stretch.frames} frames) of its job at work were seen, and "
             f"{case.t.shortest_seconds:.0f} s are needed"
         )
+
+
+def _honest(finding: Finding) -> Finding:
+    """With what does not hold, where one sign of several was enough, told as speaking against it."""
+    stands, falls = [], []
+    for item in finding.evidence:
+        holds = _HOLDS.get(item.comparison)
+        if holds is None or holds(item.value, item.threshold):
+            stands.append(item)
+        else:
+            falls.append(item._replace(comparison=_OPPOSITE[item.comparison]))
+    return finding._replace(evidence=tuple(stands), counter_evidence=(*finding.counter_evidence, *falls))
 
 
 def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
@@ -132,7 +154,8 @@ def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
     return False
 
 
-def _ranked(findings: Sequence[Finding]) -> list[Finding]:
+def rank(findings: Sequence[Finding]) -> list[Finding]:
+    """Worst first; among equals in the order of the rulebook."""
     return sorted(
         findings,
         key=lambda finding: (
@@ -158,24 +181,31 @@ def _judged(case: Case) -> Judged | None:
     return None
 
 
-def _verdict(findings: Sequence[Finding], judged: Sequence[Judged], cases: Sequence[Case]) -> str:
+def verdict(
+    findings: Sequence[Finding], judged: Sequence[Judged], *, starting: bool, unclear: Sequence[str] = ()
+) -> str:
+    """The one sentence that says it; `unclear` are the GPUs of which nobody can say that they are well used."""
     if findings:
         first = findings[0]
         more = len(findings) - 1
         rest = f" ({more} more {'finding' if more == 1 else 'findings'})" if more else ""
         return f"{BY_ID[first.id].title}: {first.summary}{rest}."
-    starting = [case for case in cases if case.stretch.is_starting]
     if not judged:
         if starting:
             return "Not enough data: the job has not reached the GPU yet."
-        if not cases:
-            return "Not enough data: no GPU was seen for as long as a second."
-        return "Not enough data: no job was seen at work for long enough."
+        return "Not enough data: no GPU was seen for long enough."
     at_work = [entry for entry in judged if entry.state != "idle"]
     if not at_work:
         which = "The GPU is" if len(judged) == 1 else f"All {len(judged)} GPUs are"
         return f"{which} idle: nothing runs, so nothing is slow."
-    told = ", ".join(f"GPU {entry.label} {entry.state}" for entry in at_work[:4])
-    others = f" and {len(at_work) - 4} more" if len(at_work) > 4 else ""
-    seconds = max(entry.end - entry.start for entry in at_work)
-    return f"Nothing holds the GPUs up: {told}{others} over {duration(seconds)}."
+    doubtful = [entry for entry in at_work if entry.label in unclear]
+    if doubtful:
+        return f"No cause found: {_told(doubtful)}, and why cannot be told from what could be read."
+    return f"Nothing holds the GPUs up: {_told(at_work)}."
+
+
+def _told(entries: Sequence[Judged]) -> str:
+    told = ", ".join(f"GPU {entry.label} {entry.state}" for entry in entries[:4])
+    others = f" and {len(entries) - 4} more" if len(entries) > 4 else ""
+    seconds = max(entry.end - entry.start for entry in entries)
+    return f"{told}{others} over {duration(seconds)}"

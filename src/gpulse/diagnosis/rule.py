@@ -69,6 +69,8 @@ class Rule(NamedTuple):
     advice: tuple[Advice, ...]
     check: Check | None = None
     check_node: NodeCheck | None = None
+    applies: Callable[[Case], bool] | None = None
+    """Whether the question makes sense at all; without its signals a rule leaves a gap only if it does."""
     needs: tuple[Signal, ...] = ()
     sources: tuple[str, ...] = ()
     shown: bool = True

@@ -21,6 +21,7 @@ _SECOND = 0.95
 _GAP_SECONDS = 5.0
 _GAP_INTERVALS = 4.0
 _DISORDER_SECONDS = 1.0
+_FRESH_SECONDS = 2.5
 
 MEANS = (
     "gpu_utilization_ratio",
@@ -135,12 +136,14 @@ class Second(NamedTuple):
 def duty(reading: GpuReading) -> float | None:
     """Share of the time in which kernels ran.
 
-    GPM's word where there is one. NVML's utilization counts copies as work, so while much is copied the
+    GPM's word where there is a fresh one; it is costly, and may be held for long. NVML's utilization counts copies as work, so while much is copied the
     activity of the multiprocessors, which cannot be more than the duty, says it better.
     """
     values = reading.values
     active = values.get("graphics_active_ratio")
-    if active is not None:
+    read_at = reading.read_at
+    held = read_at.get("gpm", 0.0) - read_at["graphics"] if "graphics" in read_at else 0.0
+    if active is not None and held <= _FRESH_SECONDS:
         return active
     used, filled = values.get("gpu_utilization_ratio"), values.get("sm_active_ratio")
     if filled is not None and (copies(reading) or 0.0) >= 2**30 and filled < 0.2:

@@ -15,9 +15,8 @@ from gpulse.model.process import ProcessReading
 
 _YOUNG_SECONDS = 60.0
 """A job older than this at the start of a stretch has left its start-up behind."""
-
-
 _SETTLED = 0.8
+_LEFT_DUTY = 0.05
 
 
 class Stall(NamedTuple):
@@ -54,17 +53,20 @@ class Stretch:
     def job(self) -> Sequence[Second]:
         """The seconds of the job that was seen the longest; empty when nothing was on the GPU.
 
-        A job goes on while at least one of its processes does.
+        A job goes on while at least one of its processes does. The second in which it came is half another
+        job's, or nobody's, and left out.
         """
         runs: list[list[Second]] = []
+        last: Second | None = None
         for second in self._all:
             if second.holders is not None and not second.holders:
                 continue
-            if runs and _is_same_job(runs[-1][-1], second):
+            if last is not None and _is_same_job(last, second):
                 runs[-1].append(second)
             else:
-                runs.append([second])
-        return max(runs, key=lambda run: run[-1].end - run[0].start, default=[])
+                runs.append([second] if second is self._all[0] else [])
+            last = second
+        return max(filter(None, runs), key=lambda run: run[-1].end - run[0].start, default=[])
 
     @cached_property
     def steady(self) -> Sequence[Second]:
@@ -72,6 +74,8 @@ class Stretch:
         job = self.job
         if len(job) > 2 and job[-1].end < self._all[-1].end:
             job = job[:-1]  # it ended there, and its last second is half a second of leaving
+        elif job and job[-1].holders is None:
+            job = _while_held(job)
         if not job or not self._was_young:
             return job
         return job[_settled(job) :]
@@ -143,6 +147,14 @@ class Stretch:
         known = [(length, value) for length, value in pairs if value is not None]
         total = sum(length for length, _ in known)
         return sum(length * value for length, value in known) / total if total > 0 else None
+
+    def job_cores(self, seconds: Sequence[Second]) -> float | None:
+        """CPUs' worth of time of the processes on the GPU and their helpers together."""
+        cores = self.cpu("cores", seconds)
+        if cores is None:
+            return None
+        length = sum(second.seconds for second in seconds)
+        return cores + sum(s.seconds * sum(helper.cores for helper in s.workers) for s in seconds) / length
 
     def host(self, name: str, seconds: Iterable[Second] | None = None) -> float | None:
         """The mean over time of a reading or rate of the host."""
@@ -243,6 +255,16 @@ def _is_same_job(before: Second, after: Second) -> bool:
     if before.holders is None or after.holders is None:
         return True
     return bool(before.holders & after.holders)
+
+
+def _while_held(job: Sequence[Second]) -> Sequence[Second]:
+    """Without the end of a job, where nobody can say which processes are there: idle, and its memory given back."""
+    held = [second.mean("memory_used_bytes") or 0.0 for second in job]
+    least = 0.9 * median(held)
+    last = len(job)
+    while last and held[last - 1] < least and (job[last - 1].mean("duty") or 0.0) < _LEFT_DUTY:
+        last -= 1
+    return job if last == len(job) else job[: max(0, last - 1)]
 
 
 def _works(second: Second, still: float) -> bool:

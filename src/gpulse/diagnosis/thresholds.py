@@ -49,6 +49,9 @@ class Thresholds(NamedTuple):
     saturated_worker: float = 0.80
     saturated_share: float = 0.60
     cores_used: float = 0.80
+    """Share of the CPUs that the job may use, from which on it has none left."""
+    host_full: float = 0.90
+    """Share of the machine's CPU time in use, from which on none is left for anybody."""
     never_waits: float = 0.95
     pegged: float = 0.60
     asleep: float = 0.50
@@ -71,13 +74,21 @@ class Thresholds(NamedTuple):
     dram_bound: float = 0.60
     still: float = 0.005
     """Activity below which a GPU does nothing."""
+    hollow_power: float = 0.35
+    """Power over its limit, below which a busy GPU does little."""
     seldom: float = 0.02
+    idle_cores: float = 0.10
+    """CPUs' worth of time below which a job does nothing."""
     held_bytes: float = float(2**30)
     contention: float = 0.10
 
     stall_seconds: float = 1.2
     stall_duty: float = 0.10
     between_stalls_duty: float = 0.50
+    stall_power: float = 0.80
+    """Power in a stall over that at work, below which the GPU really stood still."""
+    telling_power: float = 0.30
+    """Power at work over the limit, from which on an idle GPU draws clearly less."""
     stall_share: float = 0.05
     checkpoint_bytes: float = 200e6
     regular_spacing: float = 0.25

@@ -21,6 +21,8 @@ class Snapshot(NamedTuple):
     frame: Frame
     rates: Rates
     findings: tuple[Finding, ...] = ()
+    verdict: str | None = None
+    """What a diagnosis of the time before it says; None when there was only the look itself."""
 
     @classmethod
     def of(cls, earlier: Frame | None, frame: Frame, findings: tuple[Finding, ...] = ()) -> Snapshot:

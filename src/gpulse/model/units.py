@@ -14,6 +14,16 @@ def ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value * 100:.0f}%"
 
 
+def share(value: float | None) -> str:
+    """`0.014` as `1.4 %`: a ratio whose tenths matter when it is small, as prose writes it."""
+    if value is None:
+        return UNKNOWN
+    hundredths = value * 100
+    if abs(hundredths) >= 9.95 or hundredths == 0:
+        return f"{hundredths:.0f} %"
+    return f"{_short(hundredths, 1)} %" if abs(hundredths) >= 0.05 else "<0.1 %"
+
+
 def percent(value: float | None) -> str:
     """`87.3` as `87%`, for quantities whose unit is percent (CPU use, where 100 is one CPU)."""
     return UNKNOWN if value is None else f"{value:.0f}%"
@@ -64,6 +74,13 @@ def number(value: float | None, digits: int = 0) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
+def quantity(value: float | None) -> str:
+    """How many of something, on average: `2`, `1.4`, `0.03`, `128`."""
+    if value is None:
+        return UNKNOWN
+    return _short(value, 2 if abs(value) < 0.095 else 1 if abs(value) < 99.95 else 0)
+
+
 def watts(value: float | None) -> str:
     """`258.8` as `259W`."""
     return UNKNOWN if value is None else f"{value:.0f}W"
@@ -88,6 +105,15 @@ def milliseconds(value: float | None) -> str:
     return f"{value * 1000:.2f}ms" if value < 0.01 else f"{value * 1000:.0f}ms"
 
 
+def seconds(value: float | None) -> str:
+    """`3.6 s`, `45 s`, and from a minute on as `duration`."""
+    if value is None:
+        return UNKNOWN
+    if value >= 59.5:
+        return duration(value)
+    return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+
+
 def duration(seconds: float | None) -> str:
     """`45s`, `12:03`, `2:13:05`, `3d04h`."""
     if seconds is None:
@@ -108,6 +134,11 @@ def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
         value /= step
         power += 1
     return f"{_three_digits(value) if power else f'{value:.0f}'}{units[power]}"
+
+
+def _short(value: float, digits: int) -> str:
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
 
 
 def _three_digits(value: float) -> str:

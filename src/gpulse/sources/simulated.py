@@ -36,7 +36,7 @@ SCENES = (
     Scene("disk_read", 9.0, "grace", "python3 pretrain.py --shards /data/laion --workers 8"),
     Scene("pcie_copies", 5.0, "barbara", "python3 embed.py --shard 3"),
     Scene("gpu_memory_leak", 8.0, "alan", "python3 finetune.py --log-losses"),
-    Scene("idle_allocated", 4.0, "katherine", "python3 -m ipykernel_launcher -f kernel-4f1c.json"),
+    Scene("idle_allocated", 5.0, "katherine", "python3 -m ipykernel_launcher -f kernel-4f1c.json"),
     Scene("idle", 0.0, "", ""),
 )
 

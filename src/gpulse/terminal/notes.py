@@ -55,8 +55,10 @@ def is_said(health: Health, findings: Iterable[Finding]) -> bool:
 
 
 def _no_finding(snapshot: Snapshot) -> str:
+    if snapshot.verdict is not None:
+        return f.plain(snapshot.verdict)
     if snapshot.frame.gpus:
-        return "The driver reports no fault."
+        return "The driver reports no fault. `gpulse why` watches the jobs and says what slows them."
     missing = any(health.code == "driver_missing" for health in snapshot.frame.health)
     return f"No {'driver' if missing else 'GPU'}, so no faults to report."
 

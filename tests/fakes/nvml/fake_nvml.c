@@ -488,7 +488,7 @@ VALUE(nvmlDeviceGetBrand, unsigned, g->brand)
 VALUE(nvmlDeviceGetArchitecture, unsigned, g->architecture)
 VALUE(nvmlDeviceGetNumGpuCores, unsigned, g->cores)
 VALUE(nvmlDeviceGetMemoryBusWidth, unsigned, g->memory_bus_width)
-VALUE(nvmlDeviceGetNumaNodeId, int, g->numa_node)
+VALUE_IF(nvmlDeviceGetNumaNodeId, int, 0, g->numa_node) /* only where the GPU is a NUMA node itself */
 VALUE(nvmlDeviceGetComputeMode, unsigned, g->compute_mode)
 VALUE(nvmlDeviceGetPersistenceMode, unsigned, g->persistence)
 VALUE(nvmlDeviceGetDisplayMode, unsigned, g->display_mode)
@@ -540,6 +540,17 @@ INDEXED(nvmlDeviceGetTemperature, 1, unsigned, g->temperature)
 INDEXED(nvmlDeviceGetNvLinkState, g->link_count, unsigned, g->links[i].active)
 INDEXED(nvmlDeviceGetNvLinkVersion, g->link_count, unsigned, g->links[i].version)
 INDEXED(nvmlDeviceGetNvLinkRemoteDeviceType, g->link_count, unsigned, g->links[i].active ? 2 : 255)
+
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t handle, unsigned size, unsigned long *nodes, unsigned scope)
+{
+    DEVICE(nvmlDeviceGetMemoryAffinity, handle);
+    NEED(nodes && size && scope < 2);
+    memset(nodes, 0, size * sizeof *nodes);
+    if (call.gpu->numa_node < 0)
+        return NOT_SUPPORTED;
+    nodes[0] = 1UL << call.gpu->numa_node;
+    return SUCCESS;
+}
 
 nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t handle, unsigned which, unsigned *out)
 {

@@ -12,7 +12,12 @@ from gpulse.cli import shell
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("-a", "--all", "everything", is_flag=True, help="All features: -b -c -d.")
-@click.option("-b", "--bottleneck", is_flag=True, help="What is wrong: the faults that the driver reports.")
+@click.option(
+    "-b",
+    "--bottleneck",
+    is_flag=True,
+    help="What is wrong: faults, and what slows the running jobs, for which it watches them for ten seconds.",
+)
 @click.option("-c", "--cpu", is_flag=True, help="CPU metrics of the processes on GPUs.")
 @click.option("-d", "--disk", is_flag=True, help="Disk metrics.")
 @click.option("-v", "--verbose", is_flag=True, help="More of each part.")
@@ -41,6 +46,7 @@ def command(*, everything: bool, bottleneck: bool, cpu: bool, disk: bool, verbos
         demo=False,
         replay=None,
         at=None,
+        diagnosed=bottleneck,
     )
 
 

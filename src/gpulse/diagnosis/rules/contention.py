@@ -47,6 +47,10 @@ def gpu_contention(case: Case) -> Match | None:
     )
 
 
+def _is_shared(case: Case) -> bool:
+    return len(case.stretch.pids) >= 2
+
+
 def straggler(node: Node) -> Iterator[Match]:
     """One GPU of a job that draws far less power than its peers."""
     jobs: dict[object, list[Case]] = {}
@@ -105,6 +109,7 @@ RULES = (
             ),
         ),
         check=gpu_contention,
+        applies=_is_shared,
         needs=("shares",),
         sources=("NVML: process utilization", "NVIDIA: MPS documentation"),
     ),

@@ -13,36 +13,39 @@ def pcie_copy_bound(case: Case) -> Match | None:
     """The GPU waits for data on its way over PCIe."""
     if case.cause != "copies":
         return None
-    stretch, seconds, t = case.stretch, case.attribution.seconds, case.t
+    stretch, seconds, t = case.stretch, case.attribution.of("copies"), case.t
     rx = stretch.mean("pcie_rx_bytes_per_second", seconds) or 0.0
     tx = stretch.mean("pcie_tx_bytes_per_second", seconds) or 0.0
+    way, moved = ("rx", rx) if rx >= tx else ("tx", tx)
     copied = stretch.mean("copies", seconds) or 0.0
     filled = stretch.mean("sm_active_ratio", seconds)
     cores = stretch.cpu("cores", seconds)
     evidence = [
         case.lost_evidence(),
         case.explained_evidence("copies"),
-        Evidence("pcie_bytes_per_second", "mean", copied, ">=", t.copy_bytes_per_second),
+        Evidence("pcie_bytes_per_second", "mean while it copies", copied, ">=", t.copy_bytes_per_second),
+        Evidence(f"pcie_{way}_bytes_per_second", "mean while it copies", moved, ">=", 0),
     ]
     if filled is not None:
-        evidence.append(Evidence("sm_active_ratio", "mean", filled, "<", t.copy_sm))
+        evidence.append(Evidence("sm_active_ratio", "mean while it copies", filled, "<", t.copy_sm))
     link = link_bytes_per_second(stretch)
     kind, advice = "", _ANY
     if link:
-        used = max(rx, tx) / link
+        used = moved / link
         if used >= t.link_share:
             kind, advice = f", {used:.0%} of what the link carries", _LINK
-            evidence.append(Evidence("pcie_link_ratio", "mean", used, ">=", t.link_share))
+            evidence.append(Evidence("pcie_link_ratio", "mean while it copies", used, ">=", t.link_share))
         elif used < t.slow_copy_share and (cores or 0.0) >= t.saturated_worker:
             kind, advice = (
                 f", {used:.0%} of what the link carries, copied by the CPU out of pageable memory",
                 _PAGEABLE,
             )
-            evidence.append(Evidence("pcie_link_ratio", "mean", used, "<", t.slow_copy_share))
-            evidence.append(Evidence("trainer_cores", "mean", cores or 0.0, ">=", t.saturated_worker))
-    way = "to" if rx >= tx else "from"
+            evidence.append(Evidence("pcie_link_ratio", "mean while it copies", used, "<", t.slow_copy_share))
+            evidence.append(
+                Evidence("trainer_cores", "mean while it copies", cores or 0.0, ">=", t.saturated_worker)
+            )
     return Match(
-        summary=f"waits {case.lost:.0%} of the time for copies: {rate(max(rx, tx))} {way} the GPU{kind}",
+        summary=f"waits {case.lost:.0%} of the time for copies: {rate(moved)} {'to' if way == 'rx' else 'from'} the GPU{kind}",
         severity=case.severity(case.lost),
         confidence=case.confidence(case.attribution.shares["copies"]),
         evidence=tuple(evidence),

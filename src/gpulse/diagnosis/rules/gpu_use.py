@@ -82,15 +82,15 @@ def gpu_idle_allocated(case: Case) -> Match | None:
         return None
     if s.has_worked or (s.mean("copies") or 0.0) >= 0.1 * t.copy_bytes_per_second:
         return None
-    cores = s.cpu("cores")
-    if cores is not None and cores >= 0.2:
-        return None  # its owner computes: it has not come to the GPU yet, or again
+    cores = s.job_cores(s.steady)
+    if cores is not None and cores >= t.idle_cores:
+        return None  # its owner computes: it has not come to the GPU yet, or again, or between two looks
     evidence = [
         Evidence("memory_used_bytes", "mean", used, ">=", t.held_bytes),
         Evidence("duty", "mean", duty, "<", t.still),
     ]
     if cores is not None:
-        evidence.append(Evidence("trainer_cores", "mean", cores, "<", 0.2))
+        evidence.append(Evidence("job_cores", "mean", cores, "<", t.idle_cores))
     return Match(
         summary=f"is held and not used: {size(used)} of memory, busy {duty:.1%} of the time",
         severity="high" if s.length >= 3600 else "medium",

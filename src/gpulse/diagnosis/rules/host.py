@@ -19,7 +19,7 @@ def _is_launch_bound(case: Case) -> bool:
 
 
 def _thread_match(case: Case, summary: str, *evidence: Evidence) -> Match:
-    cores = case.stretch.cpu("cores", case.attribution.seconds) or 0.0
+    cores = case.stretch.cpu("cores", case.attribution.of("main")) or 0.0
     pegged = max(case.t.pegged, 1.0 - case.t.explained * case.lost)
     share = case.attribution.shares["main"]
     confidence = case.confidence(share)
@@ -33,7 +33,7 @@ def _thread_match(case: Case, summary: str, *evidence: Evidence) -> Match:
         evidence=(
             case.lost_evidence(),
             case.explained_evidence("main"),
-            Evidence("trainer_cores", "mean", cores, ">=", pegged),
+            Evidence("trainer_cores", "mean while it computes", cores, ">=", pegged),
             *evidence,
         ),
         ruled_out=case.ruled_out("main"),
@@ -58,7 +58,7 @@ def host_single_thread(case: Case) -> Match | None:
     """The program's own thread computes while the GPU waits."""
     if case.cause != "main" or _is_launch_bound(case):
         return None
-    cores = case.stretch.cpu("cores", case.attribution.seconds) or 0.0
+    cores = case.stretch.cpu("cores", case.attribution.of("main")) or 0.0
     evidence = []
     if case.fill is not None:
         evidence.append(Evidence("fill_ratio", "mean", case.fill, ">=", case.t.launch_fill_surely))
@@ -73,10 +73,7 @@ def cpu_oversubscribed(case: Case) -> Match | None:
     """More runnable threads than CPUs, and the job waits its turn."""
     if case.cause != "crowded":
         return None
-    t, seconds = case.t, case.attribution.seconds
-    crowd = [
-        second for second, cause in zip(seconds, case.attribution.causes, strict=True) if cause == "crowded"
-    ]
+    t, crowd = case.t, case.attribution.of("crowded")
     ratio = runnable(case.stretch, crowd) or 0.0
     evidence = [
         case.lost_evidence(),
@@ -107,7 +104,7 @@ def cgroup_cpu_throttled(case: Case) -> Match | None:
     """The control group's CPU limit stops the job again and again."""
     if case.cause != "throttled":
         return None
-    ratio = case.stretch.cpu("throttled", case.attribution.seconds) or 0.0
+    ratio = case.stretch.cpu("throttled", case.attribution.of("throttled")) or 0.0
     return Match(
         summary=f"loses {case.lost:.0%} of the time while its control group is out of CPU time in {ratio:.0%} of the scheduling periods",
         severity=case.severity(case.lost),
@@ -115,7 +112,7 @@ def cgroup_cpu_throttled(case: Case) -> Match | None:
         evidence=(
             case.lost_evidence(),
             case.explained_evidence("throttled"),
-            Evidence("cpu_throttled_ratio", "mean", ratio, ">=", case.t.throttled_periods),
+            Evidence("cpu_throttled_ratio", "mean while throttled", ratio, ">=", case.t.throttled_periods),
         ),
         ruled_out=case.ruled_out("throttled"),
         lost_ratio=case.lost,
@@ -139,9 +136,10 @@ def host_wait_unattributed(case: Case) -> Match | None:
     ]
     if cores is not None:
         evidence.append(
-            Evidence("trainer_cores", "mean", cores, "<", max(t.pegged, 1.0 - t.explained * case.lost))
+            Evidence("trainer_cores", case.over, cores, "<", max(t.pegged, 1.0 - t.explained * case.lost))
         )
-    confidence = 0.6 if seen >= {"processes", "gpm"} else 0.4 if "processes" in seen else 0.3
+    is_known = seen >= {"gpm", "processes", "host", "io"} and ("pressure" in seen or _counts_waits(case))
+    confidence = 0.6 if is_known else 0.4 if "processes" in seen else 0.3
     idle = (
         "and nothing on this machine is busy meanwhile"
         if "processes" in seen and not named
@@ -156,6 +154,10 @@ def host_wait_unattributed(case: Case) -> Match | None:
         lost_ratio=case.lost,
         start=case.stretch.start,
     )
+
+
+def _counts_waits(case: Case) -> bool:
+    return case.stretch.cpu("run_wait") is not None
 
 
 def _is_sparse(case: Case) -> bool:

@@ -52,6 +52,16 @@ def _rise(series: Sequence[tuple[float, float]], least: float) -> Rise | None:
     return Rise(marks[0][1], marks[-1][1], marks[0][0], marks[-1][0])
 
 
+def _rise_evidence(signal: str, rise: Rise, least: float) -> tuple[Evidence, ...]:
+    return (
+        Evidence(signal, "rise", rise.bytes, ">=", least),
+        Evidence(signal, "first", rise.first, ">=", 0),
+        Evidence(signal, "last", rise.last, ">=", 0),
+        Evidence(signal, "slope", rise.per_second, ">=", 0),
+        Evidence("seconds", "length", rise.end - rise.start, ">=", 0),
+    )
+
+
 def _gpu_rise(case: Case) -> Rise | None:
     series = [
         (s.end, value) for s in case.stretch.steady if (value := s.mean("memory_used_bytes")) is not None
@@ -65,19 +75,16 @@ def gpu_memory_leak(case: Case) -> Match | None:
     if rise is None:
         return None
     total = case.stretch.fact("memory_total_bytes")
-    left = ""
+    evidence, left = _rise_evidence("memory_used_bytes", rise, case.t.leak_bytes), ""
     if total is not None and total > rise.last:
-        left = f", full in {duration((total - rise.last) / rise.per_second)}"
+        seconds = (total - rise.last) / rise.per_second
+        evidence += (Evidence("seconds_left", "extrapolated", seconds, ">=", 0),)
+        left = f", full in {duration(seconds)}"
     return Match(
         summary=f"loses memory: {size(rise.first)} grew to {size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}{left}",
         severity="medium",
         confidence=0.9 if rise.end - rise.start >= 15 else 0.7,
-        evidence=(
-            Evidence("memory_used_bytes", "rise", rise.bytes, ">=", case.t.leak_bytes),
-            Evidence("memory_used_bytes", "first", rise.first, ">=", 0),
-            Evidence("memory_used_bytes", "last", rise.last, ">=", 0),
-            Evidence("memory_used_bytes", "slope", rise.per_second, ">=", 0),
-        ),
+        evidence=evidence,
         start=rise.start,
     )
 
@@ -97,7 +104,7 @@ def gpu_oom_imminent(case: Case) -> Match | None:
         evidence=(
             Evidence("memory_used_ratio", "last", rise.last / total, ">=", case.t.oom_used),
             Evidence("memory_used_bytes", "slope", rise.per_second, ">=", 0),
-            Evidence("seconds_left", "extrapolated", left, "<", case.t.oom_seconds),
+            Evidence("seconds_left", "extrapolated", left, "<=", case.t.oom_seconds),
         ),
         start=rise.start,
     )
@@ -125,10 +132,7 @@ def host_memory_leak(case: Case) -> Match | None:
         severity="high" if left < 1800 else "medium",
         confidence=0.8,
         evidence=(
-            Evidence("job_resident_bytes", "rise", rise.bytes, ">=", case.t.leak_bytes),
-            Evidence("job_resident_bytes", "first", rise.first, ">=", 0),
-            Evidence("job_resident_bytes", "last", rise.last, ">=", 0),
-            Evidence("job_resident_bytes", "slope", rise.per_second, ">=", 0),
+            *_rise_evidence("job_resident_bytes", rise, case.t.leak_bytes),
             Evidence("memory_available_bytes", "fall", fallen, ">=", rise.bytes / 2),
             Evidence("seconds_left", "extrapolated", left, ">=", 0),
         ),

@@ -5,33 +5,39 @@ from __future__ import annotations
 from gpulse.diagnosis.attribution import saturated_workers, worker_count
 from gpulse.diagnosis.case import Case
 from gpulse.diagnosis.rule import Match, Rule
+from gpulse.diagnosis.seconds import Second
 from gpulse.model.finding import Advice, Evidence
 from gpulse.model.units import rate
 
 _SYNTHETIC = "feed the model one batch that stays on the GPU, again and again: the steps get faster by as much as data costs"
 
 
-def _tree_cores(case: Case) -> float | None:
-    """CPUs' worth of time of the whole job."""
-    cores = case.stretch.cpu("cores", case.attribution.seconds)
-    if cores is None:
-        return None
-    seconds = case.attribution.seconds
-    helpers = sum(sum(helper.cores for helper in second.workers) for second in seconds) / len(seconds)
-    return cores + helpers
+_WHILE = "mean while it waits for workers"
 
 
-def _no_cpu_left(case: Case) -> bool:
-    tree, cpus = _tree_cores(case), case.stretch.cpus
-    if tree is None or not cpus:
-        return False
-    busy = case.stretch.host("cpu_utilization_ratio", case.attribution.seconds) or 0.0
-    return tree >= case.t.cores_used * cpus or busy >= 0.9
+def _behind(case: Case) -> list[Second]:
+    """The seconds in which the workers were the reason."""
+    return case.attribution.of("workers")
+
+
+def _spent_cpus(case: Case) -> tuple[Evidence, ...]:
+    """What says that the job has no CPU left: nothing when it has."""
+    seconds = _behind(case)
+    cores, cpus = case.stretch.job_cores(seconds), case.stretch.cpus
+    if cores is None or not cpus:
+        return ()
+    busy = case.stretch.host("cpu_utilization_ratio", seconds)
+    measures = (
+        Evidence("job_cores", _WHILE, cores, ">=", case.t.cores_used * cpus),
+        Evidence("cpu_utilization_ratio", _WHILE, busy or 0.0, ">=", case.t.host_full),
+        Evidence("workers", _WHILE, worker_count(seconds), ">=", cpus),
+    )
+    return tuple(item for item in measures if item.value >= item.threshold)
 
 
 def _worker_match(case: Case, summary: str, evidence: tuple[Evidence, ...]) -> Match:
     share = case.attribution.shares.get("workers", 0.0)
-    saturated = saturated_workers(case.stretch, case.attribution.seconds, case.t) or 0.0
+    saturated = saturated_workers(case.stretch, _behind(case), case.t) or 0.0
     return Match(
         summary=summary,
         severity=case.severity(case.lost),
@@ -39,7 +45,7 @@ def _worker_match(case: Case, summary: str, evidence: tuple[Evidence, ...]) -> M
         evidence=(
             case.lost_evidence(),
             case.explained_evidence("workers"),
-            Evidence("saturated_workers", "mean", saturated, ">=", 1),
+            Evidence("saturated_workers", _WHILE, saturated, ">=", 0),
             *evidence,
         ),
         ruled_out=case.ruled_out("workers"),
@@ -50,31 +56,31 @@ def _worker_match(case: Case, summary: str, evidence: tuple[Evidence, ...]) -> M
 
 def input_cpu_bound(case: Case) -> Match | None:
     """Workers use up all CPUs."""
-    if case.cause != "workers" or not _no_cpu_left(case):
+    if case.cause != "workers" or not (spent := _spent_cpus(case)):
         return None
-    tree, cpus = _tree_cores(case) or 0.0, case.stretch.cpus or 0.0
-    count = worker_count(case.attribution.seconds)
+    cores, cpus = case.stretch.job_cores(_behind(case)) or 0.0, case.stretch.cpus or 0.0
+    count = worker_count(_behind(case))
     return _worker_match(
         case,
-        f"waits {case.lost:.0%} of the time for its input: {count:.0f} workers use {tree:.1f} of {cpus:.0f} CPUs, and there are no more",
-        (
-            Evidence("job_cores", "mean", tree, ">=", case.t.cores_used * cpus),
-            Evidence("workers", "mean", count, ">=", 1),
-        ),
+        f"waits {case.lost:.0%} of the time for its input: {count:.0f} workers use {cores:.1f} of {cpus:.0f} CPUs, and there are no more",
+        (*spent, *_told(cores, count, cpus, but=spent)),
     )
 
 
 def input_too_few_workers(case: Case) -> Match | None:
     """Workers are saturated while CPUs are idle."""
-    if case.cause != "workers" or _no_cpu_left(case):
+    if case.cause != "workers" or _spent_cpus(case):
         return None
-    tree, cpus = _tree_cores(case) or 0.0, case.stretch.cpus
-    count = worker_count(case.attribution.seconds)
-    evidence = [Evidence("workers", "mean", count, ">=", 1)]
+    cores, cpus = case.stretch.job_cores(_behind(case)) or 0.0, case.stretch.cpus
+    count = worker_count(_behind(case))
+    evidence = [Evidence("workers", _WHILE, count, ">=", 0)]
     room = ""
     if cpus:
-        evidence.append(Evidence("job_cores", "mean", tree, "<", case.t.cores_used * cpus))
-        room = f" while {max(0.0, cpus - tree):.0f} of {cpus:.0f} CPUs are left to it"
+        left = max(0.0, cpus - cores)
+        evidence.append(Evidence("job_cores", _WHILE, cores, "<", case.t.cores_used * cpus))
+        evidence.append(Evidence("cpus_left", _WHILE, left, ">", 0))
+        evidence.append(Evidence("cpus", "last", cpus, ">", 0))
+        room = f" while {left:.0f} of {cpus:.0f} CPUs are left to it"
     plural = "worker is" if round(count) == 1 else "workers are"
     return _worker_match(
         case,
@@ -83,22 +89,39 @@ def input_too_few_workers(case: Case) -> Match | None:
     )
 
 
+def _told(cores: float, count: float, cpus: float, *, but: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The numbers of the sentence that no threshold decided about."""
+    known = {item.signal for item in but}
+    numbers = (
+        Evidence("job_cores", _WHILE, cores, ">=", 0),
+        Evidence("workers", _WHILE, count, ">=", 0),
+        Evidence("cpus", "last", cpus, ">", 0),
+    )
+    return tuple(item for item in numbers if item.signal not in known)
+
+
 def input_io_bound(case: Case) -> Match | None:
     """The job waits for disks or file servers."""
     if case.cause != "storage":
         return None
-    stretch, seconds, t = case.stretch, case.attribution.seconds, case.t
+    stretch, seconds, t = case.stretch, case.attribution.of("storage"), case.t
     blocked = stretch.cpu("blocked", seconds) or 0.0
     read = stretch.cpu("read_bytes", seconds)
     evidence = [
         case.lost_evidence(),
         case.explained_evidence("storage"),
-        Evidence("processes_waiting_for_disks", "mean", blocked, ">=", t.blocked),
+        Evidence("processes_waiting_for_disks", "mean while it waits for storage", blocked, ">=", t.blocked),
     ]
     what = "disks"
     if read is not None:
         evidence.append(
-            Evidence("job_read_bytes_per_second", "mean", read, ">=", t.job_read_bytes_per_second)
+            Evidence(
+                "job_read_bytes_per_second",
+                "mean while it waits for storage",
+                read,
+                ">=",
+                t.job_read_bytes_per_second,
+            )
         )
     in_flight = [
         second.nfs["nfs_reads_in_flight"] for second in seconds if "nfs_reads_in_flight" in second.nfs
@@ -106,11 +129,21 @@ def input_io_bound(case: Case) -> Match | None:
     if in_flight and sum(in_flight) / len(in_flight) >= t.blocked:
         what = "a file server (NFS)"
         evidence.append(
-            Evidence("nfs_reads_in_flight", "mean", sum(in_flight) / len(in_flight), ">=", t.blocked)
+            Evidence(
+                "nfs_reads_in_flight",
+                "mean while it waits for storage",
+                sum(in_flight) / len(in_flight),
+                ">=",
+                t.blocked,
+            )
         )
     pressure = stretch.host("pressure_io_some_ratio", seconds)
     if pressure is not None and pressure >= t.io_pressure:
-        evidence.append(Evidence("pressure_io_some_ratio", "mean", pressure, ">=", t.io_pressure))
+        evidence.append(
+            Evidence(
+                "pressure_io_some_ratio", "mean while it waits for storage", pressure, ">=", t.io_pressure
+            )
+        )
     reading = (
         f" while it reads {rate(read)}" if read is not None and read >= t.job_read_bytes_per_second else ""
     )

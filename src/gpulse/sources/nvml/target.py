@@ -22,6 +22,11 @@ from gpulse.sources.nvml.processes import GpuProcessReader
 _RETRY_SECONDS = 300.0
 """How often what was refused is asked for again: permissions and modes can change."""
 
+_NODE_WORDS = 4
+"""Words of 64 NUMA nodes each."""
+_WHOLE_NODE = 0
+"""NVML's word for the memory that is nearest within the machine, not within the socket."""
+
 
 class Result(NamedTuple):
     """What one group of probes brought home."""
@@ -110,7 +115,7 @@ class Target:
             "vbios": _text(pynvml.nvmlDeviceGetVbiosVersion, self.handle),
             "architecture": _architecture(self.handle),
             "compute_capability": _compute_capability(self.handle),
-            "numa_node": _ask(call("nvmlDeviceGetNumaNodeId"), self.handle),
+            "numa_node": _numa_node(self.handle),
         }
 
     def _read_gpm(self, now: float) -> Result | None:
@@ -212,6 +217,22 @@ def _ask(function: Callable[[Any], Any], handle: Any) -> Any:
         return function(handle)
     except (NVMLError, ValueError):  # ValueError: text that is not UTF-8
         return None
+
+
+def _nodes(handle: Any) -> Any:
+    return call("nvmlDeviceGetMemoryAffinity")(handle, _NODE_WORDS, _WHOLE_NODE)
+
+
+def _numa_node(handle: Any) -> int | None:
+    """The NUMA node whose memory is nearest, None when it is none or several.
+
+    The GPU's own node id, where there is one, is that of its memory (Grace) and not where CPUs are near.
+    """
+    nodes = _ask(_nodes, handle)
+    near = (
+        [place for place in range(64 * _NODE_WORDS) if nodes[place // 64] >> place % 64 & 1] if nodes else []
+    )
+    return near[0] if len(near) == 1 else None
 
 
 def _uuid(handle: Any) -> str | None:

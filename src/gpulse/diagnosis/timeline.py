@@ -1,0 +1,241 @@
+"""A run of any length as one diagnosis: judged as a whole when it is short, window by window when it is long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from gpulse.diagnosis.engine import judge, rank, verdict
+from gpulse.diagnosis.rulebook import RULES
+from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
+from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
+from gpulse.model.frame import Frame
+from gpulse.model.units import duration
+
+WHOLE_SECONDS = 300.0
+"""A run up to this long is judged as a whole, unless a window was asked for."""
+WINDOW_SECONDS = 60.0
+_FEW_WINDOWS = 3
+_OFTEN = 0.05
+"""Share of the windows that a finding must hold in to be worth telling about a long run."""
+_TREND_RULES = tuple(rule for rule in RULES if rule.trend)
+_FACTS = frozenset({"fault", "clocks", "link"})
+_COARSE_POINTS = 4000
+
+
+class Timeline:
+    """Takes frames in order and tells at the end what they show.
+
+    A long run is cut into windows that are judged as they end, so that its length costs time but hardly
+    any memory; what several windows in a row show is told once, with when it began and ended. Slow changes
+    (leaks) are looked for over the whole run.
+    """
+
+    def __init__(self, *, window_seconds: float | None = None, thresholds: Thresholds = DEFAULTS) -> None:
+        self._window = WINDOW_SECONDS if window_seconds is None else window_seconds
+        self._is_whole = window_seconds is None
+        """Whether nothing has been cut into windows yet."""
+        self._t = thresholds
+        self._digest = Digest()
+        self._open: dict[str, list[Second]] = {}
+        """The seconds of the window that has not ended yet."""
+        self._coarse: dict[str, list[Second]] = {}
+        """A few seconds out of each window, for what changes slowly."""
+        self._windows: list[Diagnosis] = []
+        self._last: Frame | None = None
+        self._witness: Frame | None = None
+        """The last frame of the window in which something could not be read."""
+        self._start = self._window_start = 0.0
+        self._frames = 0
+        self._notes: dict[str, None] = {}
+
+    @property
+    def seconds(self) -> dict[str, list[Second]]:
+        """By GPU what there is to draw: every second of a short run, a few of each window of a long one."""
+        if not self._windows:
+            return self._open
+        return {
+            uuid: [*self._coarse.get(uuid, ()), *self._open.get(uuid, ())]
+            for uuid in {**self._coarse, **self._open}
+        }
+
+    def feed(self, frame: Frame) -> None:
+        """Take one frame.
+
+        Raises:
+            RecordingError: The frame is of another machine, or older than the one before.
+        """
+        done = self._digest.feed(frame)
+        for uuid, second in done.items():
+            self._open.setdefault(uuid, []).append(second)
+        self._frames += 1
+        self._last = frame
+        self._note(frame)
+        if self._frames == 1:
+            self._start = self._window_start = frame.time
+        if self._is_whole:
+            if frame.time - self._start > WHOLE_SECONDS:
+                self._is_whole = False
+                self._cut_into_windows(frame)
+        elif done and frame.time - self._window_start >= self._window:
+            self._close(frame)
+
+    def finish(self, gpus: Collection[str] | None = None) -> Diagnosis:
+        """What the frames show, of these GPUs alone when their UUIDs are given."""
+        if self._last is None:
+            return Diagnosis("Not enough data: there is not a single frame.", data_gaps=tuple(self._notes))
+        if self._windows and any(self._open.values()):
+            self._close(self._last)
+        if self._windows:
+            diagnosis = self._told(self._last, gpus)
+        else:  # a short run, or shorter than a window
+            diagnosis = self._judged(self._last, _only(self._open, gpus))
+        indices = None if gpus is None else self._indices(gpus)
+        if indices is not None:
+            diagnosis = _about(diagnosis, indices)
+        return diagnosis._replace(
+            data_gaps=(*diagnosis.data_gaps, *self._notes),
+            start=self._start,
+            end=self._last.time,
+            frames=self._frames,
+        )
+
+    def _note(self, frame: Frame) -> None:
+        for entry in frame.health:
+            if entry.source == "recording":
+                self._notes[entry.detail] = None
+            elif entry.source == "nvml" and entry.is_problem:
+                self._witness = frame
+
+    def _cut_into_windows(self, frame: Frame) -> None:
+        """Judge what was kept so far, now that it has become too long to be judged as a whole."""
+        kept, self._open = self._open, {}
+        begin = self._start
+        while begin + self._window <= frame.time:
+            end = begin + self._window
+            part = {
+                uuid: [second for second in seconds if begin <= second.start < end]
+                for uuid, seconds in kept.items()
+            }
+            self._keep(part, frame)
+            begin = end
+        self._open = {
+            uuid: [second for second in seconds if second.start >= begin] for uuid, seconds in kept.items()
+        }
+        self._window_start = begin
+
+    def _close(self, frame: Frame) -> None:
+        self._keep(self._open, frame)
+        self._open = {}
+        self._window_start = frame.time
+
+    def _keep(self, seconds: dict[str, list[Second]], frame: Frame) -> None:
+        self._windows.append(self._judged(frame, seconds))
+        for uuid, entries in seconds.items():
+            if entries:
+                coarse = self._coarse.setdefault(uuid, [])
+                coarse += entries[:: max(1, len(entries) // 4)]
+                if len(coarse) > _COARSE_POINTS:
+                    del coarse[1::2]
+        self._witness = None
+
+    def _judged(self, frame: Frame, seconds: dict[str, list[Second]]) -> Diagnosis:
+        return judge(seconds, self._witness or frame, self._t, frame.time)
+
+    def _told(self, last: Frame, gpus: Collection[str] | None) -> Diagnosis:
+        """The windows as one diagnosis."""
+        judged = _joined(entry for window in self._windows for entry in window.judged)
+        counts = Counter(entry.gpu for window in self._windows for entry in window.judged)
+        findings = [
+            _as_one(group, counts, len(self._windows), self._window)
+            for group in _groups([finding for window in self._windows for finding in window.findings])
+            if _is_worth_telling(group, counts)
+        ]
+        info = [
+            group[-1]
+            for group in _groups([finding for window in self._windows for finding in window.info])
+            if 2 * len(group) >= counts[group[0].gpu or 0]
+        ]
+        known = {(finding.id, finding.gpu) for finding in findings}
+        sparse = self._t._replace(coverage=0.0)
+        trends = judge(_only(self._coarse, gpus), last, sparse, last.time, _TREND_RULES)
+        findings += [finding for finding in trends.findings if (finding.id, finding.gpu) not in known]
+        findings = rank(findings)
+        gaps = Counter(gap for window in self._windows for gap in window.data_gaps)
+        return Diagnosis(
+            verdict=verdict(findings, judged, starting=False),
+            findings=tuple(findings),
+            info=tuple(info),
+            data_gaps=tuple(gap for gap, count in gaps.items() if 2 * count >= len(self._windows)),
+            judged=judged,
+        )
+
+    def _indices(self, gpus: Collection[str]) -> set[int]:
+        seconds = self.seconds
+        return {seconds[uuid][-1].reading.device.index for uuid in gpus if seconds.get(uuid)}
+
+
+def _only(seconds: dict[str, list[Second]], gpus: Collection[str] | None) -> dict[str, list[Second]]:
+    return seconds if gpus is None else {uuid: part for uuid, part in seconds.items() if uuid in gpus}
+
+
+def _about(diagnosis: Diagnosis, indices: Collection[int]) -> Diagnosis:
+    """Without what is said about other GPUs."""
+    findings = tuple(f for f in diagnosis.findings if f.gpu is None or f.gpu in indices)
+    judged = tuple(entry for entry in diagnosis.judged if entry.gpu in indices)
+    if findings == diagnosis.findings and judged == diagnosis.judged:
+        return diagnosis
+    return diagnosis._replace(
+        verdict=verdict(findings, judged, starting=False),
+        findings=findings,
+        info=tuple(f for f in diagnosis.info if f.gpu is None or f.gpu in indices),
+        judged=judged,
+    )
+
+
+def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """What is the same finding about the same GPU, over all windows."""
+    alike: dict[tuple[str, int | None], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.id, finding.gpu), []).append(finding)
+    return list(alike.values())
+
+
+def _is_worth_telling(group: Sequence[Finding], judged: Counter[int]) -> bool:
+    if group[0].family in _FACTS or group[0].gpu is None:
+        return True
+    windows = judged[group[0].gpu]
+    return windows <= _FEW_WINDOWS or len(group) >= max(2.0, _OFTEN * windows)
+
+
+def _as_one(group: Sequence[Finding], judged: Counter[int], windows: int, seconds: float) -> Finding:
+    """Several windows' finding as one: the worst one's evidence, from when it began to when it ended."""
+    if len(group) == 1:
+        return group[0]
+    worst = max(group, key=lambda f: (SEVERITIES.index(f.severity), f.lost_ratio or 0.0))
+    of = judged[worst.gpu] if worst.gpu is not None else windows
+    starts = [finding.start for finding in group if finding.start is not None]
+    ends = [finding.end for finding in group if finding.end is not None]
+    losses = [finding.lost_ratio for finding in group if finding.lost_ratio is not None]
+    each = duration(seconds)
+    return worst._replace(
+        summary=f"{worst.summary} (the worst of {len(group)} windows of {each} that show it, out of {of})",
+        confidence=max(finding.confidence for finding in group),
+        lost_ratio=sum(losses) / len(losses) if losses else None,
+        start=min(starts, default=None),
+        end=max(ends, default=None),
+    )
+
+
+def _joined(entries: Iterable[Judged]) -> tuple[Judged, ...]:
+    """The stretches of each GPU as one, called idle only when all of them were."""
+    found: dict[str, Judged] = {}
+    for entry in entries:
+        old = found.get(entry.label)
+        if old is None:
+            found[entry.label] = entry
+        else:
+            state = entry.state if old.state == "idle" else old.state if entry.state == "idle" else "at work"
+            found[entry.label] = old._replace(end=entry.end, frames=old.frames + entry.frames, state=state)
+    return tuple(found.values())

@@ -1,0 +1,168 @@
+"""Runs of any length as one diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpulse.diagnosis.engine import diagnose
+from gpulse.diagnosis.timeline import WHOLE_SECONDS, Timeline
+from gpulse.errors import RecordingError
+from gpulse.model.frame import Frame
+from gpulse.model.health import Health
+from gpulse.sources.simulated import DemoMachine
+from tests.unit.diagnosis_traces import NAMES, steady
+
+STARTED = 1_800_000_000.0
+
+
+def demo(seconds: float, step: float = 1.0, gpus: int = 8) -> Iterator[Frame]:
+    """Frames of the demo machine."""
+    machine = DemoMachine(STARTED, gpus=gpus)
+    return (machine.sample(STARTED + 5.0 + place * step) for place in range(int(seconds / step) + 1))
+
+
+def fed(frames: Iterator[Frame] | tuple[Frame, ...], window: float | None = None) -> Timeline:
+    """A timeline that has seen these frames."""
+    timeline = Timeline(window_seconds=window)
+    for frame in frames:
+        timeline.feed(frame)
+    return timeline
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_short_run_is_judged_as_a_whole(name: str) -> None:
+    """Streaming makes no difference to the answer."""
+    assert diagnose(steady(name)) == fed(steady(name)).finish()
+
+
+def test_a_long_run_is_told_once() -> None:
+    """What every window shows is one finding, from the first to the last of them."""
+    diagnosis = fed(demo(600)).finish()
+
+    by_gpu = {finding.gpu: finding for finding in diagnosis.findings}
+    assert {
+        1: "input_too_few_workers",
+        2: "launch_bound",
+        3: "input_io_bound",
+        4: "pcie_copy_bound",
+    }.items() <= {gpu: finding.id for gpu, finding in by_gpu.items()}.items()
+    assert 0 not in by_gpu
+    assert 7 not in by_gpu
+    loader = by_gpu[1]
+    assert loader.start is not None
+    assert loader.end is not None
+    assert loader.end - loader.start > 500
+    assert "out of 10)" in loader.summary
+    assert 601 == diagnosis.frames
+    assert (STARTED + 5.0, STARTED + 605.0) == (diagnosis.start, diagnosis.end)
+
+
+def test_the_moment_in_which_a_run_becomes_long_loses_nothing() -> None:
+    """The first windows are cut out of what had been kept as a whole."""
+    shorter = fed(demo(WHOLE_SECONDS - 1)).finish()
+    longer = fed(demo(WHOLE_SECONDS + 61)).finish()
+
+    found = [{(finding.id, finding.gpu) for finding in each.findings} for each in (shorter, longer)]
+    assert found[0] - {("gpu_memory_leak", 5)} == found[1] - {("gpu_memory_leak", 5)}
+    assert {entry.gpu for entry in longer.judged} == set(range(8))
+
+
+def test_windows_can_be_asked_for() -> None:
+    """A short run is cut as well when somebody says so."""
+    diagnosis = fed(steady("loader_all_cores"), window=12.0).finish()
+
+    assert ["input_cpu_bound"] == [finding.id for finding in diagnosis.findings]
+
+
+def test_a_window_longer_than_the_run_is_the_run() -> None:
+    """Nothing is missing because the window never ended."""
+    assert ["launch_bound"] == [f.id for f in fed(steady("launch_bound"), window=600.0).finish().findings]
+
+
+def test_a_passing_trouble_of_a_long_run_is_not_told() -> None:
+    """One window out of fifty is no finding; three would be."""
+
+    def mostly_healthy(sick: int) -> Iterator[Frame]:
+        healthy = DemoMachine(STARTED, gpus=1)
+        starved = DemoMachine(STARTED, gpus=2)
+        for place in range(50 * 60):
+            now = STARTED + place
+            if place // 60 in range(20, 20 + sick):
+                frame = starved.sample(now)
+                device = frame.gpus[0].device
+                yield frame._replace(gpus=(frame.gpus[1]._replace(device=device),))
+            else:
+                yield healthy.sample(now)
+
+    assert () == fed(mostly_healthy(1)).finish().findings
+    assert ["input_too_few_workers"] == [finding.id for finding in fed(mostly_healthy(4)).finish().findings]
+
+
+def test_a_leak_too_slow_for_a_window_is_seen_over_the_run() -> None:
+    """Two hundred megabytes a minute are nothing in a minute and everything in a night."""
+
+    def leaking() -> Iterator[Frame]:
+        for place, frame in enumerate(demo(40 * 60, gpus=1)):
+            gpu = frame.gpus[0]
+            values = {**gpu.values, "memory_used_bytes": 30e9 + place * 3.5e6}
+            yield frame._replace(gpus=(gpu._replace(values=values),))
+
+    (finding,) = fed(leaking()).finish().findings
+
+    assert "gpu_memory_leak" == finding.id
+    assert 8e9 < next(item.value for item in finding.evidence if item.statistic == "rise") < 8.5e9
+
+
+def test_only_the_wanted_gpus_are_told() -> None:
+    """Findings, verdict and what was judged are about them alone."""
+    timeline = fed(demo(30, 0.2))
+    wanted = {
+        next(uuid for uuid, seconds in timeline.seconds.items() if seconds[-1].reading.device.index == 2)
+    }
+
+    diagnosis = timeline.finish(wanted)
+
+    assert [("launch_bound", 2)] == [(finding.id, finding.gpu) for finding in diagnosis.findings]
+    assert [2] == [entry.gpu for entry in diagnosis.judged]
+    assert "GPU 2" in diagnosis.verdict
+
+
+def test_a_recording_that_ends_early_says_so() -> None:
+    """What is missing is listed beside what was seen."""
+    frames = list(steady("healthy_gpt"))
+    cut = Health("recording", "truncated", "the recording ends early: line 9 is incomplete", frames[-1].time)
+    frames[-1] = frames[-1]._replace(health=(cut,))
+
+    diagnosis = fed(tuple(frames)).finish()
+
+    assert cut.detail in diagnosis.data_gaps
+    assert () == diagnosis.findings
+
+
+def test_a_gpu_that_was_lost_for_a_while_is_a_fault() -> None:
+    """Even when it is back at the end."""
+    frames = list(demo(40, 1.0, gpus=2))
+    lost = Health("nvml", "gpu_lost", "GPU is lost", frames[20].time, "gpu 1")
+    frames[20] = frames[20]._replace(health=(lost,))
+
+    found = fed(tuple(frames)).finish().findings
+
+    assert ("gpu_fault", "critical", 1) == (found[0].id, found[0].severity, found[0].gpu)
+
+
+def test_nothing_at_all_is_not_enough() -> None:
+    """An empty timeline has a verdict too."""
+    diagnosis = Timeline().finish()
+
+    assert diagnosis.verdict.startswith("Not enough data")
+    assert () == diagnosis.judged
+
+
+def test_frames_that_run_backwards_are_refused() -> None:
+    """A mixed-up recording is an error, not a verdict."""
+    timeline = fed(steady("healthy_gpt"))
+
+    with pytest.raises(RecordingError, match="older than the one before"):
+        timeline.feed(steady("healthy_gpt")[0])
