@@ -13,20 +13,35 @@ from gpulse._version import __version__
 
 if TYPE_CHECKING:
     from gpulse.api import record, snapshot
+    from gpulse.diagnosis.engine import diagnose
     from gpulse.errors import GpulseError
+    from gpulse.model.finding import Diagnosis
     from gpulse.model.frame import Frame
     from gpulse.model.snapshot import Snapshot
     from gpulse.sampling.sampler import Sampler
     from gpulse.sources.recording import Recording
 
-__all__ = ["Frame", "GpulseError", "Recording", "Sampler", "Snapshot", "__version__", "record", "snapshot"]
+__all__ = [
+    "Diagnosis",
+    "Frame",
+    "GpulseError",
+    "Recording",
+    "Sampler",
+    "Snapshot",
+    "__version__",
+    "diagnose",
+    "record",
+    "snapshot",
+]
 
 _HOMES = {
+    "Diagnosis": "gpulse.model.finding",
     "Frame": "gpulse.model.frame",
     "GpulseError": "gpulse.errors",
     "Recording": "gpulse.sources.recording",
     "Sampler": "gpulse.sampling.sampler",
     "Snapshot": "gpulse.model.snapshot",
+    "diagnose": "gpulse.diagnosis.engine",
     "record": "gpulse.api",
     "snapshot": "gpulse.api",
 }

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.model.device import ranges
+from gpulse.model.units import quantity
 from gpulse.terminal import format as f
 
 
@@ -47,6 +48,43 @@ def test_used_of_total_shares_one_unit(expected: str, used: float | None, total:
     """Both are said in the unit of the total, and nothing is said twice when both are unknown."""
 
     assert expected == f.sizes(used, total)
+
+
+@pytest.mark.parametrize(
+    ("expected", "value"),
+    [
+        ("-", None),
+        ("0 %", 0),
+        ("<0.1 %", 0.0001),
+        ("1.4 %", 0.014),
+        ("5 %", 0.05),
+        ("10 %", 0.0996),
+        ("97 %", 0.974),
+    ],
+)
+def test_shares_tell_tenths_when_they_are_small(expected: str, value: float | None) -> None:
+    """A GPU that is used a little is not one that is not used."""
+
+    assert expected == f.share(value)
+
+
+@pytest.mark.parametrize(
+    ("expected", "value"), [("-", None), ("0.0 s", 0), ("3.6 s", 3.63), ("45 s", 45.2), ("4:25", 265.6)]
+)
+def test_short_times_have_tenths(expected: str, value: float | None) -> None:
+    """A pause of 1.2 s is not one of 1 s."""
+
+    assert expected == f.seconds(value)
+
+
+@pytest.mark.parametrize(
+    ("expected", "value"),
+    [("-", None), ("0", 0), ("0", 0.003), ("0.03", 0.0316), ("2", 1.954), ("13.1", 13.09), ("256", 256)],
+)
+def test_quantities_are_as_short_as_they_can_be(expected: str, value: float | None) -> None:
+    """How many workers, CPUs or waiting processes there were on average."""
+
+    assert expected == quantity(value)
 
 
 @pytest.mark.parametrize(

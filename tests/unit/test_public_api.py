@@ -12,7 +12,18 @@ from gpulse.errors import RecordingError, UsageError
 from gpulse.sources.simulated import DemoMachine
 from tests.unit.frames import NOON
 
-NAMES = ["Frame", "GpulseError", "Recording", "Sampler", "Snapshot", "__version__", "record", "snapshot"]
+NAMES = [
+    "Diagnosis",
+    "Frame",
+    "GpulseError",
+    "Recording",
+    "Sampler",
+    "Snapshot",
+    "__version__",
+    "diagnose",
+    "record",
+    "snapshot",
+]
 NOT_FOR_A_LOOK = (
     "grpc",
     "starlette",

@@ -101,7 +101,7 @@ class _Bounds(NamedTuple):
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also draw the window with the findings marked: .png, .svg, .pdf or .html.",
+    help="Also draw the window with the findings marked: .png, .svg, .pdf or .html; an existing file is replaced.",
 )
 @click.option(
     "-v", "--verbose", is_flag=True, help="Every finding in full, and everything that was ruled out."

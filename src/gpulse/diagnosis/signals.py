@@ -162,6 +162,7 @@ _STATISTICS = {
     "median after": ", after",
     "mean since it started": " so far",
     "mean between pauses": " between pauses",
+    "median of the job's GPUs": " of its peers",
 }
 """What a statistic adds to the words where it is more than the plain mean, share or count."""
 _OF_A_PID = "mean of pid "
@@ -185,7 +186,7 @@ def told(evidence: Evidence) -> Told:
     if evidence.comparison == "has bit":
         return Told(known.words, _reason(int(evidence.threshold)), "")
     return Told(
-        known.words + _statistic(evidence),
+        known.words + _statistic(evidence, known.unit),
         _WRITTEN[unit](evidence.value),
         _against(evidence, unit),
     )
@@ -213,18 +214,18 @@ def _unit(unit: Unit, statistic: str) -> Unit:
     return unit
 
 
-def _statistic(evidence: Evidence) -> str:
+def _statistic(evidence: Evidence, unit: Unit) -> str:
     statistic = evidence.statistic
     if statistic.startswith(_OF_A_PID):
         return f" of pid {statistic.removeprefix(_OF_A_PID)}"
-    if statistic == "last" and evidence.threshold != 0:
-        return ""  # compared with a limit: the value that counts, not the end of a rise
+    if statistic == "last" and (unit != "bytes" or evidence.threshold != 0):
+        return ""  # the value that counts, not the end of a rise
     return _STATISTICS.get(statistic, "")
 
 
 def _against(evidence: Evidence, unit: Unit) -> str:
-    if evidence.comparison == ">=" and evidence.threshold == 0:
-        return ""  # anything is at least 0: the number is there to be known
+    if evidence.comparison in (">=", ">") and evidence.threshold == 0:
+        return ""  # nothing is less: the number is there to be known
     compared = _COMPARED.get(evidence.comparison, evidence.comparison)
     return f"{compared} {_WRITTEN[unit](evidence.threshold)}"
 

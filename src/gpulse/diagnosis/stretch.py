@@ -39,7 +39,7 @@ class Stretch:
 
     def __init__(self, seconds: Sequence[Second], thresholds: Thresholds, names: dict[int, str]) -> None:
         """Take the seconds of one GPU in order; `names` are the programs of the processes by pid."""
-        self._all = seconds
+        self._all = _since_the_clock_was_set(seconds)
         self._thresholds = thresholds
         self.names = names
         self.device: Device = seconds[-1].reading.device
@@ -170,8 +170,13 @@ class Stretch:
 
     @cached_property
     def duty(self) -> float | None:
-        """Share of the steady part in which kernels ran."""
-        return self.mean("duty")
+        """Share of the steady part in which kernels ran.
+
+        A mean over time: on a crowded machine fewer frames come in a second, just when the GPU waits.
+        """
+        known = [(s.seconds, value) for s in self.steady if (value := s.mean("duty")) is not None]
+        total = sum(length for length, _ in known)
+        return sum(length * value for length, value in known) / total if total > 0 else None
 
     @cached_property
     def cpus(self) -> float | None:
@@ -245,6 +250,14 @@ _KINDS: dict[Signal, Callable[[Second], bool]] = {
 def programs(processes: Iterable[ProcessReading]) -> dict[int, str]:
     """The names of processes by pid."""
     return {process.pid: process.identity.name for process in processes if process.identity.name}
+
+
+def _since_the_clock_was_set(seconds: Sequence[Second]) -> Sequence[Second]:
+    """The seconds after the wall clock went back: those before them would lie in their future."""
+    for place in range(len(seconds) - 1, 0, -1):
+        if seconds[place].start < seconds[place - 1].start:
+            return [*seconds][place:]
+    return seconds
 
 
 def _mostly(is_there: Callable[[Second], bool], seconds: Sequence[Second]) -> bool:

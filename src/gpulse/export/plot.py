@@ -158,7 +158,8 @@ def _draw_marks(axes: Axes, chart: Chart) -> None:
     axes.set_ylim(len(chart.marks), 0)
     length = chart.end - chart.start
     for place, mark in enumerate(chart.marks):
-        axes.barh(place + 0.5, mark.end - mark.start, left=mark.start, height=0.72, color=mark.color)
+        seen = max(mark.end - mark.start, 0.003 * length)  # an instant is a stroke
+        axes.barh(place + 0.5, seen, left=min(mark.start, chart.end - seen), height=0.72, color=mark.color)
         late = mark.start - chart.start > 0.75 * length
         axes.text(
             mark.start - 0.004 * length if late else mark.start + 0.004 * length,

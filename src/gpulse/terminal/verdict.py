@@ -16,6 +16,8 @@ from gpulse.terminal import format as f
 from gpulse.terminal.table import Paint, cut, flowed, width_of, wrapped
 
 _GUTTER = 9
+_NARROW = 50
+_FEWEST_LETTERS = 12
 _MOST_OTHERS = 3
 _MOST_RULED_OUT = 6
 _LATER_SECONDS = 5.0
@@ -56,9 +58,14 @@ class _Page(NamedTuple):
     verbose: bool
 
     @property
+    def gutter(self) -> int:
+        """Columns left of the text; in a narrow window the words of the gutter stand above it."""
+        return _GUTTER if self.width >= _NARROW else 1
+
+    @property
     def room(self) -> int:
         """Columns right of the gutter."""
-        return max(20, self.width - _GUTTER)
+        return self.width - self.gutter
 
     def prose(self, text: str, indent: str = "", style: str = "") -> Iterator[str]:
         """Text on as many lines as it needs."""
@@ -66,10 +73,12 @@ class _Page(NamedTuple):
 
     def section(self, title: str, lines: Iterable[str]) -> Iterator[str]:
         """Lines with a word in the gutter beside the first."""
-        beside = self.paint("title", title) + " " * (_GUTTER - len(title))
-        for line in lines:
-            yield f"{beside}{line}".rstrip()
-            beside = " " * _GUTTER
+        beside = f"{self.paint('title', title)}{' ' * (self.gutter - len(title))}"
+        for place, line in enumerate(lines):
+            if place == 0 and self.gutter < _GUTTER:
+                yield self.paint("title", title)
+            is_beside = place == 0 and self.gutter == _GUTTER
+            yield f"{beside if is_beside else ' ' * self.gutter}{line}".rstrip()
 
 
 def verdict_lines(diagnosis: Diagnosis, width: int, paint: Paint, *, verbose: bool) -> Iterator[str]:
@@ -186,7 +195,7 @@ def _standing(entry: Group, page: _Page) -> Iterator[str]:
     yield from _same_elsewhere(entry, page)
 
 
-def _same_elsewhere(entry: Group, page: _Page) -> Iterator[str]:
+def _same_elsewhere(entry: Group, page: _Page, indent: str = "") -> Iterator[str]:
     if entry.others:
         labels = [label for other in entry.others for label in other.labels]
         where = f"on GPU {ranges(labels)}" if labels else f"{len(entry.others)} times more"
@@ -196,7 +205,7 @@ def _same_elsewhere(entry: Group, page: _Page) -> Iterator[str]:
         if known and len(known) == len(lost):
             low, high = f.share(known[0]), f.share(known[-1])
             span = f": {low if low == high else f'{low} to {high}'} of the time lost"
-        yield from page.prose(f"the same {where}{span} (-v)", style="dim")
+        yield from page.prose(f"{indent}the same {where}{span} (-v)", indent=indent, style="dim")
 
 
 def _in_full(entry: Group, page: _Page) -> Iterator[Iterator[str]]:
@@ -218,7 +227,10 @@ def _table(evidence: Sequence[Evidence], page: _Page) -> Iterator[str]:
         return
     values = max(width_of(row.value) for row in rows)
     against = max(width_of(row.against) for row in rows)
-    words = min(max(width_of(row.words) for row in rows), max(8, page.room - values - against - 4))
+    if page.room - values - against - 4 < _FEWEST_LETTERS:
+        rows, against = [row._replace(against="") for row in rows], 0
+    left = page.room - values - 2 - (against + 2 if against else 0)
+    words = min(max(width_of(row.words) for row in rows), max(1, left))
     for row, item in zip(rows, evidence, strict=True):
         name = cut(f.plain(row.words), words)
         line = f"{name}{' ' * (words - width_of(name))}  {f.plain(row.value):>{values}}"
@@ -270,7 +282,7 @@ def _others(entries: Sequence[Group], page: _Page) -> Iterator[str]:
         yield from page.prose(f"{mark}{entry.summary}.", indent="  ", style=_STYLES[finding.severity])
         if finding.advice:
             yield from page.prose(f.plain(f"  -> {finding.advice[0].do}"), indent="     ")
-        yield from (f"  {line}" for line in _same_elsewhere(entry, page._replace(width=page.width - 2)))
+        yield from _same_elsewhere(entry, page, "  ")
         sure = confidence_word(finding.confidence)
         yield from page.prose(f"  {sure}, gpulse explain {f.plain(finding.id)}", indent="     ", style="dim")
     left = len(entries) - len(shown)
@@ -282,7 +294,7 @@ def _others(entries: Sequence[Group], page: _Page) -> Iterator[str]:
 def _notes(entries: Sequence[Group], page: _Page) -> Iterator[str]:
     for entry in entries:
         yield from page.prose(f"{entry.summary} ({f.plain(entry.finding.id)}).", indent="  ")
-        yield from (f"  {line}" for line in _same_elsewhere(entry, page._replace(width=page.width - 2)))
+        yield from _same_elsewhere(entry, page, "  ")
 
 
 def _unseen(gaps: Sequence[str], page: _Page) -> Iterator[str]:

@@ -128,7 +128,7 @@ def host_memory_leak(case: Case) -> Match | None:
         return None  # shared pages, counted for each process that maps them
     left = available[-1][1] / rise.per_second
     return Match(
-        summary=f"its processes lose host memory: {size(rise.first)} grew to {size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}, none left in {duration(left)}",
+        summary=f"has processes that lose host memory: {size(rise.first)} grew to {size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}, none left in {duration(left)}",
         severity="high" if left < 1800 else "medium",
         confidence=0.8,
         evidence=(
