@@ -13,6 +13,8 @@ _FAKE = {
     "sample_cost": "one sample beside the bare NVML calls, and beside nvitop's API",
     "overhead": "CPU and memory of a sampler that runs on and on",
     "sick_gpu": "how late the others are while one GPU hardly answers",
+    "diagnosis": "how often `gpulse why` is right on labelled recordings, beside others' rules",
+    "diagnosis_speed": "what a diagnosis costs: of a window, of a stream, of a day",
 }
 _REAL = {
     "gpm_cost": "what single readings cost, on a real GPU",

@@ -54,7 +54,7 @@ def test_a_long_run_is_told_once() -> None:
     assert loader.start is not None
     assert loader.end is not None
     assert loader.end - loader.start > 500
-    assert "out of 10)" in loader.summary
+    assert "out of 5)" in loader.summary
     assert 601 == diagnosis.frames
     assert (STARTED + 5.0, STARTED + 605.0) == (diagnosis.start, diagnosis.end)
 
@@ -62,7 +62,7 @@ def test_a_long_run_is_told_once() -> None:
 def test_the_moment_in_which_a_run_becomes_long_loses_nothing() -> None:
     """The first windows are cut out of what had been kept as a whole."""
     shorter = fed(demo(WHOLE_SECONDS - 1)).finish()
-    longer = fed(demo(WHOLE_SECONDS + 61)).finish()
+    longer = fed(demo(WHOLE_SECONDS + 121)).finish()
 
     found = [{(finding.id, finding.gpu) for finding in each.findings} for each in (shorter, longer)]
     assert found[0] - {("gpu_memory_leak", 5)} == found[1] - {("gpu_memory_leak", 5)}
@@ -81,23 +81,41 @@ def test_a_window_longer_than_the_run_is_the_run() -> None:
     assert ["launch_bound"] == [f.id for f in fed(steady("launch_bound"), window=600.0).finish().findings]
 
 
+def mixed(*starved: range) -> Iterator[Frame]:
+    """Fifty minutes of one GPU that is healthy but for these minutes."""
+    healthy, loader = DemoMachine(STARTED, gpus=1), DemoMachine(STARTED, gpus=2)
+    for place in range(50 * 60):
+        now = STARTED + place
+        if any(place // 60 in minutes for minutes in starved):
+            frame = loader.sample(now)
+            device = frame.gpus[0].device
+            yield frame._replace(gpus=(frame.gpus[1]._replace(device=device),))
+        else:
+            yield healthy.sample(now)
+
+
 def test_a_passing_trouble_of_a_long_run_is_not_told() -> None:
-    """One window out of fifty is no finding; three would be."""
+    """A single minute of it is no finding."""
+    assert () == fed(mixed(range(20, 21))).finish().findings
 
-    def mostly_healthy(sick: int) -> Iterator[Frame]:
-        healthy = DemoMachine(STARTED, gpus=1)
-        starved = DemoMachine(STARTED, gpus=2)
-        for place in range(50 * 60):
-            now = STARTED + place
-            if place // 60 in range(20, 20 + sick):
-                frame = starved.sample(now)
-                device = frame.gpus[0].device
-                yield frame._replace(gpus=(frame.gpus[1]._replace(device=device),))
-            else:
-                yield healthy.sample(now)
 
-    assert () == fed(mostly_healthy(1)).finish().findings
-    assert ["input_too_few_workers"] == [finding.id for finding in fed(mostly_healthy(4)).finish().findings]
+def test_a_trouble_of_minutes_is_told_however_long_the_run() -> None:
+    """With when it began and ended."""
+    (finding,) = fed(mixed(range(20, 26))).finish().findings
+
+    assert "input_too_few_workers" == finding.id
+    assert finding.start is not None
+    assert finding.end is not None
+    assert abs(finding.start - STARTED - 20 * 60) < 180
+    assert abs(finding.end - STARTED - 26 * 60) < 180
+
+
+def test_two_episodes_are_two_findings() -> None:
+    """What lies half an hour apart is not told as one."""
+    found = fed(mixed(range(8, 13), range(40, 45))).finish().findings
+
+    assert ["input_too_few_workers"] * 2 == [finding.id for finding in found]
+    assert all((finding.end or 0) - (finding.start or 0) < 600 for finding in found)
 
 
 def test_a_leak_too_slow_for_a_window_is_seen_over_the_run() -> None:

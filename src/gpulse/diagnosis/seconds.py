@@ -16,8 +16,10 @@ from gpulse.model.metric import Values
 from gpulse.model.process import ProcessReading
 from gpulse.model.rates import ProcessKey, Rates, between, key
 
-_SECOND = 0.95
-"""A little less than a second, so that ticks that come a moment early still make one."""
+_EARLY_SECONDS = 0.05
+"""So that ticks that come a moment early still make a second."""
+_HELD_SECONDS = 1.5
+"""The graphics metric is not believed when it was read this much earlier than the rest of GPM."""
 _GAP_SECONDS = 5.0
 _GAP_INTERVALS = 4.0
 _DISORDER_SECONDS = 1.0
@@ -151,6 +153,12 @@ def duty(reading: GpuReading) -> float | None:
     return used
 
 
+def _is_held(reading: GpuReading) -> bool:
+    """Whether the graphics metric is only repeated: it is costly, and read more seldom than the rest."""
+    read_at = reading.read_at
+    return read_at.get("gpm", 0.0) - read_at.get("graphics", read_at.get("gpm", 0.0)) > _HELD_SECONDS
+
+
 def copies(reading: GpuReading) -> float | None:
     """Bytes a second over PCIe, both ways."""
     parts = [reading.values.get(f"pcie_{way}_bytes_per_second") for way in ("rx", "tx")]
@@ -161,7 +169,9 @@ def copies(reading: GpuReading) -> float | None:
 class Digest:
     """Takes frames in order and gives back a `Second` for each GPU whenever one is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.seconds = seconds
+        """How long a `Second` shall be: more than one where hours are digested."""
         self._frames: list[Frame] = []
         """The frames since the last second ended, with the one that ended it."""
         self._interval: float | None = None
@@ -177,14 +187,22 @@ class Digest:
             return {}
         self._frames.append(frame)
         begin = self._frames[0]
-        if frame.time - begin.time < _SECOND:
+        if frame.time - begin.time < self.seconds - _EARLY_SECONDS:
             return {}
         frames, self._frames = self._frames, [frame]
         if self._is_gap(frames):
             return {}
-        rates = between(begin, frame)
+        rates = between(begin, frame, cores=False)
+        around = _Surroundings.of(frame, rates)
+        # Between its ends a second asks only who waited for a disk, and mostly nobody did.
+        trees = [
+            _Tree.of(each) if each is frame or any(p.state == "D" for p in each.processes) else None
+            for each in frames[1:]
+        ]
         return {
-            gpu.device.uuid: _second(gpu.device.uuid, frames, rates) for gpu in frame.gpus if _is_known(gpu)
+            gpu.device.uuid: _second(gpu.device.uuid, frames, trees, rates, around)
+            for gpu in frame.gpus
+            if _is_known(gpu)
         }
 
     def _follows(self, frame: Frame) -> bool:
@@ -219,13 +237,75 @@ def _is_known(gpu: GpuReading) -> bool:
     return bool(gpu.values) or gpu.processes is not None
 
 
-def _second(uuid: str, frames: Sequence[Frame], rates: Rates) -> Second:
+class _Surroundings(NamedTuple):
+    """What all GPUs of a machine have in common."""
+
+    host: Values
+    disk: Values
+    nfs: Values
+    network: tuple[str, Values]
+
+    @classmethod
+    def of(cls, frame: Frame, rates: Rates) -> _Surroundings:
+        return cls(
+            host={**(frame.host.values if frame.host is not None else {}), **rates.host},
+            disk=max(rates.disks.values(), key=lambda values: values.get("queue_length", 0.0), default={}),
+            nfs=max(
+                rates.filesystems.values(),
+                key=lambda values: values.get("nfs_reads_in_flight", -1.0),
+                default={},
+            ),
+            network=_network(frame, rates),
+        )
+
+
+_Family = tuple[list[ProcessReading], list[ProcessReading]]
+"""The processes on a GPU, and their descendants that are on none."""
+
+
+class _Tree(NamedTuple):
+    """The processes of a frame by pid, and those on no GPU by their parent."""
+
+    processes: dict[int, ProcessReading]
+    children: dict[int | None, list[ProcessReading]]
+
+    @classmethod
+    def of(cls, frame: Frame) -> _Tree:
+        children: dict[int | None, list[ProcessReading]] = {}
+        for process in frame.processes:
+            if not process.on_gpu:
+                children.setdefault(process.identity.parent_pid, []).append(process)
+        return cls({process.identity.pid: process for process in frame.processes}, children)
+
+    def family(self, reading: GpuReading) -> _Family:
+        """The processes on a GPU, and their descendants that are on none."""
+        pids = dict.fromkeys(process.pid for process in reading.processes or ())
+        holders = [self.processes[pid] for pid in pids if pid in self.processes]
+        workers: list[ProcessReading] = []
+        waiting = list(pids)
+        while waiting:
+            found = [p for p in self.children.get(waiting.pop(), ()) if p.identity.pid not in pids]
+            workers += found
+            pids.update(dict.fromkeys(process.identity.pid for process in found))
+            waiting += [process.identity.pid for process in found]
+        return holders, workers
+
+
+def _second(
+    uuid: str, frames: Sequence[Frame], trees: Sequence[_Tree | None], rates: Rates, around: _Surroundings
+) -> Second:
     """What one GPU's part of some frames says; the first of them only opens the counters."""
     begin, end = frames[0], frames[-1]
-    pairs = [(frame, gpu) for frame in frames[1:] for gpu in frame.gpus if gpu.device.uuid == uuid]
+    found = [
+        (frame, gpu, tree)
+        for frame, tree in zip(frames[1:], trees, strict=True)
+        for gpu in frame.gpus
+        if gpu.device.uuid == uuid
+    ]
+    pairs = [(frame, gpu) for frame, gpu, _ in found]
     last = pairs[-1][1]
     means, duties = _means(pairs)
-    families = [_family(gpu, frame) for frame, gpu in pairs]
+    families: list[_Family] = [([], []) if tree is None else tree.family(gpu) for _, gpu, tree in found]
     holders, workers = families[-1]
     family = [*holders, *workers]
     percents = [rates.processes.get(key(process), {}).get("cpu_percent") for process in holders]
@@ -255,12 +335,10 @@ def _second(uuid: str, frames: Sequence[Frame], rates: Rates) -> Second:
         throttled=_throttled(family, rates),
         cpus=_cpus(family, end),
         remote_cpus=_remote(last, end, holders, rates),
-        host={**(end.host.values if end.host is not None else {}), **rates.host},
-        disk=max(rates.disks.values(), key=lambda values: values.get("queue_length", 0.0), default={}),
-        nfs=max(
-            rates.filesystems.values(), key=lambda values: values.get("nfs_reads_in_flight", -1.0), default={}
-        ),
-        network=_network(end, rates),
+        host=around.host,
+        disk=around.disk,
+        nfs=around.nfs,
+        network=around.network,
     )
 
 
@@ -312,23 +390,6 @@ def _holders(reading: GpuReading, frame: Frame) -> frozenset[ProcessKey] | None:
     return frozenset((process.pid, started.get(process.pid)) for process in reading.processes)
 
 
-def _family(reading: GpuReading, frame: Frame) -> tuple[list[ProcessReading], list[ProcessReading]]:
-    """The processes on this GPU, and their descendants that are on none."""
-    pids = {process.pid for process in reading.processes or ()}
-    holders = [process for process in frame.processes if process.pid in pids]
-    family = set(pids)
-    waiting = [process for process in frame.processes if process.pid not in pids and not process.on_gpu]
-    workers: list[ProcessReading] = []
-    grew = bool(pids)
-    while grew and waiting:
-        related = [process for process in waiting if process.identity.parent_pid in family]
-        grew = bool(related)
-        workers += related
-        family.update(process.pid for process in related)
-        waiting = [process for process in waiting if process.pid not in family]
-    return holders, workers
-
-
 def _helpers(workers: Iterable[ProcessReading], rates: Rates) -> tuple[Helper, ...]:
     found = []
     for process in workers:
@@ -339,16 +400,14 @@ def _helpers(workers: Iterable[ProcessReading], rates: Rates) -> tuple[Helper, .
     return tuple(found)
 
 
-def _blocked(families: Sequence[tuple[list[ProcessReading], list[ProcessReading]]]) -> float | None:
-    counts = [
-        sum(process.state == "D" for process in (*holders, *workers))
-        for holders, workers in families
-        if any(process.state is not None for process in (*holders, *workers))
-    ]
-    return sum(counts) / len(counts) if counts else None
+def _blocked(families: Sequence[_Family]) -> float | None:
+    if not any(process.state is not None for part in families[-1] for process in part):
+        return None
+    waiting = sum(process.state == "D" for family in families for part in family for process in part)
+    return waiting / len(families)
 
 
-def _stuck(families: Sequence[tuple[list[ProcessReading], list[ProcessReading]]]) -> int:
+def _stuck(families: Sequence[_Family]) -> int:
     blocked = [{process.pid for process in holders if process.state == "D"} for holders, _ in families]
     return len(set.intersection(*blocked)) if blocked else 0
 

@@ -15,13 +15,23 @@ from gpulse.model.units import duration
 
 WHOLE_SECONDS = 300.0
 """A run up to this long is judged as a whole, unless a window was asked for."""
-WINDOW_SECONDS = 60.0
+WINDOW_SECONDS = 120.0
+_COARSE_SECONDS = 10.0
+"""How long a second is in a run that has become long: a window still holds a dozen of them."""
 _FEW_WINDOWS = 3
-_OFTEN = 0.05
-"""Share of the windows that a finding must hold in to be worth telling about a long run."""
+_IN_A_ROW = 2
+"""Windows in a row that a finding must hold in to be worth telling about a long run."""
+_APART = 3
+"""Windows without it after which the same finding is told anew."""
+_MOST_TIMES = 3
+"""Times that the same finding is told; more often than that is one finding that comes and goes."""
 _TREND_RULES = tuple(rule for rule in RULES if rule.trend)
 _FACTS = frozenset({"fault", "clocks", "link"})
 _COARSE_POINTS = 4000
+
+
+_Run = list[tuple[int, Finding]]
+"""Findings of the same kind with the numbers of their windows."""
 
 
 class Timeline:
@@ -77,6 +87,7 @@ class Timeline:
         if self._is_whole:
             if frame.time - self._start > WHOLE_SECONDS:
                 self._is_whole = False
+                self._digest.seconds = _COARSE_SECONDS
                 self._cut_into_windows(frame)
         elif done and frame.time - self._window_start >= self._window:
             self._close(frame)
@@ -148,14 +159,14 @@ class Timeline:
         judged = _joined(entry for window in self._windows for entry in window.judged)
         counts = Counter(entry.gpu for window in self._windows for entry in window.judged)
         findings = [
-            _as_one(group, counts, len(self._windows), self._window)
-            for group in _groups([finding for window in self._windows for finding in window.findings])
-            if _is_worth_telling(group, counts)
+            _as_one(run, counts, len(self._windows), self._window)
+            for runs in _runs([window.findings for window in self._windows]).values()
+            for run in _worth_telling(runs, counts)
         ]
         info = [
-            group[-1]
-            for group in _groups([finding for window in self._windows for finding in window.info])
-            if 2 * len(group) >= counts[group[0].gpu or 0]
+            runs[-1][-1][1]
+            for runs in _runs([window.info for window in self._windows]).values()
+            if 2 * sum(map(len, runs)) >= counts[runs[0][0][1].gpu or 0]
         ]
         known = {(finding.id, finding.gpu) for finding in findings}
         sparse = self._t._replace(coverage=0.0)
@@ -194,23 +205,28 @@ def _about(diagnosis: Diagnosis, indices: Collection[int]) -> Diagnosis:
     )
 
 
-def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """What is the same finding about the same GPU, over all windows."""
-    alike: dict[tuple[str, int | None], list[Finding]] = {}
-    for finding in findings:
-        alike.setdefault((finding.id, finding.gpu), []).append(finding)
-    return list(alike.values())
+def _runs(windows: Sequence[Sequence[Finding]]) -> dict[tuple[str, int | None], list[_Run]]:
+    """By finding and GPU the stretches of windows that show it."""
+    found: dict[tuple[str, int | None], list[_Run]] = {}
+    for place, findings in enumerate(windows):
+        for finding in findings:
+            runs = found.setdefault((finding.id, finding.gpu), [[]])
+            if runs[-1] and place - runs[-1][-1][0] > _APART:
+                runs.append([])
+            runs[-1].append((place, finding))
+    return found
 
 
-def _is_worth_telling(group: Sequence[Finding], judged: Counter[int]) -> bool:
-    if group[0].family in _FACTS or group[0].gpu is None:
-        return True
-    windows = judged[group[0].gpu]
-    return windows <= _FEW_WINDOWS or len(group) >= max(2.0, _OFTEN * windows)
+def _worth_telling(runs: list[_Run], judged: Counter[int]) -> list[_Run]:
+    first = runs[0][0][1]
+    if first.family not in _FACTS and first.gpu is not None and judged[first.gpu] > _FEW_WINDOWS:
+        runs = [run for run in runs if len(run) >= _IN_A_ROW]
+    return runs if len(runs) <= _MOST_TIMES else [[entry for run in runs for entry in run]]
 
 
-def _as_one(group: Sequence[Finding], judged: Counter[int], windows: int, seconds: float) -> Finding:
+def _as_one(run: _Run, judged: Counter[int], windows: int, seconds: float) -> Finding:
     """Several windows' finding as one: the worst one's evidence, from when it began to when it ended."""
+    group = [finding for _, finding in run]
     if len(group) == 1:
         return group[0]
     worst = max(group, key=lambda f: (SEVERITIES.index(f.severity), f.lost_ratio or 0.0))

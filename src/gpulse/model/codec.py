@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gpulse.model.device import Device, Node
@@ -28,7 +28,7 @@ from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessRead
 
 FORMAT = "gpulse-recording"
 VERSION = 1
-Reading = TypeVar("Reading")
+Reading = TypeVar("Reading", DiskReading, FilesystemReading, NetworkReading, CgroupReading)
 
 
 class Encoder:
@@ -111,7 +111,7 @@ class Decoder:
             gpus=tuple(self._gpu(gpu) for gpu in raw.get("gpus", ())),
             host=None
             if host is None
-            else HostReading(_values(host["values"]), tuple(tuple(core) for core in host["cores"])),
+            else HostReading(_values(host["values"]), tuple(map(tuple, host["cores"]))),
             disks=tuple(_reading(DiskReading, disk) for disk in raw.get("disks", ())),
             filesystems=tuple(_reading(FilesystemReading, item) for item in raw.get("filesystems", ())),
             network=tuple(_reading(NetworkReading, link) for link in raw.get("network", ())),
@@ -188,9 +188,11 @@ def _known(kind: Any, raw: dict[str, Any]) -> dict[str, Any]:
     return {name: raw.get(name) for name in kind._fields if name in raw or name in _NULLABLE}
 
 
-def _reading(kind: Callable[..., Reading], raw: dict[str, Any]) -> Reading:
-    reading = kind(**_known(kind, raw))
+def _reading(kind: type[Reading], raw: dict[str, Any]) -> Reading:
+    """A record whose first field names it; what is left out is None."""
+    raw[kind._fields[0]]
     _values(raw["values"])
+    reading: Reading = kind._make(map(raw.get, kind._fields))
     return reading
 
 

@@ -46,10 +46,11 @@ def key(process: ProcessReading) -> ProcessKey:
     return process.identity.pid, process.identity.start_time
 
 
-def between(earlier: Frame, later: Frame) -> Rates:
+def between(earlier: Frame, later: Frame, *, cores: bool = True) -> Rates:
     """The rates between two frames of one node; what cannot be known is absent.
 
-    A counter that ran backwards (a driver reload, a new boot, a wrapped register) gives no rate.
+    A counter that ran backwards (a driver reload, a new boot, a wrapped register) gives no rate. Without
+    `cores` those of single CPUs are left out, which cost the most on large machines.
     """
     seconds = later.monotonic - earlier.monotonic
     if seconds <= 0 or earlier.node.name != later.node.name:
@@ -66,7 +67,7 @@ def between(earlier: Frame, later: Frame) -> Rates:
         host=_host(
             earlier.host.values if earlier.host else {}, later.host.values if later.host else {}, seconds
         ),
-        cores=_cores(earlier, later),
+        cores=_cores(earlier, later) if cores else (),
         disks={disk.name: _disk(old_disks.get(disk.name, {}), disk.values, seconds) for disk in later.disks},
         filesystems={
             item.mount_point: _filesystem(

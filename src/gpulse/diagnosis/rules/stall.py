@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean, median, pstdev
 
 from gpulse.diagnosis.case import Case, Pause
@@ -125,6 +126,13 @@ def _change(series: Sequence[tuple[float, float]], least_seconds: float) -> tupl
     if len(series) < 4 or series[-1][0] - series[0][0] < 2 * least_seconds:
         return None
     values = [value for _, value in series]
+    sums = [0.0, *accumulate(values)]
+    squares = [0.0, *accumulate(value * value for value in values)]
+
+    def scatter_of(begin: int, end: int) -> float:
+        count, total = end - begin, sums[end] - sums[begin]
+        return count * math.sqrt(max(0.0, (squares[end] - squares[begin]) / count - (total / count) ** 2))
+
     best: tuple[float, int] | None = None
     for place in range(1, len(series)):
         if (
@@ -132,8 +140,7 @@ def _change(series: Sequence[tuple[float, float]], least_seconds: float) -> tupl
             or series[-1][0] - series[place][0] < least_seconds
         ):
             continue
-        left, right = values[:place], values[place:]
-        spread = pstdev(left) * len(left) + pstdev(right) * len(right)
+        spread = scatter_of(0, place) + scatter_of(place, len(values))
         if best is None or spread < best[0]:
             best = (spread, place)
     if best is None:
