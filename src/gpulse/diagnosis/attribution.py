@@ -126,14 +126,19 @@ def _storage(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: 
 
 
 def _copies(second: Second, stretch: Stretch, t: Thresholds) -> bool:
-    rate = second.mean("copies") or 0.0
-    if rate < t.copy_bytes_per_second or (second.mean("sm_active_ratio") or 0.0) >= t.copy_sm:
+    rate, lost = second.mean("copies") or 0.0, second.lost or 0.0
+    if rate < t.copy_bytes_per_second:
+        return False
+    # NVML's utilization counts copies and GPM's graphics metric does not: the difference is time in which
+    # there was nothing but copies.
+    used, computed = second.mean("gpu_utilization_ratio"), second.mean("graphics_active_ratio")
+    if used is not None and computed is not None and used - computed >= t.explained * lost:
+        return True
+    if (second.mean("sm_active_ratio") or 0.0) >= t.copy_sm:
         return False
     link = link_bytes_per_second(stretch)
-    if link is None:
-        return True
     # At the speed of ordinary memory these copies would have taken at least half of the lost time.
-    return rate / (t.pageable_share * link) >= t.explained * (second.lost or 0.0)
+    return link is None or rate / (t.pageable_share * link) >= t.explained * lost
 
 
 def _workers(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: ARG001
@@ -153,7 +158,7 @@ def _main(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: ARG
     rest than half of what the GPU had.
     """
     lost = second.lost or 0.0
-    return (second.cores or 0.0) >= max(t.pegged, 1.0 - t.explained * lost)
+    return (second.feeding_cores or 0.0) >= max(t.pegged, 1.0 - t.explained * lost)
 
 
 _CHAIN: tuple[tuple[Cause, Callable[[Second, Stretch, Thresholds], bool]], ...] = (

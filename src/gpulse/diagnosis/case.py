@@ -81,15 +81,42 @@ class Case:
         written = len(self.checkpoints)
         return (
             "processes" in self.stretch.sees
-            and max(written, len(self.pauses) - written) >= 2
+            and max(2 * written, len(self.pauses) - written) >= 2
             and lost >= self.t.stall_share * self.stretch.length
         )
 
     @cached_property
     def attribution(self) -> Attribution:
         """The lost time between the pauses, by cause."""
-        apart = [pause.stall for pause in (self.pauses if self.names_pauses else self.checkpoints)]
-        return attribute(self.stretch, self.t, [*apart, *(self.stretch.edges if apart else ())])
+        apart = [pause.stall for pause in self.pauses] if self.names_pauses else []
+        # The frames next to a pause lie half in it.
+        apart = [Stall(stall.start - self._step, stall.end + self._step) for stall in apart]
+        edges = self.stretch.edges if apart else [*self._leaving, *self._written_edges]
+        return attribute(self.stretch, self.t, [*apart, *edges])
+
+    @cached_property
+    def _step(self) -> float:
+        """Time from one duty sample to the next."""
+        return self.stretch.length / max(1, len(self.stretch.duties))
+
+    @property
+    def _written_edges(self) -> list[Stall]:
+        """Checkpoints of which only the beginning or the end was seen."""
+        written = [
+            (edge, _moved(_overlapping(self.stretch.steady, edge), "written_bytes", edge))
+            for edge in self.stretch.edges
+        ]
+        return [edge for edge, size in written if (size or 0.0) >= self.t.checkpoint_bytes]
+
+    @property
+    def _leaving(self) -> list[Stall]:
+        """The last moments of a busy job in which it did nothing more: it pauses, or ends."""
+        busy = (self.stretch.duty or 0.0) >= self.t.between_stalls_duty
+        return [
+            edge
+            for edge in self.stretch.edges
+            if busy and edge.end >= self.stretch.end and edge.seconds <= self.t.leaving_seconds
+        ]
 
     @cached_property
     def cause(self) -> Cause | None:
@@ -124,7 +151,7 @@ class Case:
     @cached_property
     def is_unclear(self) -> bool:
         """Whether nobody could say from what was seen that the GPU is well used."""
-        if self.stretch.duty is None or self.lost >= self.t.lost:
+        if self.stretch.duty is None or 1.0 - self.stretch.duty >= self.t.lost:
             return True
         return self.is_hollow
 

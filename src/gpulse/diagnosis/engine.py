@@ -20,6 +20,10 @@ _HOLDS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.
 _OPPOSITE = {">=": "<", ">": "<=", "<": ">=", "<=": ">"}
 _WHATEVER = frozenset({"gpu_memory_orphaned", "process_died", "slow_start"})
 """Rules about GPUs whose job is gone, or not at work yet."""
+_LOST_TO_NOBODY = frozenset(
+    {"gpu_underused", "host_wait_unattributed", "periodic_stall", "throughput_regression"}
+)
+"""What a job that has stopped working looks like over a stretch in which it still worked at first."""
 _WITHOUT_A_JOB = frozenset({"fault", "clocks", "link"})
 """Families whose findings do not depend on what runs on the GPU."""
 
@@ -144,6 +148,8 @@ def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
     others = {other.id for other in findings if other.gpu == finding.gpu and other.severity != "info"}
     if finding.id == "gpu_memory_leak":
         return "gpu_oom_imminent" in others
+    if finding.id in _LOST_TO_NOBODY and "gpu_idle_allocated" in others:
+        return True
     if finding.id == "throughput_regression":
         # The cause says more than the fact that something changed.
         return any(

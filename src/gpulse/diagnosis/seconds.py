@@ -24,6 +24,7 @@ _GAP_SECONDS = 5.0
 _GAP_INTERVALS = 4.0
 _DISORDER_SECONDS = 1.0
 _FRESH_SECONDS = 2.5
+_MASK = 2**64 - 1
 
 MEANS = (
     "gpu_utilization_ratio",
@@ -90,6 +91,8 @@ class Second(NamedTuple):
     """CPUs' worth of time that the holders used together; None when that could not be read."""
     thread_cores: float | None
     """The same of the busiest single thread among them."""
+    feeding_cores: float | None
+    """The same of the two busiest threads, forward and backward: pools of threads that spin do not count."""
     workers: tuple[Helper, ...]
     blocked: float | None
     """How many processes of the job waited for a disk at any one time, on average."""
@@ -310,6 +313,7 @@ def _second(
     family = [*holders, *workers]
     percents = [rates.processes.get(key(process), {}).get("cpu_percent") for process in holders]
     known = [percent / 100 for percent in percents if percent is not None]
+    threads = _busiest_threads(holders, begin, rates.interval_seconds)
     return Second(
         start=begin.time,
         end=end.time,
@@ -324,7 +328,8 @@ def _second(
             (p.identity.start_time for p in holders if p.identity.start_time is not None), default=None
         ),
         cores=sum(known) if known else None,
-        thread_cores=_busiest_thread(holders, begin, rates.interval_seconds),
+        thread_cores=threads[0] if threads else None,
+        feeding_cores=min(sum(known), sum(threads)) if known and threads else sum(known) if known else None,
         workers=_helpers(workers, rates),
         blocked=_blocked(families),
         stuck=_stuck(families),
@@ -355,7 +360,7 @@ def _means(
                 values.append(value)
         busy, traffic = duty(gpu), copies(gpu)
         if busy is not None:
-            duties.append((frame.time, busy))
+            duties.append((frame.time, min(1.0, max(0.0, busy))))
         if traffic is not None:
             moved.append(traffic)
     found["duty"], found["copies"] = [value for _, value in duties], moved
@@ -365,7 +370,7 @@ def _means(
 def _reasons(readings: Iterable[GpuReading]) -> dict[int, int]:
     seen: dict[int, int] = {}
     for reading in readings:
-        mask = int(reading.values.get("clocks_event_reasons", 0))
+        mask = int(reading.values.get("clocks_event_reasons", 0)) & _MASK
         while mask:
             bit = mask & -mask
             seen[bit] = seen.get(bit, 0) + 1
@@ -412,7 +417,8 @@ def _stuck(families: Sequence[_Family]) -> int:
     return len(set.intersection(*blocked)) if blocked else 0
 
 
-def _busiest_thread(holders: Iterable[ProcessReading], earlier: Frame, seconds: float) -> float | None:
+def _busiest_threads(holders: Iterable[ProcessReading], earlier: Frame, seconds: float) -> list[float]:
+    """CPUs' worth of time of the two busiest threads, the busiest first; nothing when threads were not read."""
     pids = {process.pid for process in holders}
     before = {
         (process.pid, thread.tid): thread.cpu_seconds_total
@@ -426,7 +432,7 @@ def _busiest_thread(holders: Iterable[ProcessReading], earlier: Frame, seconds: 
         for thread in process.threads
         if (process.pid, thread.tid) in before
     ]
-    return max(grown) / seconds if grown and seconds > 0 else None
+    return sorted((each / seconds for each in grown), reverse=True)[:2] if seconds > 0 else []
 
 
 def _sum(rates: Rates, processes: Iterable[ProcessReading], name: str) -> float | None:

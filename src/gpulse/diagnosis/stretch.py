@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise, repeat
 from statistics import median
 from typing import NamedTuple
 
@@ -16,7 +17,12 @@ from gpulse.model.process import ProcessReading
 _YOUNG_SECONDS = 60.0
 """A job older than this at the start of a stretch has left its start-up behind."""
 _SETTLED = 0.8
+_AT_WORK = 0.25
+_DENSE = 0.3
 _LEFT_DUTY = 0.05
+_PACE = 0.005
+_COPIED = 0.3 * 2**30
+"""A second with less than these has no work in it."""
 
 
 class Stall(NamedTuple):
@@ -122,6 +128,17 @@ class Stretch:
         return cores is not None and cores >= 0.3
 
     @cached_property
+    def still_end(self) -> Sequence[Second]:
+        """The seconds at the end in which the GPU did nothing any more, when they are enough to judge."""
+        still = self._thresholds.still
+        first = len(self.steady)
+        while first and not _works(self.steady[first - 1], still):
+            first -= 1
+        tail = self.steady[first:]
+        length = sum(second.seconds for second in tail)
+        return tail if length >= self._thresholds.shortest_seconds - 0.5 else ()
+
+    @cached_property
     def has_worked(self) -> bool:
         """Whether the GPU computed or copied anything for the job once it had settled."""
         still = self._thresholds.still
@@ -219,7 +236,11 @@ class Stretch:
         busy = [time for time, value in samples if value >= t.stall_duty]
         if not busy:
             return []
-        found = (Stall(samples[0][0], busy[0]), Stall(busy[-1], samples[-1][0]))
+        backwards = [-time for time in reversed(busy)]
+        found = (
+            Stall(samples[0][0], _begun(busy, t.stall_seconds)),
+            Stall(-_begun(backwards, t.stall_seconds), samples[-1][0]),
+        )
         return [stall for stall in found if stall.seconds >= t.stall_seconds / 2]
 
 
@@ -289,17 +310,41 @@ def _works(second: Second, still: float) -> bool:
 
 
 def _settled(job: Sequence[Second]) -> int:
-    """Where the work has begun: two seconds at nearly the pace that it has later, or the first of all."""
+    """Where the work has begun: two seconds at nearly the pace that it has later.
+
+    Work that comes in rare bursts has begun with the first of them.
+    """
     pace = [second.mean("duty") or 0.0 for second in job]
     copied = [second.mean("copies") or 0.0 for second in job]
-    for series in (pace, copied):
-        usual = median(series)
-        if usual > (0.005 if series is pace else 0.3 * 2**30):
-            for place in range(len(series)):
-                later = series[place : place + 2]
-                if sum(later) / len(later) >= _SETTLED * median(series[place:]):
-                    return place
+    for series, least in ((pace, _PACE), (copied, _COPIED)):
+        latest = median(series[len(series) // 2 :])
+        if median(series) > least:
+            if series[0] >= _SETTLED * median(series):
+                return 0  # it was at work already
+            return _first(series, (median(series[place:]) for place in range(len(series))))
+        if latest > least:  # it has only just begun
+            return _first(series, repeat(latest))
+    bursts = (place for place in range(len(job)) if pace[place] > 2 * _PACE or copied[place] > _COPIED)
+    return next(bursts, 0)
+
+
+def _first(series: Sequence[float], levels: Iterable[float]) -> int:
+    for place, level in zip(range(len(series)), levels, strict=False):
+        later = series[place : place + 2]
+        if sum(later) / len(later) >= _SETTLED * level:
+            is_dense = level >= _DENSE  # then a second without work is not yet part of it
+            return place + int(is_dense and series[place] < _AT_WORK * level)
     return 0
+
+
+def _begun(busy: Sequence[float], stall_seconds: float) -> float:
+    """When work began, a moment of it at the very edge before a pause left out."""
+    for earlier, later in pairwise(busy):
+        if earlier - busy[0] >= stall_seconds / 2:
+            break
+        if later - earlier >= stall_seconds:
+            return later
+    return busy[0]
 
 
 def _stalls(samples: Sequence[tuple[float, float]], t: Thresholds) -> list[Stall]:
@@ -314,8 +359,9 @@ def _stalls(samples: Sequence[tuple[float, float]], t: Thresholds) -> list[Stall
             if idle_from is None:
                 idle_from = time - step
         elif idle_from is not None and value >= t.between_stalls_duty:
-            if (last or time) - idle_from >= t.stall_seconds and worked >= t.stall_seconds / 2:
-                found.append(Stall(idle_from, last or time))
+            if (last or time) - idle_from >= t.stall_seconds:
+                if worked >= t.stall_seconds / 2:
+                    found.append(Stall(idle_from, last or time))
                 worked = 0.0
             idle_from = None
         if value >= t.between_stalls_duty:

@@ -41,7 +41,7 @@ class Thresholds(NamedTuple):
     reads_per_second: float = 100.0
     copy_bytes_per_second: float = float(2**30)
     copy_sm: float = 0.50
-    pageable_share: float = 0.17
+    pageable_share: float = 0.13
     """Speed of a copy from ordinary memory over that of the link."""
     link_share: float = 0.70
     slow_copy_share: float = 0.50
@@ -83,6 +83,8 @@ class Thresholds(NamedTuple):
     contention: float = 0.10
 
     stall_seconds: float = 1.2
+    leaving_seconds: float = 2.5
+    """A busy job that is idle for no longer than this at the end of a stretch may be about to leave."""
     stall_duty: float = 0.10
     between_stalls_duty: float = 0.50
     stall_power: float = 0.80

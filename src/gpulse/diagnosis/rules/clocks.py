@@ -119,7 +119,7 @@ def clocks_locked(case: Case) -> Match | None:
         severity="low",
         confidence=0.9,
         evidence=(
-            Evidence("sm_clock_application_hertz", "last", wanted, "<", most - case.t.clock_below_hertz),
+            Evidence("sm_clock_application_hertz", "last", wanted, "<", most),
             Evidence(f"clocks_event_{APPLICATION:#x}_ratio", "share", share, ">=", 0.5),
         ),
         start=case.stretch.seconds_seen[0].start,

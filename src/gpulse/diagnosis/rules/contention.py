@@ -68,7 +68,7 @@ def straggler(node: Node) -> Iterator[Match]:
         for case, pace in paces:
             if pace < node.t.straggler * usual:
                 yield Match(
-                    summary=f"does not keep pace with the {len(paces) - 1} other GPUs of its job: {pace:.0f} W against {usual:.0f} W",
+                    summary=f"does not keep pace with the other GPUs of its job: {pace:.0f} W against {usual:.0f} W",
                     severity="high",
                     confidence=0.5,
                     evidence=(

@@ -38,7 +38,7 @@ def thin_kernels(case: Case) -> Match | None:
         confidence=0.9 if dram is not None and tensor is not None else 0.7,
         evidence=tuple(evidence),
         ruled_out=("memory_bandwidth_bound: the memory is not busy either",) if dram is not None else (),
-        lost_ratio=case.lost,
+        lost_ratio=empty,
         start=s.start,
     )
 
@@ -73,32 +73,35 @@ def tensor_cores_unused(case: Case) -> Match | None:
 
 
 def gpu_idle_allocated(case: Case) -> Match | None:
-    """Memory held by a process that does nothing."""
+    """Memory held by a process that does nothing, or nothing any more."""
     s, t = case.stretch, case.t
-    used = s.mean("memory_used_bytes")
-    duty = s.duty
-    filled = s.mean("sm_active_ratio") or 0.0
-    if used is None or used < t.held_bytes or duty is None or duty >= t.still or filled >= t.still:
+    seconds = s.still_end if s.has_worked else s.steady
+    used, duty = s.mean("memory_used_bytes", seconds), s.mean("duty", seconds)
+    if not seconds or used is None or used < t.held_bytes or duty is None or duty >= t.still:
         return None
-    if s.has_worked or (s.mean("copies") or 0.0) >= 0.1 * t.copy_bytes_per_second:
+    if (s.mean("sm_active_ratio", seconds) or 0.0) >= t.still:
         return None
-    cores = s.job_cores(s.steady)
-    if cores is not None and cores >= t.idle_cores:
+    if (s.mean("copies", seconds) or 0.0) >= 0.1 * t.copy_bytes_per_second:
+        return None
+    cores = s.job_cores(seconds)
+    if (cores is None and s.has_worked) or (cores is not None and cores >= t.idle_cores):
         return None  # its owner computes: it has not come to the GPU yet, or again, or between two looks
+    over = "mean since it stopped" if s.has_worked else "mean"
     evidence = [
-        Evidence("memory_used_bytes", "mean", used, ">=", t.held_bytes),
-        Evidence("duty", "mean", duty, "<", t.still),
+        Evidence("memory_used_bytes", over, used, ">=", t.held_bytes),
+        Evidence("duty", over, duty, "<", t.still),
     ]
     if cores is not None:
-        evidence.append(Evidence("job_cores", "mean", cores, "<", t.idle_cores))
+        evidence.append(Evidence("job_cores", over, cores, "<", t.idle_cores))
+    length = sum(second.seconds for second in seconds)
     return Match(
         summary=f"is held and not used: {size(used)} of memory, busy {duty:.1%} of the time",
-        severity="high" if s.length >= 3600 else "medium",
-        confidence=0.9 if cores is not None else 0.5,
+        severity="high" if length >= 3600 else "medium",
+        confidence=0.9 if cores is not None else 0.4,  # nobody could say whether its owner computes
         evidence=tuple(evidence),
         ruled_out=(f"slow_start: its processes use {cores:.2f} CPUs",) if cores is not None else (),
         lost_ratio=1.0 - duty,
-        start=s.start,
+        start=seconds[0].start,
     )
 
 

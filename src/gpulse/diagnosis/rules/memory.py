@@ -40,8 +40,7 @@ def _rise(series: Sequence[tuple[float, float]], least: float) -> Rise | None:
         series = series[:-1]  # a program that ends gives its memory back
     if len(series) < 8:
         return None
-    quarter = len(series) // 4
-    marks = [series[0], series[quarter], series[2 * quarter], series[3 * quarter], series[-1]]
+    marks = [series[round(quarter * (len(series) - 1) / 4)] for quarter in range(5)]
     grown = marks[-1][1] - marks[0][1]
     if grown < least:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulse.model.finding import SEVERITIES, Advice, Severity
+from gpulse.model.finding import SEVERITIES, Advice, Finding, Severity
 from gpulse.model.health import gathered
 from gpulse.terminal.notes import is_said
 from gpulse.terminal.top.cells import Line, Piece, Tone, cut, ends, width, words
@@ -37,7 +37,7 @@ def items(snapshot: Snapshot) -> list[Item]:
         Item(
             finding.severity,
             "node" if finding.gpu is None else f"gpu {finding.gpu}",
-            finding.summary,
+            _without_gpu(finding),
             finding.advice,
         )
         for finding in snapshot.findings
@@ -58,7 +58,7 @@ def items(snapshot: Snapshot) -> list[Item]:
 def lines(found: list[Item], room: int, cells: int, glyphs: Glyphs) -> list[Line]:
     """The first of them in so many lines; the last line says how many more there are."""
     if not found:
-        return [words(" no fault reported", "dim")]
+        return [words(" nothing wrong found so far", "dim")]
     shown = [_line(item, cells, glyphs) for item in found[:room]]
     hidden = len(found) - len(shown)
     more: Line = (
@@ -85,6 +85,12 @@ def page(found: list[Item], glyphs: Glyphs) -> list[Line]:
             out.append((Piece("  try", "head"), Piece(glyphs.clean(item.hint), "dim")))
         out.append(())
     return out[:-1]
+
+
+def _without_gpu(finding: Finding) -> str:
+    """The summary without the GPU's name, which stands before it already."""
+    about = f"GPU {finding.gpu}"
+    return finding.summary.removeprefix(f"{about}: ").removeprefix(f"{about} ")
 
 
 def _reason(code: str, detail: str) -> str:
