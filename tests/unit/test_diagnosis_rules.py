@@ -344,10 +344,10 @@ def test_a_full_but_flat_memory_is_normal() -> None:
     assert [] == [f for f in told(play(20, busy(memory_used_bytes=136 * GIB))) if f.family == "memory"]
 
 
-def test_memory_that_is_about_to_run_out_still_has_its_leak() -> None:
-    """The forecast is informational, so the leak itself stays a finding."""
+def test_memory_that_is_about_to_run_out_says_more_than_its_leak() -> None:
+    """The forecast stands for both."""
 
-    assert {"gpu_memory_leak"} == ids(SCENARIOS["gpu_oom_imminent"]())
+    assert {"gpu_oom_imminent"} == ids(SCENARIOS["gpu_oom_imminent"]())
 
 
 def test_a_jump_of_memory_is_no_leak() -> None:

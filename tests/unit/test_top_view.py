@@ -535,7 +535,7 @@ class TestFindings:
         found = findings_view.items(Snapshot(frame(health=(*health, said)), Rates(0.0), (finding,)))
 
         assert [(item.about, item.text) for item in found] == [
-            ("gpu 3", "GPU 3: GPU is lost"),
+            ("gpu 3", "GPU is lost"),
             ("gpu 0-63", "failed: broke"),
         ]
 
@@ -558,7 +558,7 @@ class TestFindings:
 
     def test_all_is_well(self) -> None:
         """Without findings the strip says so."""
-        assert "no fault" in text(findings_view.lines([], 1, 60, UNICODE)[0])
+        assert "nothing wrong" in text(findings_view.lines([], 1, 60, UNICODE)[0])
 
 
 class TestDetails:

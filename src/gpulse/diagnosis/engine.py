@@ -148,6 +148,8 @@ def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
     others = {other.id for other in findings if other.gpu == finding.gpu and other.severity != "info"}
     if finding.id == "gpu_memory_leak":
         return "gpu_oom_imminent" in others
+    if finding.id == "compute_bound":
+        return bool(others & {"tensor_cores_unused", "gpu_contention"})
     if finding.id in _LOST_TO_NOBODY and "gpu_idle_allocated" in others:
         return True
     if finding.id == "throughput_regression":

@@ -65,6 +65,8 @@ class Thresholds(NamedTuple):
     thin_sm: float = 0.35
     thin_dram: float = 0.30
     thin_tensor: float = 0.15
+    hollow: float = 0.10
+    hollow_sm: float = 0.70
     tensor_unused: float = 0.03
     fp32_busy: float = 0.20
     fp64_busy: float = 0.10

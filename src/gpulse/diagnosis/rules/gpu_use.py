@@ -14,22 +14,25 @@ def thin_kernels(case: Case) -> Match | None:
     filled, dram, tensor = (
         s.mean(name) for name in ("sm_active_ratio", "dram_active_ratio", "tensor_active_ratio")
     )
-    if not case.is_busy or filled is None or filled >= t.thin_sm:
+    if not case.is_busy or filled is None:
         return None
-    if (dram or 0.0) >= t.thin_dram or (tensor or 0.0) >= t.thin_tensor:
+    narrow = filled < t.thin_sm and (dram or 0.0) < t.thin_dram and (tensor or 0.0) < t.thin_tensor
+    if not (narrow or _is_hollow(case, filled)):
         return None
     duty = s.duty or 0.0
     evidence = [
         Evidence("duty", "mean", duty, ">=", t.busy),
-        Evidence("sm_active_ratio", "mean", filled, "<", t.thin_sm),
+        Evidence("sm_active_ratio", "mean", filled, "<", t.thin_sm if narrow else t.hollow_sm),
     ]
     if dram is not None:
-        evidence.append(Evidence("dram_active_ratio", "mean", dram, "<", t.thin_dram))
+        evidence.append(Evidence("dram_active_ratio", "mean", dram, "<", t.thin_dram if narrow else t.hollow))
     if tensor is not None:
-        evidence.append(Evidence("tensor_active_ratio", "mean", tensor, "<", t.thin_tensor))
+        evidence.append(
+            Evidence("tensor_active_ratio", "mean", tensor, "<", t.thin_tensor if narrow else t.hollow)
+        )
     watts = ""
     if case.power is not None:
-        evidence.append(Evidence("power_ratio", "mean", case.power, "<", 1.0))
+        evidence.append(Evidence("power_ratio", "mean", case.power, "<", 1.0 if narrow else t.hollow_power))
         watts = f", at {case.power:.0%} of its power"
     empty = 1.0 - filled
     return Match(
@@ -41,6 +44,14 @@ def thin_kernels(case: Case) -> Match | None:
         lost_ratio=empty,
         start=s.start,
     )
+
+
+def _is_hollow(case: Case, filled: float) -> bool:
+    """Whether warps are there, and stall: nothing computes or moves, and the board is cool."""
+    t = case.t
+    pipes = [case.stretch.mean(f"{name}_active_ratio") for name in ("tensor", "dram", "fp64", "fp32", "fp16")]
+    at_rest = all(part is not None and part < t.hollow for part in pipes)
+    return at_rest and filled < t.hollow_sm and (case.power or 1.0) < t.hollow_power
 
 
 def tensor_cores_unused(case: Case) -> Match | None:
@@ -198,7 +209,7 @@ RULES = (
         family="gpu_use",
         title="Kernels leave most of the GPU empty",
         means="Some kernel runs all the time, so utilization reads 100 %, but it occupies a small part of the multiprocessors: too small a batch, a serial kernel, decoding one token at a time.",
-        recognised="Busy at least 90 % of the time with few active multiprocessors, while neither memory nor tensor cores are busy.",
+        recognised="Busy at least 90 % of the time with few active multiprocessors, while neither memory nor tensor cores are busy; or with up to 70 % of them, whose warps only wait: no pipe and no memory at 10 %, and little power. (A multiprocessor counts as active while its warps stall.)",
         severity="By the empty share of the GPU: low from 10 %, medium from 20 %, high from 40 %.",
         advice=(
             Advice(

@@ -201,7 +201,6 @@ RULES = (
         check=gpu_oom_imminent,
         needs=("memory",),
         sources=("TraceML: memory thresholds", "Prometheus: predict_linear"),
-        shown=False,
         trend=True,
     ),
     Rule(
