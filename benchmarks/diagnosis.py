@@ -51,8 +51,8 @@ _MAPPING = """What an answer of theirs may mean, and any of it counts as right. 
 - The others give no confidence, so every wrong answer of theirs is a sure one.
 
 `one second` gives the engine the middle second of the run, repeated for as long as the run was: all its rules may
-speak and rates are as good as ever, but nothing changes in the course of the run. `1 Hz` keeps every tenth frame, with GPM averaged over the ten, as GPM
-counts between two reads. `NVML only` knows of processes no more than the driver's list of pids."""
+speak and rates are as good as ever, but nothing changes in the course of the run. `1 Hz` keeps one frame a second, with GPM averaged over those left
+out, as GPM counts between two reads. `NVML only` knows of processes no more than the driver's list of pids."""
 
 
 class Label(NamedTuple):

@@ -190,8 +190,9 @@ def nvml_host(frames: Sequence[Frame]) -> Outcome:
 
 
 def slow(frames: Sequence[Frame]) -> Outcome:
-    """The engine with a tenth of the frames: 1 Hz where there were 10."""
-    return gpulse(every(frames, 10))
+    """The engine with as few frames as one a second."""
+    seconds = (frames[-1].time - frames[0].time) / max(1, len(frames) - 1)
+    return gpulse(every(frames, max(1, round(1.0 / seconds))))
 
 
 def snapshot(frames: Sequence[Frame]) -> Outcome:

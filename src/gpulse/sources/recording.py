@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from collections.abc import Iterator
@@ -16,6 +15,11 @@ from gpulse.model.health import Health
 from gpulse.sources.trace import TraceDecoder
 
 _GZIP = b"\x1f\x8b"
+_GZIP_WINDOW = 31
+"""zlib's word for a gzip header and trailer around the largest window."""
+_PIECE_BYTES = 2**16
+_LONGEST_LINE = 2**26
+"""A frame of thousands of processes takes a few megabytes; more without an end is no recording."""
 _DAMAGED = "copy it again from where it was recorded, or record again"
 
 
@@ -87,17 +91,9 @@ class Recording:
 
     def _opened(self) -> IO[bytes]:
         try:
-            return self._open()
+            return self.path.open("rb")
         except OSError as error:
             raise RecordingError(f"cannot read {self.path}: {error.strerror or error}") from error
-
-    def _open(self) -> IO[bytes]:
-        stream = self.path.open("rb")
-        if stream.read(2) == _GZIP:
-            stream.close()
-            return gzip.open(self.path, "rb")  # type: ignore[return-value]
-        stream.seek(0)
-        return stream
 
 
 class ReplaySource:
@@ -149,19 +145,45 @@ class _CutOffError(Exception):
 def _numbered(stream: IO[bytes]) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers."""
     number = 0
-    while True:
+    rest = b""
+    for chunk in _unpacked(stream):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            raise _CutOffError(f"line {number + len(lines) + 1} has no end")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield number, line.decode("utf-8", "replace")
+    if rest.strip():
+        yield number + 1, rest.decode("utf-8", "replace")
+
+
+def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
+    """What a file holds, piece by piece, unpacked when it is gzipped, in one piece or in several joined ones."""
+    piece = _read(stream)
+    if not piece.startswith(_GZIP):
+        while piece:
+            yield piece
+            piece = _read(stream)
+        return
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    while piece:
         try:
-            line = stream.readline()
-        except EOFError as error:
-            raise _CutOffError("its compressed data stops in the middle") from error
-        except (OSError, zlib.error) as error:
-            words = getattr(error, "strerror", None)
-            raise _CutOffError(words or "its compressed data is broken") from error
-        if not line:
-            return
-        number += 1
-        if line.strip():
-            yield number, line.decode("utf-8", "replace")
+            yield unpacker.decompress(piece)
+        except zlib.error as error:
+            raise _CutOffError("its compressed data is broken") from error
+        piece = unpacker.unused_data or _read(stream)
+        if unpacker.eof and piece:
+            unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    if not unpacker.eof:
+        raise _CutOffError("its compressed data stops in the middle")
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    try:
+        return stream.read(_PIECE_BYTES)
+    except OSError as error:
+        raise _CutOffError(error.strerror or "it cannot be read on") from error
 
 
 def _goes_on(lines: Iterator[tuple[int, str]]) -> bool:

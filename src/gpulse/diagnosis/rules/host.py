@@ -152,7 +152,7 @@ def host_wait_unattributed(case: Case) -> Match | None:
         evidence=tuple(evidence),
         ruled_out=case.ruled_out(),
         lost_ratio=case.lost,
-        start=case.stretch.start,
+        start=case.attribution.onset(case.cause, case.t),
     )
 
 
