@@ -65,11 +65,15 @@ def reading(
 
 @contextmanager
 def machine(
-    *, interval_seconds: float = 0.25, cadence: Cadence = QUICK, patience: Patience = IMPATIENT
+    *,
+    interval_seconds: float = 0.25,
+    cadence: Cadence = QUICK,
+    patience: Patience = IMPATIENT,
+    watch_xids: bool = False,
 ) -> Iterator[LocalMachine]:
     """This machine with the fake driver's GPUs, given back afterwards."""
     local = LocalMachine(
-        interval_seconds=interval_seconds, cadence=cadence, patience=patience, watch_xids=False
+        interval_seconds=interval_seconds, cadence=cadence, patience=patience, watch_xids=watch_xids
     )
     try:
         yield local
