@@ -223,6 +223,21 @@ def _trainer_cores(view: Window, spans: list[Span]) -> float:
     return _counted(view, spans, _trainers, _cpu)
 
 
+def _feeding_cores(view: Window, spans: list[Span]) -> float:
+    """The two busiest threads of each second; in these recordings one process is on the GPU then."""
+    used = 0.0
+    for start, end in spans:
+        before = {t.tid: t.cpu_seconds_total for p in _trainers(view.at(start)) for t in p.threads}
+        grown = [
+            thread.cpu_seconds_total - before[thread.tid]
+            for process in _trainers(view.at(end))
+            for thread in process.threads
+            if thread.tid in before
+        ]
+        used += min(sum(sorted(grown)[-2:]), _counted(view, [(start, end)], _trainers, _cpu) * (end - start))
+    return used / sum(end - start for start, end in spans)
+
+
 def _job_cores(view: Window, spans: list[Span]) -> float:
     return _counted(view, spans, _job, _cpu)
 
@@ -398,6 +413,7 @@ _SIGNALS: dict[str, Callable[[Window, list[Span]], float]] = {
     "pcie_bytes_per_second": _pcie,
     "pcie_link_ratio": _link,
     "trainer_cores": _trainer_cores,
+    "feeding_cores": _feeding_cores,
     "job_cores": _job_cores,
     "cpus": _cpus,
     "cpus_left": lambda view, spans: _cpus(view, spans) - _job_cores(view, spans),

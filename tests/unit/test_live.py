@@ -66,7 +66,7 @@ def test_a_finding_comes_and_goes_once() -> None:
     finding = said[changes[0]][1][0]
     assert finding.start is not None
     assert abs(finding.start - STARTED - 65.0) < 5
-    assert said[changes[1] - 1][1][0].start == finding.start
+    assert abs((said[changes[1] - 1][1][0].start or 0) - finding.start) < 5
 
 
 def test_a_short_disturbance_is_not_told() -> None:

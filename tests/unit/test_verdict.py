@@ -113,9 +113,9 @@ def test_many_findings_fit_too(width: int) -> None:
 
 
 def test_a_mig_instance_keeps_its_name() -> None:
-    """The finding knows the GPU, its sentence the instance."""
+    """The instance is named, not only its GPU."""
 
-    said = text(diagnosis(finding(0)._replace(summary="GPU 0:3 waits 98% of the time")), 120)
+    said = text(diagnosis(finding(0)._replace(summary="GPU 0:3 waits 98% of the time", label="0:3")), 120)
 
     assert "GPU 0:3, pid 100" in said
 

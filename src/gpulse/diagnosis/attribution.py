@@ -88,6 +88,11 @@ def _is_within(second: Second, stall: Stall) -> bool:
     return min(second.end, stall.end) - max(second.start, stall.start) >= 0.1 * second.seconds
 
 
+def _never_waits(second: Second, t: Thresholds) -> bool:
+    """Whether the threads that feed the GPU ran all the time: then they waited for nobody."""
+    return (second.feeding_cores or 0.0) >= t.never_waits
+
+
 def _throttled(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: ARG001  one signature for all
     return (second.throttled or 0.0) >= t.throttled_periods
 
@@ -99,7 +104,7 @@ def _swapping(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa:
 
 def _crowded(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: ARG001
     cpus = second.cpus
-    if not cpus:
+    if not cpus or _never_waits(second, t):
         return False
     runnable = second.host.get("processes_running", 0.0) / cpus
     pressure = second.host.get("pressure_cpu_some_ratio")
@@ -114,6 +119,8 @@ def _crowded(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: 
 
 
 def _storage(second: Second, stretch: Stretch, t: Thresholds) -> bool:  # noqa: ARG001
+    if _never_waits(second, t):
+        return False
     waits = (second.blocked or 0.0) >= t.blocked
     pressed = second.host.get("pressure_io_some_ratio", 0.0) >= t.io_pressure
     job = second.read_bytes

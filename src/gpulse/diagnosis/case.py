@@ -44,8 +44,6 @@ class Pause(NamedTuple):
     stall: Stall
     written_bytes: float | None
     """By the processes on the GPU."""
-    copied_bytes: float | None
-    """From the GPU."""
 
 
 class Case:
@@ -56,6 +54,8 @@ class Case:
         self.t = thresholds
         self.now = now
         """Epoch seconds at which the case is judged."""
+        self.siblings: list[Case] = []
+        """Other GPUs that the same processes are on."""
 
     @cached_property
     def pauses(self) -> list[Pause]:
@@ -64,9 +64,7 @@ class Case:
         for stall in self.stretch.stalls:
             inside = _overlapping(self.stretch.steady, stall)
             if inside and self._is_felt(inside) and not self._is_fed_from_outside(inside, stall):
-                found.append(
-                    Pause(stall, _moved(inside, "written_bytes", stall), _moved(inside, "tx", stall))
-                )
+                found.append(Pause(stall, _written(inside, stall)))
         return found
 
     @cached_property
@@ -103,8 +101,7 @@ class Case:
     def _written_edges(self) -> list[Stall]:
         """Checkpoints of which only the beginning or the end was seen."""
         written = [
-            (edge, _moved(_overlapping(self.stretch.steady, edge), "written_bytes", edge))
-            for edge in self.stretch.edges
+            (edge, _written(_overlapping(self.stretch.steady, edge), edge)) for edge in self.stretch.edges
         ]
         return [edge for edge, size in written if (size or 0.0) >= self.t.checkpoint_bytes]
 
@@ -123,7 +120,14 @@ class Case:
         """What most of the lost time goes to; None when too little is lost."""
         if "duty" not in self.stretch.sees:
             return None
-        return self.attribution.main(self.t)
+        cause = self.attribution.main(self.t)
+        return "none" if cause == "main" and self.takes_turns else cause
+
+    @cached_property
+    def takes_turns(self) -> bool:
+        """Whether the program works on one of its GPUs at a time: then its thread is busy for the others."""
+        duties = [case.stretch.duty or 0.0 for case in (self, *self.siblings)]
+        return len(duties) > 1 and abs(sum(duties) - 1.0) <= self.t.turns
 
     @property
     def lost(self) -> float:
@@ -238,15 +242,11 @@ def _overlapping(seconds: Sequence[Second], stall: Stall) -> list[Second]:
     return [second for second in seconds if second.end > stall.start and second.start < stall.end]
 
 
-def _moved(seconds: list[Second], what: str, stall: Stall) -> float | None:
-    """Bytes that were moved during a stall, counting only the parts of seconds that lie in it."""
-    rates = [
-        (second, second.written_bytes if what == "written_bytes" else second.mean("pcie_tx_bytes_per_second"))
-        for second in seconds
-    ]
+def _written(seconds: Sequence[Second], stall: Stall) -> float | None:
+    """Bytes that were written during a stall, counting only the parts of seconds that lie in it."""
     known = [
-        rate * (min(second.end, stall.end) - max(second.start, stall.start))
-        for second, rate in rates
-        if rate is not None
+        second.written_bytes * (min(second.end, stall.end) - max(second.start, stall.start))
+        for second in seconds
+        if second.written_bytes is not None
     ]
     return sum(known) if known else None

@@ -13,7 +13,7 @@ from gpulse.diagnosis.stretch import Stretch, programs
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
 from gpulse.model.frame import Frame
-from gpulse.model.units import duration
+from gpulse.model.units import duration, size
 
 _ORDER = {rule.id: place for place, rule in enumerate(RULES)}
 _HOLDS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.le}
@@ -69,6 +69,7 @@ def judge(
     names = programs(frame.processes)
     cases = [Case(Stretch(entries, t, names), t, now) for entries in seconds.values() if entries]
     cases.sort(key=lambda case: (case.stretch.device.index, case.stretch.device.mig_index or -1))
+    _introduce(cases)
     gaps: list[str] = []
     findings: list[Finding] = []
     for case in cases:
@@ -86,13 +87,23 @@ def judge(
             worth,
             judged,
             starting=any(case.stretch.is_starting for case in cases),
-            unclear=[case.stretch.device.label for case in enough if case.is_unclear],
         ),
         findings=worth,
         info=tuple(finding for finding in findings if finding.severity == "info"),
         data_gaps=tuple(dict.fromkeys(gaps)),
         judged=judged,
     )
+
+
+def _introduce(cases: Sequence[Case]) -> None:
+    """Tell each GPU of the others that the same processes are on."""
+    for case in cases:
+        pids = set(case.stretch.pids) if case.stretch.is_enough else set()
+        case.siblings = [
+            other
+            for other in cases
+            if other is not case and other.stretch.is_enough and pids & set(other.stretch.pids)
+        ]
 
 
 def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Finding]:
@@ -119,6 +130,10 @@ def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Find
     label = f"GPU {stretch.device.label}"
     for signal, ids in unseen.items():
         gaps.append(f"{label}: {SIGNALS[signal]} could not be read: {', '.join(ids)} not judged")
+    if stretch.is_unlisted:
+        gaps.append(
+            f"{label}: works, and its list of processes is empty: in a container, --pid=host shows whose they are"
+        )
     if enough and case.is_hollow:
         gaps.append(
             f"{label}: draws {case.power or 0.0:.0%} of its power limit although utilization reads {stretch.duty or 0.0:.0%}: "
@@ -145,7 +160,7 @@ def _honest(finding: Finding) -> Finding:
 
 def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
     """Whether another finding says the same better."""
-    others = {other.id for other in findings if other.gpu == finding.gpu and other.severity != "info"}
+    others = {other.id for other in findings if other.label == finding.label and other.severity != "info"}
     if finding.id == "gpu_memory_leak":
         return "gpu_oom_imminent" in others
     if finding.id == "compute_bound":
@@ -155,7 +170,7 @@ def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
     if finding.id == "throughput_regression":
         # The cause says more than the fact that something changed.
         return any(
-            other.lost_ratio is not None and other.id != finding.id and other.gpu == finding.gpu
+            other.lost_ratio is not None and other.id != finding.id and other.label == finding.label
             for other in findings
             if other.severity != "info"
         )
@@ -180,19 +195,31 @@ def _judged(case: Case) -> Judged | None:
     if stretch.is_enough and not stretch.is_starting:
         duty = stretch.duty
         state = "busy share unknown" if duty is None else f"busy {duty:.0%}"
-        return Judged(device.index, device.label, stretch.start, stretch.end, stretch.frames, state)
+        return Judged(
+            device.index,
+            device.label,
+            stretch.start,
+            stretch.end,
+            stretch.frames,
+            state,
+            is_clear=not case.is_unclear,
+        )
     seen = stretch.seconds_seen
     length = seen[-1].end - seen[0].start
     if not stretch.job and length >= case.t.shortest_seconds - 0.5:
         frames = sum(second.frames for second in seen)
+        held = stretch.mean("memory_used_bytes", seen)
+        if held is not None and held >= case.t.held_bytes:
+            state = f"idle with {size(held)} in use by nobody who can be seen"
+            return Judged(
+                device.index, device.label, seen[0].start, seen[-1].end, frames, state, is_clear=False
+            )
         return Judged(device.index, device.label, seen[0].start, seen[-1].end, frames, "idle")
     return None
 
 
-def verdict(
-    findings: Sequence[Finding], judged: Sequence[Judged], *, starting: bool, unclear: Sequence[str] = ()
-) -> str:
-    """The one sentence that says it; `unclear` are the GPUs of which nobody can say that they are well used."""
+def verdict(findings: Sequence[Finding], judged: Sequence[Judged], *, starting: bool) -> str:
+    """The one sentence that says it."""
     if findings:
         first = findings[0]
         more = len(findings) - 1
@@ -206,7 +233,7 @@ def verdict(
     if not at_work:
         which = "The GPU is" if len(judged) == 1 else f"All {len(judged)} GPUs are"
         return f"{which} idle: nothing runs, so nothing is slow."
-    doubtful = [entry for entry in at_work if entry.label in unclear]
+    doubtful = [entry for entry in at_work if not entry.is_clear]
     if doubtful:
         return f"No cause found: {_told(doubtful)}, and why cannot be told from what could be read."
     return f"Nothing holds the GPUs up: {_told(at_work)}."

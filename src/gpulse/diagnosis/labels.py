@@ -13,10 +13,9 @@ _NAMED = re.compile(r"GPU (\d+(?::\d+)?)(?=[ :])")
 
 def label_of(finding: Finding) -> str | None:
     """The label of its GPU; None when it is about the whole node."""
-    if finding.gpu is None:
-        return None
-    named = _NAMED.match(finding.summary)
-    return str(finding.gpu) if named is None else named[1]
+    if finding.label is None and finding.gpu is not None:
+        return str(finding.gpu)
+    return finding.label
 
 
 def about(finding: Finding, labels: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from gpulse.errors import RecordingError
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 
-_Key = tuple[str, int | None]
+_Key = tuple[str, str | None]
 
 WINDOW_SECONDS = 30.0
 EVERY_SECONDS = 5.0
@@ -69,7 +69,7 @@ class Monitor:
             self._judged_at = frame.time
             self._judge(frame)
         now = faults(frame)
-        facts = {(finding.id, finding.gpu) for finding in now}
+        facts = {(finding.id, finding.label) for finding in now}
         told = [
             held.finding._replace(end=frame.time)
             for key, held in self._held.items()
@@ -96,7 +96,7 @@ class Monitor:
     def _judge(self, frame: Frame) -> None:
         seconds = {uuid: list(entries) for uuid, entries in self._seconds.items()}
         found = {
-            (finding.id, finding.gpu): finding
+            (finding.id, finding.label): finding
             for finding in judge(seconds, frame, self._t, frame.time).findings
             if finding.id != "gpu_fault"  # told from the frame itself
         }

@@ -9,6 +9,7 @@ from gpulse.model.finding import Advice, Evidence, Family, Finding, Severity
 
 if TYPE_CHECKING:
     from gpulse.diagnosis.case import Case, Node
+    from gpulse.diagnosis.stretch import Stretch
 
 Scope = Literal["gpu", "node"]
 Signal = Literal[
@@ -95,6 +96,7 @@ def found(rule: Rule, match: Match, case: Case | None = None) -> Finding:
         confidence=match.confidence,
         summary=summary,
         gpu=match.gpu if stretch is None else stretch.device.index,
+        label=_label(match, stretch),
         pids=(() if stretch is None else stretch.pids) if match.pids is None else match.pids,
         lost_ratio=match.lost_ratio,
         start=match.start,
@@ -109,3 +111,9 @@ def found(rule: Rule, match: Match, case: Case | None = None) -> Finding:
         advice=rule.advice if match.advice is None else match.advice,
         url=f"docs/diagnosis.md#{rule.id}",
     )
+
+
+def _label(match: Match, stretch: Stretch | None) -> str | None:
+    if stretch is not None:
+        return stretch.device.label
+    return None if match.gpu is None else str(match.gpu)

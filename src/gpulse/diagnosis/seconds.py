@@ -18,12 +18,11 @@ from gpulse.model.rates import ProcessKey, Rates, between, key
 
 _EARLY_SECONDS = 0.05
 """So that ticks that come a moment early still make a second."""
-_HELD_SECONDS = 1.5
-"""The graphics metric is not believed when it was read this much earlier than the rest of GPM."""
 _GAP_SECONDS = 5.0
 _GAP_INTERVALS = 4.0
 _DISORDER_SECONDS = 1.0
 _FRESH_SECONDS = 2.5
+"""The graphics metric is not believed when it was read this much earlier than the rest of GPM."""
 _MASK = 2**64 - 1
 
 MEANS = (
@@ -85,8 +84,8 @@ class Second(NamedTuple):
     """The processes on the GPU; None when nobody could say."""
     shares: dict[int, Sum]
     """Each holder's share of the multiprocessors, by pid."""
-    started: float | None
-    """When the oldest holder started."""
+    holder_cores: dict[ProcessKey, float]
+    """CPUs' worth of time that each of them used, where it could be read."""
     cores: float | None
     """CPUs' worth of time that the holders used together; None when that could not be read."""
     thread_cores: float | None
@@ -141,25 +140,20 @@ class Second(NamedTuple):
 def duty(reading: GpuReading) -> float | None:
     """Share of the time in which kernels ran.
 
-    GPM's word where there is a fresh one; it is costly, and may be held for long. NVML's utilization counts copies as work, so while much is copied the
-    activity of the multiprocessors, which cannot be more than the duty, says it better.
+    GPM's word where there is a fresh one; it is costly, and may be held for long. NVML's utilization
+    counts copies as work, so while much is copied the activity of the multiprocessors, which cannot be
+    more than the duty, says it better.
     """
     values = reading.values
     active = values.get("graphics_active_ratio")
     read_at = reading.read_at
     held = read_at.get("gpm", 0.0) - read_at["graphics"] if "graphics" in read_at else 0.0
-    if active is not None and held <= _FRESH_SECONDS:
+    if active is not None and active >= 0 and held <= _FRESH_SECONDS:
         return active
     used, filled = values.get("gpu_utilization_ratio"), values.get("sm_active_ratio")
     if filled is not None and (copies(reading) or 0.0) >= 2**30 and filled < 0.2:
         return filled
     return used
-
-
-def _is_held(reading: GpuReading) -> bool:
-    """Whether the graphics metric is only repeated: it is costly, and read more seldom than the rest."""
-    read_at = reading.read_at
-    return read_at.get("gpm", 0.0) - read_at.get("graphics", read_at.get("gpm", 0.0)) > _HELD_SECONDS
 
 
 def copies(reading: GpuReading) -> float | None:
@@ -311,8 +305,9 @@ def _second(
     families: list[_Family] = [([], []) if tree is None else tree.family(gpu) for _, gpu, tree in found]
     holders, workers = families[-1]
     family = [*holders, *workers]
-    percents = [rates.processes.get(key(process), {}).get("cpu_percent") for process in holders]
-    known = [percent / 100 for percent in percents if percent is not None]
+    percents = {key(p): rates.processes.get(key(p), {}).get("cpu_percent") for p in holders}
+    used = {each: percent / 100 for each, percent in percents.items() if percent is not None}
+    known = list(used.values())
     threads = _busiest_threads(holders, begin, rates.interval_seconds)
     return Second(
         start=begin.time,
@@ -324,9 +319,7 @@ def _second(
         reasons=_reasons(gpu for _, gpu in pairs),
         holders=_holders(last, end),
         shares=_shares(gpu for _, gpu in pairs),
-        started=min(
-            (p.identity.start_time for p in holders if p.identity.start_time is not None), default=None
-        ),
+        holder_cores=used,
         cores=sum(known) if known else None,
         thread_cores=threads[0] if threads else None,
         feeding_cores=min(sum(known), sum(threads)) if known and threads else sum(known) if known else None,
@@ -356,7 +349,7 @@ def _means(
     for frame, gpu in pairs:
         for name, values in found.items():
             value = gpu.values.get(name)
-            if value is not None:
+            if value is not None and value >= 0:
                 values.append(value)
         busy, traffic = duty(gpu), copies(gpu)
         if busy is not None:

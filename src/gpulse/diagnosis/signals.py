@@ -48,6 +48,7 @@ DERIVED: dict[str, Signal] = {
     "memory_used_ratio": Signal("GPU memory, of all", "share"),
     "pcie_bytes_per_second": Signal("PCIe traffic", "bytes/second"),
     "pcie_link_ratio": Signal("PCIe speed, of the link's", "share"),
+    "feeding_cores": Signal("CPUs used by its two busiest threads", "number"),
     "trainer_cores": Signal("CPUs used by the program", "number"),
     "job_cores": Signal("CPUs used by the whole job", "number"),
     "cpus": Signal("CPUs that the job may use", "number"),

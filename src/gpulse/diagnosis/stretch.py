@@ -13,9 +13,14 @@ from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.thresholds import Thresholds
 from gpulse.model.device import Device
 from gpulse.model.process import ProcessReading
+from gpulse.model.rates import ProcessKey
 
 _YOUNG_SECONDS = 60.0
 """A job older than this at the start of a stretch has left its start-up behind."""
+_BYSTANDER = 0.10
+"""A process on the GPU that uses less than this of what the busiest one uses has nothing to do with the job."""
+_SOME_CPU_SECONDS = 0.5
+_AT_WORK_CORES = 0.3
 _SETTLED = 0.8
 _AT_WORK = 0.25
 _DENSE = 0.3
@@ -65,14 +70,64 @@ class Stretch:
         runs: list[list[Second]] = []
         last: Second | None = None
         for second in self._all:
-            if second.holders is not None and not second.holders:
+            if self._is_empty(second):
                 continue
-            if last is not None and _is_same_job(last, second):
+            if last is not None and self._is_same_job(last, second):
                 runs[-1].append(second)
             else:
                 runs.append([second] if second is self._all[0] else [])
             last = second
-        return max(filter(None, runs), key=lambda run: run[-1].end - run[0].start, default=[])
+        longest = max(filter(None, runs), key=lambda run: run[-1].end - run[0].start, default=[])
+        if longest and longest[-1].end - longest[0].start < self._thresholds.shortest_seconds:
+            alive = [second for second in self._all if not self._is_empty(second)]
+            if (self.mean("duty", alive) or 0.0) >= self._thresholds.between_stalls_duty:
+                return alive  # many short processes that keep the GPU busy together
+        return longest
+
+    @cached_property
+    def _actors(self) -> frozenset[ProcessKey]:
+        """The processes that matter: without those that only sit on the GPU beside one that works."""
+        used: dict[ProcessKey, float] = {}
+        shares: dict[int, float] = {}
+        everybody: set[ProcessKey] = set()
+        for second in self._all:
+            everybody |= second.holders or set()
+            for holder, cores in second.holder_cores.items():
+                used[holder] = used.get(holder, 0.0) + cores * second.seconds
+            for pid, share in second.shares.items():
+                shares[pid] = max(shares.get(pid, 0.0), share.mean)
+        most = max(used.values(), default=0.0)
+        if most < _SOME_CPU_SECONDS:
+            return frozenset(everybody)
+        return frozenset(
+            holder
+            for holder in everybody
+            if used.get(holder, most) >= _BYSTANDER * most or shares.get(holder[0], 0.0) >= _BYSTANDER
+        )
+
+    @cached_property
+    def is_unlisted(self) -> bool:
+        """Whether the GPU works and its list of processes is empty, as it is in many containers."""
+        if any(second.holders is None or second.holders for second in self._all):
+            return False
+        return any(_works(second, self._thresholds.seldom) for second in self._all)
+
+    def _present(self, second: Second) -> frozenset[ProcessKey] | None:
+        return None if second.holders is None or self.is_unlisted else second.holders & self._actors
+
+    def _is_empty(self, second: Second) -> bool:
+        present = self._present(second)
+        return present is not None and not present
+
+    def _is_same_job(self, before: Second, after: Second) -> bool:
+        old, new = self._present(before), self._present(after)
+        return old is None or new is None or bool(old & new)
+
+    @cached_property
+    def started(self) -> float | None:
+        """When the job's oldest process started."""
+        present = self._present(self.job[0]) or ()
+        return min((start for _, start in present if start is not None), default=None)
 
     @cached_property
     def steady(self) -> Sequence[Second]:
@@ -88,8 +143,9 @@ class Stretch:
 
     @cached_property
     def _was_young(self) -> bool:
-        started = self.job[0].started
-        return started is None or started > self.job[0].start - _YOUNG_SECONDS
+        if self.started is None or self.job[0] is not self._all[0]:
+            return True  # it came while somebody watched
+        return self.started > self.job[0].start - _YOUNG_SECONDS
 
     @property
     def start(self) -> float:
@@ -121,11 +177,29 @@ class Stretch:
 
     @cached_property
     def is_starting(self) -> bool:
-        """Whether the job is there, works on the host, and has not used the GPU yet."""
-        if not self.job or not self._was_young or self.has_worked:
+        """Whether the job works on the host, or loads what it needs, and has not computed on the GPU."""
+        if not self.job or self.has_computed:
             return False
-        cores = self.cpu("cores", self.job)
-        return cores is not None and cores >= 0.3
+        if self.has_worked and not self.is_loading:
+            return False
+        cores = self.job_cores(self.job)
+        return cores is not None and cores >= _AT_WORK_CORES
+
+    @cached_property
+    def has_computed(self) -> bool:
+        """Whether kernels ran once the job had settled."""
+        samples = [value for second in self.steady for _, value in second.duties]
+        return sum(value >= self._thresholds.still for value in samples) > 0.01 * len(samples)
+
+    @cached_property
+    def is_loading(self) -> bool:
+        """Whether what is copied to the GPU stays there: weights on their way in."""
+        held = [value for s in self.job if (value := s.mean("memory_used_bytes")) is not None]
+        rates = [(s.seconds, s.mean("pcie_rx_bytes_per_second") or 0.0) for s in self.job]
+        copied = sum(length * rate for length, rate in rates)
+        if len(held) < 2 or copied < 2**30:
+            return False
+        return 0.5 <= (held[-1] - held[0]) / copied <= 1.5
 
     @cached_property
     def still_end(self) -> Sequence[Second]:
@@ -141,11 +215,7 @@ class Stretch:
     @cached_property
     def has_worked(self) -> bool:
         """Whether the GPU computed or copied anything for the job once it had settled."""
-        still = self._thresholds.still
-        samples = [value for second in self.steady for _, value in second.duties]
-        if sum(value >= still for value in samples) > 0.01 * len(samples):
-            return True
-        return any(_works(second, still) for second in self.steady)
+        return self.has_computed or any(_works(second, self._thresholds.still) for second in self.steady)
 
     def mean(self, name: str, seconds: Iterable[Second] | None = None) -> float | None:
         """The mean of one reading of the GPU over all its samples."""
@@ -207,7 +277,10 @@ class Stretch:
         for second in self.steady:
             for pid, _ in second.holders or ():
                 seen[pid] = seen.get(pid, 0) + 1
-        return tuple(sorted(pid for pid, count in seen.items() if 2 * count >= len(self.steady)))
+        actors = {pid for pid, _ in self._actors}
+        return tuple(
+            sorted(pid for pid, count in seen.items() if 2 * count >= len(self.steady) and pid in actors)
+        )
 
     @cached_property
     def has_workers(self) -> bool:
@@ -244,15 +317,6 @@ class Stretch:
         return [stall for stall in found if stall.seconds >= t.stall_seconds / 2]
 
 
-class Window(NamedTuple):
-    """All GPUs of one machine over the same time."""
-
-    stretches: tuple[Stretch, ...]
-    start: float
-    end: float
-    frames: int
-
-
 _KINDS: dict[Signal, Callable[[Second], bool]] = {
     "gpm": lambda second: "sm_active_ratio" in second.gpu,
     "duty": lambda second: "duty" in second.gpu,
@@ -283,12 +347,6 @@ def _since_the_clock_was_set(seconds: Sequence[Second]) -> Sequence[Second]:
 
 def _mostly(is_there: Callable[[Second], bool], seconds: Sequence[Second]) -> bool:
     return bool(seconds) and 2 * sum(is_there(second) for second in seconds) >= len(seconds)
-
-
-def _is_same_job(before: Second, after: Second) -> bool:
-    if before.holders is None or after.holders is None:
-        return True
-    return bool(before.holders & after.holders)
 
 
 def _while_held(job: Sequence[Second]) -> Sequence[Second]:

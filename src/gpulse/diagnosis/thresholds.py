@@ -83,6 +83,9 @@ class Thresholds(NamedTuple):
     """CPUs' worth of time below which a job does nothing."""
     held_bytes: float = float(2**30)
     contention: float = 0.10
+    contention_duty: float = 0.50
+    turns: float = 0.15
+    """How far the duties of GPUs that take turns may add up to more or less than one."""
 
     stall_seconds: float = 1.2
     leaving_seconds: float = 2.5
@@ -107,7 +110,6 @@ class Thresholds(NamedTuple):
     """Share of the time in which heat or a power brake held the clocks down."""
     power_capped_share: float = 0.50
     clock_below_hertz: float = 75e6
-    memory_margin_celsius: float = 0.0
     fan_stopped: float = 0.10
     fan_wanted: float = 0.30
     fan_hot_celsius: float = 60.0
@@ -117,7 +119,6 @@ class Thresholds(NamedTuple):
     network_errors: float = 0.01
     straggler: float = 0.75
     hang_seconds: float = 120.0
-    hang_power: float = 0.15
     hang_sm: float = 0.20
     blocked_seconds: float = 300.0
 

@@ -102,9 +102,9 @@ class Timeline:
             diagnosis = self._told(self._last, gpus)
         else:  # a short run, or shorter than a window
             diagnosis = self._judged(self._last, _only(self._open, gpus))
-        indices = None if gpus is None else self._indices(gpus)
-        if indices is not None:
-            diagnosis = _about(diagnosis, indices)
+        labels = None if gpus is None else self._labels(gpus)
+        if labels is not None:
+            diagnosis = _about(diagnosis, labels)
         return diagnosis._replace(
             data_gaps=(*diagnosis.data_gaps, *self._notes),
             start=self._start,
@@ -157,7 +157,7 @@ class Timeline:
     def _told(self, last: Frame, gpus: Collection[str] | None) -> Diagnosis:
         """The windows as one diagnosis."""
         judged = _joined(entry for window in self._windows for entry in window.judged)
-        counts = Counter(entry.gpu for window in self._windows for entry in window.judged)
+        counts = Counter(entry.label for window in self._windows for entry in window.judged)
         findings = [
             _as_one(run, counts, len(self._windows), self._window)
             for runs in _runs([window.findings for window in self._windows]).values()
@@ -166,12 +166,12 @@ class Timeline:
         info = [
             runs[-1][-1][1]
             for runs in _runs([window.info for window in self._windows]).values()
-            if 2 * sum(map(len, runs)) >= counts[runs[0][0][1].gpu or 0]
+            if 2 * sum(map(len, runs)) >= counts[runs[0][0][1].label or ""]
         ]
-        known = {(finding.id, finding.gpu) for finding in findings}
+        known = {(finding.id, finding.label) for finding in findings}
         sparse = self._t._replace(coverage=0.0)
         trends = judge(_only(self._coarse, gpus), last, sparse, last.time, _TREND_RULES)
-        findings += [finding for finding in trends.findings if (finding.id, finding.gpu) not in known]
+        findings += [finding for finding in trends.findings if (finding.id, finding.label) not in known]
         findings = rank(findings)
         gaps = Counter(gap for window in self._windows for gap in window.data_gaps)
         return Diagnosis(
@@ -182,55 +182,55 @@ class Timeline:
             judged=judged,
         )
 
-    def _indices(self, gpus: Collection[str]) -> set[int]:
+    def _labels(self, gpus: Collection[str]) -> set[str]:
         seconds = self.seconds
-        return {seconds[uuid][-1].reading.device.index for uuid in gpus if seconds.get(uuid)}
+        return {seconds[uuid][-1].reading.device.label for uuid in gpus if seconds.get(uuid)}
 
 
 def _only(seconds: dict[str, list[Second]], gpus: Collection[str] | None) -> dict[str, list[Second]]:
     return seconds if gpus is None else {uuid: part for uuid, part in seconds.items() if uuid in gpus}
 
 
-def _about(diagnosis: Diagnosis, indices: Collection[int]) -> Diagnosis:
+def _about(diagnosis: Diagnosis, labels: Collection[str]) -> Diagnosis:
     """Without what is said about other GPUs."""
-    findings = tuple(f for f in diagnosis.findings if f.gpu is None or f.gpu in indices)
-    judged = tuple(entry for entry in diagnosis.judged if entry.gpu in indices)
+    findings = tuple(f for f in diagnosis.findings if f.label is None or f.label in labels)
+    judged = tuple(entry for entry in diagnosis.judged if entry.label in labels)
     if findings == diagnosis.findings and judged == diagnosis.judged:
         return diagnosis
     return diagnosis._replace(
         verdict=verdict(findings, judged, starting=False),
         findings=findings,
-        info=tuple(f for f in diagnosis.info if f.gpu is None or f.gpu in indices),
+        info=tuple(f for f in diagnosis.info if f.label is None or f.label in labels),
         judged=judged,
     )
 
 
-def _runs(windows: Sequence[Sequence[Finding]]) -> dict[tuple[str, int | None], list[_Run]]:
+def _runs(windows: Sequence[Sequence[Finding]]) -> dict[tuple[str, str | None], list[_Run]]:
     """By finding and GPU the stretches of windows that show it."""
-    found: dict[tuple[str, int | None], list[_Run]] = {}
+    found: dict[tuple[str, str | None], list[_Run]] = {}
     for place, findings in enumerate(windows):
         for finding in findings:
-            runs = found.setdefault((finding.id, finding.gpu), [[]])
+            runs = found.setdefault((finding.id, finding.label), [[]])
             if runs[-1] and place - runs[-1][-1][0] > _APART:
                 runs.append([])
             runs[-1].append((place, finding))
     return found
 
 
-def _worth_telling(runs: list[_Run], judged: Counter[int]) -> list[_Run]:
+def _worth_telling(runs: list[_Run], judged: Counter[str]) -> list[_Run]:
     first = runs[0][0][1]
-    if first.family not in _FACTS and first.gpu is not None and judged[first.gpu] > _FEW_WINDOWS:
+    if first.family not in _FACTS and first.label is not None and judged[first.label] > _FEW_WINDOWS:
         runs = [run for run in runs if len(run) >= _IN_A_ROW]
     return runs if len(runs) <= _MOST_TIMES else [[entry for run in runs for entry in run]]
 
 
-def _as_one(run: _Run, judged: Counter[int], windows: int, seconds: float) -> Finding:
+def _as_one(run: _Run, judged: Counter[str], windows: int, seconds: float) -> Finding:
     """Several windows' finding as one: the worst one's evidence, from when it began to when it ended."""
     group = [finding for _, finding in run]
     if len(group) == 1:
         return group[0]
     worst = max(group, key=lambda f: (SEVERITIES.index(f.severity), f.lost_ratio or 0.0))
-    of = judged[worst.gpu] if worst.gpu is not None else windows
+    of = judged[worst.label] if worst.label is not None else windows
     starts = [finding.start for finding in group if finding.start is not None]
     ends = [finding.end for finding in group if finding.end is not None]
     losses = [finding.lost_ratio for finding in group if finding.lost_ratio is not None]
@@ -253,5 +253,10 @@ def _joined(entries: Iterable[Judged]) -> tuple[Judged, ...]:
             found[entry.label] = entry
         else:
             state = entry.state if old.state == "idle" else old.state if entry.state == "idle" else "at work"
-            found[entry.label] = old._replace(end=entry.end, frames=old.frames + entry.frames, state=state)
+            found[entry.label] = old._replace(
+                end=entry.end,
+                frames=old.frames + entry.frames,
+                state=state,
+                is_clear=old.is_clear and entry.is_clear,
+            )
     return tuple(found.values())

@@ -205,11 +205,13 @@ def _values(raw: Any) -> Values:
 
 def _finite(raw: Any) -> float:
     number = float(raw)
-    if not math.isfinite(number):
+    if not 0 <= number < _LATEST_TIME:
         raise ValueError(f"not a time: {number}")
     return number
 
 
+_LATEST_TIME = 1e11
+"""Seconds; what is later was meant in another unit."""
 _NULLABLE = frozenset({"kind", "disk", "up"})
 """Fields without a default that may be None, and are left out of the lines then."""
 

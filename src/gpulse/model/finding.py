@@ -38,7 +38,9 @@ class Judged(NamedTuple):
     end: float
     frames: int
     state: str
-    """In a few words what it did: `busy 99 %`, `idle`, `still starting`."""
+    """In a few words what it did: `busy 99 %`, `idle`."""
+    is_clear: bool = True
+    """False when what was seen does not say whether it is well used."""
 
 
 class Finding(NamedTuple):
@@ -51,6 +53,8 @@ class Finding(NamedTuple):
     summary: str
     """One sentence with the number in it."""
     gpu: int | None = None
+    label: str | None = None
+    """How people name the GPU: `3`, or `3:1` for a MIG instance of it."""
     pids: tuple[int, ...] = ()
     lost_ratio: float | None = None
     start: float | None = None
@@ -70,6 +74,7 @@ class Finding(NamedTuple):
             "confidence": self.confidence,
             "summary": self.summary,
             "gpu": self.gpu,
+            "label": self.label,
             "pids": list(self.pids),
             "lost_ratio": self.lost_ratio,
             "start": self.start,

@@ -34,6 +34,14 @@ def size(value: float | None) -> str:
     return UNKNOWN if value is None else _scaled(value, 1024, _BINARY)
 
 
+def long_size(value: float | None) -> str:
+    """Bytes in binary units as prose writes them, so that nobody takes them for decimal: `17.8 GiB`."""
+    text = size(value)
+    if value is None or text.endswith("B"):
+        return text.replace("B", " B")
+    return f"{text[:-1]} {text[-1]}iB"
+
+
 def sizes(used: float | None, total: float | None) -> str:
     """`10.1/140G`: used of total in the unit of the total."""
     if total is None and used is None:

@@ -12,6 +12,10 @@ from gpulse.model.metric import Values
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading, Thread
 
 _MIB = 1024 * 1024
+_LATEST_TIME = 1e11
+"""Seconds; what is later was meant in another unit."""
+_LEAST_PERCENT, _MOST_PERCENT = -1.0, 110.0
+"""GPM is off by a little now and then; what is further off is no share."""
 _STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _FACTS: dict[str, tuple[str, float]] = {
     "mem_total": ("memory_total_bytes", 1),
@@ -104,7 +108,7 @@ class TraceDecoder:
 
     def _frame(self, tick: dict[str, Any]) -> Frame:
         time = float(tick["t"])
-        if not math.isfinite(time):
+        if not 0 <= time < _LATEST_TIME:
             raise ValueError(f"not a time: {time}")
         if self._boot_time is None:
             self._boot_time = time - self._uptime(tick["host"])
@@ -251,10 +255,13 @@ def _device(raw: dict[str, Any]) -> Device:
 
 def _gpu(raw: dict[str, Any]) -> Values:
     values = _scaled(raw, _GPU)
+    for name in ("gpu_utilization_ratio", "memory_utilization_ratio"):
+        if not 0 <= values.get(name, 0.0) <= 1:
+            del values[name]
     gpm = raw.get("gpm") or {}
     for theirs, ours in _GPM_RATIOS.items():
         value = gpm.get(theirs)
-        if _is_number(value):
+        if _is_number(value) and _LEAST_PERCENT <= value <= _MOST_PERCENT:
             values[ours] = min(1.0, max(0.0, round(value / 100, 5)))
     for link in _GPM_RATES:
         value = gpm.get(f"{link}_mib_s")

@@ -26,14 +26,18 @@ def gpu_contention(case: Case) -> Match | None:
         for pid, entry in totals.items()
         if pid in case.stretch.pids and entry.mean >= t.contention
     }
-    if len(busy) < 2 or any("mps" in case.stretch.names.get(pid, "") for pid in case.stretch.pids):
+    if (
+        len(busy) < 2
+        or (case.stretch.duty or 0.0) < t.contention_duty
+        or any("mps" in case.stretch.names.get(pid, "") for pid in case.stretch.pids)
+    ):
         return None
     shares = sorted(busy.values(), reverse=True)
     told = ", ".join(f"{share:.0%}" for share in shares[:4])
     return Match(
-        summary=f"is shared by {len(busy)} processes that compute in turns: {told} of it each",
-        severity="high",
-        confidence=0.85,
+        summary=f"is shared by {len(busy)} processes that compute in turns: their kernels were there {told} of the time",
+        severity=case.severity(shares[1]) if shares[1] >= t.lost_medium else "low",
+        confidence=0.85 if shares[1] >= t.lost_medium else 0.6,
         evidence=(
             Evidence("computing_processes", "count", len(busy), ">=", 2),
             *(

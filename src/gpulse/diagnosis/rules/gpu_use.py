@@ -121,22 +121,17 @@ def slow_start(case: Case) -> Match | None:
     s = case.stretch
     if not s.is_starting:
         return None
-    started = s.job[0].started
-    seconds = s.job[-1].end - (started if started is not None else s.job[0].start)
-    cores = s.cpu("cores", s.job) or 0.0
+    seconds = s.job[-1].end - (s.started if s.started is not None else s.job[0].start)
+    cores = s.job_cores(s.job) or 0.0
+    is_young = seconds < case.t.startup_seconds
+    since = "has not been used yet" if is_young else "was not used while it was watched"
     return Match(
-        summary=f"has not been used yet, {seconds:.0f} s after its process started, which computes on {cores:.1f} CPUs",
-        severity="low" if seconds >= case.t.startup_seconds else "info",
+        summary=f"{since}, {seconds:.0f} s after its job started, which computes on {cores:.1f} CPUs",
+        severity="info" if is_young else "low",
         confidence=0.8,
         evidence=(
-            Evidence("trainer_cores", "mean since it started", cores, ">=", 0.3),
-            Evidence(
-                "startup_seconds",
-                "last",
-                seconds,
-                ">=",
-                case.t.startup_seconds if seconds >= case.t.startup_seconds else 0.0,
-            ),
+            Evidence("job_cores", "mean since it came", cores, ">=", 0.3),
+            Evidence("startup_seconds", "last", seconds, ">=", 0.0 if is_young else case.t.startup_seconds),
         ),
         start=s.job[0].start,
         end=s.job[-1].end,
@@ -250,7 +245,7 @@ RULES = (
         family="gpu_use",
         title="The job has not reached the GPU yet",
         means="A process is on the GPU but still imports, compiles, loads or tokenises on the host.",
-        recognised="The process is young, the GPU has done nothing for it, and the process computes on the host.",
+        recognised="The GPU has computed nothing for the job, and the job computes on the host, or copies to the GPU what stays there: weights on their way in.",
         severity="Informational; low after five minutes.",
         advice=(
             Advice(

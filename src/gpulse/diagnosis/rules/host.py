@@ -20,6 +20,7 @@ def _is_launch_bound(case: Case) -> bool:
 
 def _thread_match(case: Case, summary: str, *evidence: Evidence) -> Match:
     cores = case.stretch.cpu("cores", case.attribution.of("main")) or 0.0
+    feeding = case.stretch.cpu("feeding_cores", case.attribution.of("main")) or 0.0
     pegged = max(case.t.pegged, 1.0 - case.t.explained * case.lost)
     share = case.attribution.shares["main"]
     confidence = case.confidence(share)
@@ -33,7 +34,8 @@ def _thread_match(case: Case, summary: str, *evidence: Evidence) -> Match:
         evidence=(
             case.lost_evidence(),
             case.explained_evidence("main"),
-            Evidence("trainer_cores", "mean while it computes", cores, ">=", pegged),
+            Evidence("feeding_cores", "mean while it computes", feeding, ">=", pegged),
+            Evidence("trainer_cores", "mean while it computes", cores, ">=", 0.0),
             *evidence,
         ),
         ruled_out=case.ruled_out("main"),
@@ -127,12 +129,14 @@ def host_wait_unattributed(case: Case) -> Match | None:
     t = case.t
     seen = case.stretch.sees
     shares = case.attribution.shares
-    named: list[Cause] = [cause for cause in shares if cause != "none" and shares[cause] >= 0.3]
-    mixed = f"; {' and '.join(sorted(named))} explain a part" if named else ""
     cores = case.stretch.cpu("cores", case.attribution.seconds)
     evidence = [
         case.lost_evidence(),
-        case.explained_evidence("none")._replace(comparison=">=", threshold=0.0),
+        *(
+            case.explained_evidence(cause)._replace(threshold=0.0)
+            for cause in sorted(shares, key=lambda name: -shares[name])
+            if shares[cause] >= 0.1 or cause == "none"
+        ),
     ]
     if cores is not None:
         evidence.append(
@@ -140,13 +144,10 @@ def host_wait_unattributed(case: Case) -> Match | None:
         )
     is_known = seen >= {"gpm", "processes", "host", "io"} and ("pressure" in seen or _counts_waits(case))
     confidence = 0.6 if is_known else 0.4 if "processes" in seen else 0.3
-    idle = (
-        "and nothing on this machine is busy meanwhile"
-        if "processes" in seen and not named
-        else "and what for cannot be seen from here"
-    )
+    if case.takes_turns:
+        confidence = min(confidence, 0.4)
     return Match(
-        summary=f"waits {case.lost:.0%} of the time {idle}{mixed}: the network, a remote service or a lock come to mind",
+        summary=f"waits {case.lost:.0%} of the time{_meanwhile(case)}",
         severity=case.severity(case.lost),
         confidence=confidence,
         evidence=tuple(evidence),
@@ -154,6 +155,34 @@ def host_wait_unattributed(case: Case) -> Match | None:
         lost_ratio=case.lost,
         start=case.attribution.onset(case.cause, case.t),
     )
+
+
+def _meanwhile(case: Case) -> str:
+    """What is known about the time in which the GPU waited."""
+    if case.takes_turns:
+        return " while its program works on its other GPUs: they take turns"
+    if case.cause == "throttled":
+        return " while its control group is out of CPU time"
+    if case.cause == "swapping":
+        return " while the machine swaps"
+    if "processes" not in case.stretch.sees:
+        return ", and what its processes do meanwhile cannot be read"
+    shares = case.attribution.shares
+    named = sorted(_WORDS[cause] for cause in shares if cause != "none" and shares[cause] >= 0.3)
+    if named:
+        return f", part of it for {' and '.join(named)}, and most of it for what cannot be seen from here"
+    return " while nothing on this machine is busy: the network, a remote service or a lock come to mind"
+
+
+_WORDS: dict[Cause, str] = {
+    "throttled": "its control group's CPU limit",
+    "swapping": "swapped memory",
+    "crowded": "a free CPU",
+    "storage": "storage",
+    "copies": "copies",
+    "workers": "its workers",
+    "main": "its own program",
+}
 
 
 def _counts_waits(case: Case) -> bool:
@@ -272,14 +301,14 @@ RULES = (
     Rule(
         id="host_single_thread",
         family="host",
-        title="The program's own thread holds the GPU up",
-        means="Between its kernels the program computes on the CPU, mostly on one thread (Python code, collating, tokenising, logging, loading with num_workers=0), and the GPU waits for it.",
+        title="The program itself holds the GPU up",
+        means="Between its kernels the program computes on the CPU, mostly on one thread (Python code, collating, tokenising, logging, loading with num_workers=0), sometimes on many (an optimiser on the CPU, a loader's threads), and the GPU waits for it.",
         recognised="Time is lost while the processes on the GPU compute for at least half of it. A thread that waits for the GPU spins too, but then the GPU is busy; here it is not.",
         severity=_LOST,
         advice=(
             Advice(
                 "find what the main thread does, and take it out of the loop: workers, vectorising, less logging",
-                "one thread cannot keep up with a GPU in Python",
+                "what runs in turns with the GPU's work adds to every step",
                 _PROFILE,
             ),
             Advice(

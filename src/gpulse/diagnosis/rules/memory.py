@@ -48,6 +48,8 @@ def _rise(series: Sequence[tuple[float, float]], least: float) -> Rise | None:
     falls = sum(max(0.0, a[1] - b[1]) for a, b in pairwise(series))
     if min(steps) < 0.08 * grown or max(steps) > 0.6 * grown or falls > 0.5 * grown:
         return None
+    if steps[-1] < 0.5 * steps[0]:
+        return None  # it slows down: a cache that fills up
     return Rise(marks[0][1], marks[-1][1], marks[0][0], marks[-1][0])
 
 
@@ -71,9 +73,11 @@ def _gpu_rise(case: Case) -> Rise | None:
 def gpu_memory_leak(case: Case) -> Match | None:
     """Device memory grows all the time."""
     rise = _gpu_rise(case)
-    if rise is None:
+    if rise is None or case.stretch.is_loading:
         return None
     total = case.stretch.fact("memory_total_bytes")
+    if total is not None and rise.last > total:
+        return None
     evidence, left = _rise_evidence("memory_used_bytes", rise, case.t.leak_bytes), ""
     if total is not None and total > rise.last:
         seconds = (total - rise.last) / rise.per_second
@@ -91,7 +95,13 @@ def gpu_memory_leak(case: Case) -> Match | None:
 def gpu_oom_imminent(case: Case) -> Match | None:
     """Device memory is nearly full and still grows."""
     total, rise = case.stretch.fact("memory_total_bytes"), _gpu_rise(case)
-    if total is None or rise is None or rise.last / total < case.t.oom_used:
+    if (
+        total is None
+        or rise is None
+        or case.stretch.is_loading
+        or rise.last > total
+        or rise.last / total < case.t.oom_used
+    ):
         return None
     left = (total - rise.last) / rise.per_second
     if left > case.t.oom_seconds:
