@@ -5,7 +5,9 @@ GpulseError                 exit 1
 │   └── MissingExtraError   exit 2   a feature needs an optional dependency
 ├── CollectionError         exit 1   nothing could be collected
 ├── RecordingError          exit 1   a recording cannot be read or written
-└── ClosedError             exit 1   a source or sampler was used after close()
+├── LogError                exit 1   a log on disk is damaged, or another process writes it
+├── DiskError               exit 1   the disk is full, read-only, over quota or broken
+└── ClosedError             exit 1   a source, sampler or log was used after close()
 """
 
 from __future__ import annotations
@@ -49,5 +51,13 @@ class RecordingError(GpulseError):
     """A recording cannot be read or written."""
 
 
+class LogError(GpulseError):
+    """A log on disk is damaged, or another process writes it."""
+
+
+class DiskError(GpulseError):
+    """The disk under a log is full, read-only, over quota or broken."""
+
+
 class ClosedError(GpulseError):
-    """A source or sampler was used after it was closed."""
+    """A source, sampler or log was used after it was closed."""
