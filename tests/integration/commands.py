@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,20 @@ import pytest
 BIN = Path(sys.executable).parent
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 _PATIENCE_SECONDS = 30.0
+STUBBORN = (
+    sys.executable,
+    "-c",
+    """
+import os, pathlib, signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+path = pathlib.Path(sys.argv[1])
+path.with_suffix(".new").write_text(str(os.getpid()))
+path.with_suffix(".new").rename(path)
+time.sleep(60)
+""",
+)
+"""A command that no polite signal ends; it writes its pid into the file that is its argument."""
 
 
 class Ended(NamedTuple):
@@ -53,6 +68,16 @@ def run(
         check=False,
     )
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def pid_of_stubborn(path: Path) -> int:
+    """The pid, once it ignores signals."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            pytest.fail("the command did not start")
+        time.sleep(0.05)
+    return int(path.read_text())
 
 
 class Terminal:

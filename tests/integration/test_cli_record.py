@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 import signal
 import sqlite3
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpulse import Recording
-from tests.integration.commands import BIN, TRACES, environment, run, terminal
+from tests.integration.commands import BIN, STUBBORN, TRACES, environment, pid_of_stubborn, run, terminal
 
 PATIENT = """
 import signal, sys
@@ -136,6 +137,35 @@ def test_a_polite_kill_reaches_the_command(tmp_path: Path) -> None:
     out, _ = recorder.communicate(timeout=20)
 
     assert (7, b"stopped\n") == (recorder.returncode, out)
+
+
+@pytest.mark.parametrize("length", [(), ("-t", "0.2")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_the_recording_alone(
+    number: signal.Signals, length: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The file is whole, and a command that ignores both goes on."""
+    path, err = tmp_path / "run.jsonl.gz", tmp_path / "err"
+    with err.open("wb") as stderr:
+        recorder = subprocess.Popen(
+            [BIN / "gpulse", "record", "-o", path, *length, "--", *STUBBORN, tmp_path / "pid"],
+            env=environment(),
+            stdout=stderr,
+            stderr=stderr,
+        )
+    pid = pid_of_stubborn(tmp_path / "pid")
+    try:
+        recorder.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            recorder.wait(1.0)
+        recorder.send_signal(number)
+
+        assert 128 + number == recorder.wait(20)
+        assert f"gpulse: the command (pid {pid}) goes on running\nrecorded " in err.read_text()
+        assert not any(entry.source == "recording" for frame in Recording(path) for entry in frame.health)
+        os.kill(pid, 0)  # it is there
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_full_disk_does_not_end_the_command(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +18,18 @@ import pytest
 
 from gpulse.sources.recording import Recording
 from tests.fakes.nvml import FakeNvml
-from tests.integration.commands import BIN, TRACES, environment, run, terminal
+from tests.integration.commands import (
+    BIN,
+    STUBBORN,
+    TRACES,
+    environment,
+    pid_of_stubborn,
+    run,
+    terminal,
+)
 from tests.unit.diagnosis_traces import labels
 
+ROOT = Path(__file__).parents[2]
 LOADER = TRACES / "loader_all_cores.jsonl.gz"
 HEALTHY = TRACES / "healthy_graphs.jsonl.gz"
 
@@ -146,6 +157,13 @@ def test_a_process_can_be_chosen() -> None:
         ("no interval to sample at", ["-i", "0.001"]),
         ("cannot draw", [HEALTHY, "--plot", "picture.doc"]),
         ("there is no GPU 9", ["--demo", "--gpus", "9"]),
+        ("there is no folder nodir", [HEALTHY, "--plot", "nodir/why.png"]),
+        ("--to +5 is before --from +20", [HEALTHY, "--from", "+20", "--to", "+5"]),
+        ("--to 5 is before --from +20", [HEALTHY, "--from", "+20", "--to", "5"]),
+        ("'--pid'", ["--pid", "-5"]),
+        ("'--pid'", ["--pid", "0"]),
+        ("/dev/zero is not a file", ["/dev/zero"]),
+        ("is not a file", [TRACES]),
     ],
 )
 def test_what_makes_no_sense_is_refused(said: str, arguments: list[str | Path]) -> None:
@@ -155,6 +173,86 @@ def test_what_makes_no_sense_is_refused(said: str, arguments: list[str | Path]) 
     assert 2 == ended.code
     assert said in ended.err
     assert "" == ended.out
+
+
+def test_what_has_no_beginning_to_go_back_to_is_refused(tmp_path: Path) -> None:
+    """A pipe would be waited for without end."""
+    pipe, listener = tmp_path / "pipe", tmp_path / "socket"
+    os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(listener))
+        for path in (pipe, listener):
+            ended = run("why", path)
+
+            assert (2, "") == (ended.code, ended.out)
+            assert f"{path} is not a file" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("said", "bounds"),
+    [
+        (r"the recording ends at \+\d+\.\d, before --from \+2000", ["--from", "+2000"]),
+        (r"the recording begins at \d+\.\d, after --to 5", ["--to", "5"]),
+    ],
+)
+def test_a_part_beside_the_recording_is_said_so(said: str, bounds: list[str]) -> None:
+    """There is nothing in it to judge."""
+    code, document = judged(HEALTHY, *bounds)
+
+    assert 3 == code
+    assert re.fullmatch(f"Not enough data: {said}.", document["verdict"]) is not None
+
+
+def test_the_way_to_more_data_fits_what_was_judged(fake: FakeNvml, nvml_library: Path) -> None:
+    """Nobody can watch a recording for longer, or a command that has ended."""
+    part = run("why", LOADER, "--from", "+14", "--to", "+19")
+    command = run("why", "--", "true", env=fake.env(nvml_library))
+    machine = run("why", "--window", "1", env=fake.env(nvml_library))
+    driverless = run("why", env={"LD_LIBRARY_PATH": "/nonexistent"})
+
+    assert "Next     -> give more of it: --from, --to; or record longer" in part.out
+    assert "Next     -> let it run longer" in command.out
+    assert "Next     -> watch longer: gpulse why --window 60" in machine.out
+    assert "Next     -> gpulse doctor" in driverless.out
+    assert 3 == sum("--window" not in ended.out for ended in (part, command, driverless))
+
+
+def test_nothing_that_goes_wrong_looks_like_a_finding() -> None:
+    """Exit code 1 is taken."""
+    hidden = run("why", "--demo", "--gpus", "visible", env={"CUDA_VISIBLE_DEVICES": "none"})
+
+    assert 3 == hidden.code
+    assert "hides every GPU" in hidden.err
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">&-", ">/dev/full 2>/dev/full"])
+def test_an_answer_that_cannot_be_written_is_an_error(streams: str) -> None:
+    """With an exit code of its own."""
+    ended = subprocess.run(
+        ["bash", "-c", f'"$0" why "$1" {streams}', BIN / "gpulse", LOADER],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        timeout=30,
+        check=False,
+    )
+
+    assert 2 == ended.returncode
+
+
+@pytest.mark.parametrize(("code", "path"), [(1, LOADER), (0, HEALTHY)])
+def test_a_reader_who_has_seen_enough_changes_nothing(code: int, path: Path, tmp_path: Path) -> None:
+    """The exit code is the diagnosis' own, and the picture is drawn."""
+    arguments = (BIN / "gpulse", path, tmp_path / "why.html")
+    ended = subprocess.run(
+        ["bash", "-c", '"$0" why "$1" --plot "$2" | true; exit ${PIPESTATUS[0]}', *arguments],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        timeout=30,
+        check=False,
+    )
+
+    assert code == ended.returncode
+    assert (tmp_path / "why.html").exists()
 
 
 def corrupt(path: Path, text: bytes) -> Path:
@@ -202,6 +300,42 @@ def test_a_command_is_watched_to_its_end(fake: FakeNvml, nvml_library: Path) -> 
     assert 3 == ended.code
     assert ended.out.startswith("mine\n")
     assert "never seen on a GPU" in ended.out
+
+
+def test_json_is_alone_on_standard_output(fake: FakeNvml, nvml_library: Path) -> None:
+    """What the command prints goes where people read."""
+    ended = run("why", "--json", "--", sys.executable, "-c", "print('mine')", env=fake.env(nvml_library))
+
+    assert 0 == json.loads(ended.out)["command_exit_code"]
+    assert "mine\n" in ended.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_goes_on_is_judged_and_left_alone(
+    number: signal.Signals, fake: FakeNvml, nvml_library: Path, tmp_path: Path
+) -> None:
+    """The first Ctrl-C or polite kill is the command's, the second ends the watching."""
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        child = subprocess.Popen(
+            [BIN / "gpulse", "why", "--json", "--", *STUBBORN, tmp_path / "pid"],
+            env=environment(fake.env(nvml_library)),
+            stdout=stdout,
+            stderr=stderr,
+        )
+    pid = pid_of_stubborn(tmp_path / "pid")
+    try:
+        child.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(1.0)
+        child.send_signal(number)
+
+        assert 3 == child.wait(20)
+        assert f"gpulse: the command (pid {pid}) goes on running" in err.read_text()
+        assert "was never seen on a GPU" in json.loads(out.read_text())["verdict"]
+        os.kill(pid, 0)  # it is there
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_the_exit_code_of_the_command_is_told(fake: FakeNvml, nvml_library: Path) -> None:
@@ -281,3 +415,35 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
         assert 1 == ended.code
         assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+def test_a_picture_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    """The verdict is told, the picture before it stays whole, and the exit code says that one is missing."""
+    picture = tmp_path / "why.html"
+    picture.write_text("old")
+    ended = subprocess.run(
+        ["bash", "-c", 'ulimit -f 1; exec "$0" why "$1" --plot "$2"', BIN / "gpulse", LOADER, picture],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+        check=False,
+        text=True,
+    )
+
+    assert 2 == ended.returncode
+    assert "input_cpu_bound" in ended.stdout
+    assert f"gpulse: the picture could not be written: {picture}: File too large" in ended.stderr
+    assert "old" == picture.read_text()
+    assert [picture] == list(tmp_path.iterdir())
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    """Its sample is the recording of the demo machine's GPU 2, up to the dots."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    sample = readme.partition("$ gpulse why\n")[2].partition("         ...\n")[0]
+
+    ended = run("why", ROOT / "src/gpulse/sources/demo/launch_bound.jsonl.gz")
+
+    assert sample
+    assert sample == ended.out[: len(sample)]

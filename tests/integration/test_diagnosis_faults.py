@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -31,6 +31,11 @@ def watched(fake: FakeNvml, trouble: Trouble, seconds: int = 12) -> list[Frame]:
             frame = local.sample(time.time(), patient=True)
             frames.append(frame._replace(time=NOW + second, monotonic=float(second)))
     return frames
+
+
+def facts(findings: Iterable[Finding]) -> list[Finding]:
+    """Without what is said of the work on the GPU, which the fake driver makes up."""
+    return [finding for finding in findings if finding.family in ("fault", "clocks", "link")]
 
 
 def hot(gpu: Gpu, second: int) -> None:  # noqa: ARG001  one signature for all
@@ -116,7 +121,7 @@ def test_a_fault_of_the_hardware_is_found(
     fake_nvml: FakeNvml, trouble: Trouble, expected: tuple[str, str]
 ) -> None:
     """By what the driver says, and nothing else is found."""
-    found = diagnose(watched(fake_nvml, trouble)).findings
+    found = facts(diagnose(watched(fake_nvml, trouble)).findings)
 
     assert [(0, *expected)] == [(finding.gpu, finding.id, finding.severity) for finding in found]
 
@@ -128,7 +133,9 @@ def test_hot_memory_is_found(fake_nvml: FakeNvml) -> None:
         gpu.thresholds[2] = gpu.thresholds[2] or 95
         gpu.temperature_memory = gpu.thresholds[2] + 1
 
-    assert ["memory_overtemperature"] == [f.id for f in diagnose(watched(fake_nvml, hot_memory)).findings]
+    assert ["memory_overtemperature"] == [
+        f.id for f in facts(diagnose(watched(fake_nvml, hot_memory)).findings)
+    ]
 
 
 def test_a_sound_machine_has_no_fault(fake_nvml: FakeNvml) -> None:
@@ -137,7 +144,7 @@ def test_a_sound_machine_has_no_fault(fake_nvml: FakeNvml) -> None:
     def sound(gpu: Gpu, second: int) -> None:  # noqa: ARG001
         gpu.reasons = 0x4
 
-    assert () == diagnose(watched(fake_nvml, sound)).findings
+    assert [] == facts(diagnose(watched(fake_nvml, sound)).findings)
 
 
 def test_a_gpu_that_falls_off_the_bus_is_found(fake_nvml: FakeNvml) -> None:

@@ -20,13 +20,13 @@ from gpulse.model.finding import Evidence, Finding, Judged
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.process import ProcessReading
-from gpulse.model.units import duration, rate, size
+from gpulse.model.units import duration, long_size, rate
 
 Span = tuple[float, float]
 
 HOLDS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.le}
 
-_NUMBER = re.compile(r"(?<![\w.:])(\d+(?:[.:]\d+)*)( ?(?:%|[kMGT]?B/s|[KMGT](?!\w)|s\b))?")
+_NUMBER = re.compile(r"(?<![\w.:])(\d+(?:[.:]\d+)*)( ?(?:%|[kMGT]?B/s|[KMGTP]iB|s\b))?")
 _WHILE = {
     "mean while crowded": "crowded",
     "mean while it waits for workers": "workers",
@@ -57,7 +57,7 @@ def unexplained(finding: Finding) -> set[str]:
 def _spellings(value: float) -> Iterator[str]:
     """All the ways in which sentences write a number."""
     yield from (f"{value:.0%}", f"{value:.1%}", f"{value:.0f}", f"{value:.1f}", f"{value:.2f}")
-    yield from (f"{value:.0f} s", f"{value:.1f} s", size(value), rate(value), duration(value))
+    yield from (f"{value:.0f} s", f"{value:.1f} s", long_size(value), rate(value), duration(value))
     yield f"{value / 1e6:.0f}"  # MHz
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.model.device import ranges
-from gpulse.model.units import quantity
+from gpulse.model.units import long_size, quantity
 from gpulse.terminal import format as f
 
 
@@ -85,6 +87,26 @@ def test_quantities_are_as_short_as_they_can_be(expected: str, value: float | No
     """How many workers, CPUs or waiting processes there were on average."""
 
     assert expected == quantity(value)
+
+
+@pytest.mark.parametrize(
+    ("expected", "value"), [("-", None), ("0 B", 0), ("612 MiB", 612 << 20), ("17.8 GiB", 17.8 * 2**30)]
+)
+def test_long_sizes_say_that_they_are_binary(expected: str, value: float | None) -> None:
+    """Beside rates, which are decimal, it matters."""
+
+    assert expected == long_size(value)
+
+
+@pytest.mark.parametrize(
+    ("expected", "seconds"),
+    [(r"since \d\d:\d\d:50 \(3:05\)", 185), (r"since 11-1[34] \d\d:\d\d \(1d12h\)", 129600 + 30)],
+)
+def test_since_when_and_for_how_long(expected: str, seconds: float) -> None:
+    """The time of day; of something older than a day the day."""
+    now = 1_700_049_600.0 + 115
+
+    assert re.fullmatch(expected, f.since(now - seconds, now)) is not None
 
 
 @pytest.mark.parametrize(

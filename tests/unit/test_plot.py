@@ -48,7 +48,15 @@ def seconds_of(count: int = 20, without: range = range(0), gpus: int = 1) -> dic
 def finding(gpu: int | None, text: str = "waits") -> Finding:
     """A finding from the fifth to the tenth second."""
     return Finding(
-        "launch_bound", "host", "high", 0.9, f"GPU {gpu} {text}", gpu=gpu, start=NOON + 5, end=NOON + 10
+        "launch_bound",
+        "host",
+        "high",
+        0.9,
+        f"GPU {gpu} {text}",
+        gpu=gpu,
+        label=None if gpu is None else str(gpu),
+        start=NOON + 5,
+        end=NOON + 10,
     )
 
 
@@ -102,6 +110,40 @@ def test_an_unknown_ending_is_refused_with_the_choices(name: str) -> None:
         check(Path(name))
 
 
+def test_a_place_for_no_file_is_refused(tmp_path: Path) -> None:
+    """A folder that is not there, and one that is none."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match="there is no folder"):
+        check(tmp_path / "no" / "why.html")
+    with pytest.raises(UsageError, match="no file can be made in"):
+        check(tmp_path / "file" / "why.html")
+
+
+def test_a_link_to_a_picture_stays_one(tmp_path: Path) -> None:
+    """What it leads to is replaced."""
+    picture, link = tmp_path / "real.html", tmp_path / "link.html"
+    picture.write_text("old")
+    link.symlink_to(picture)
+
+    plot(seconds_of(), Diagnosis("New."), link)
+
+    assert link.is_symlink()
+    assert "New." in picture.read_text()
+    assert {picture, link} == set(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("count", [11, 60, 3600])
+def test_the_names_of_times_are_inside_the_page(count: int) -> None:
+    """The last one too, which stands under the end of the curves."""
+    drawn = charts(seconds_of(count), Diagnosis("V."))
+    page = html(drawn, Diagnosis("V."))
+    times = re.findall(r'<text x="([\d.]+)" y="\d+" text-anchor="middle">([\d:]+)<', page)
+
+    assert times
+    assert all(0 < float(x) - 4 * len(words) and float(x) + 4 * len(words) < 1200 for x, words in times)
+
+
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """PNG needs it, HTML does not."""
     monkeypatch.setattr(plotting, "find_spec", lambda _: None)
@@ -124,7 +166,9 @@ def test_matplotlib_is_loaded_only_to_draw() -> None:
 
 def test_the_page_escapes_what_others_have_written() -> None:
     """Names of GPUs, programs and nodes are not ours."""
-    evil = Finding(EVIL, "host", "high", 0.9, f"GPU 0 {EVIL}", gpu=0, advice=(Advice(EVIL, EVIL, EVIL),))
+    evil = Finding(
+        EVIL, "host", "high", 0.9, f"GPU 0 {EVIL}", gpu=0, label="0", advice=(Advice(EVIL, EVIL, EVIL),)
+    )
     diagnosis = Diagnosis(EVIL, (evil,), (evil._replace(severity="info"),), (EVIL,))
 
     page = html(charts(seconds_of(), diagnosis), diagnosis)
@@ -199,7 +243,7 @@ def test_a_signal_that_is_missing_has_no_curve() -> None:
 
     assert {
         "GPU activity": ["kernels running"],
-        "Power and memory": ["power, of 700W", "memory, of 80.0G"],
+        "Power and memory": ["power, of 700W", "memory, of 80.0 GiB"],
     } == {panel.title: [curve.label for curve in panel.curves] for panel in panels}
 
 

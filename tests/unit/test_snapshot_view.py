@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpulse.diagnosis.faults import faults
@@ -280,3 +282,16 @@ def test_gpus_that_did_not_say_who_is_on_them_are_named() -> None:
         "The driver did not say which processes are on GPU 1,2; no process is on the others.",
         "The driver did not say which processes are on the GPUs.",
     ] == [line for look in (some, none) for line in lines(look, Parts(cpu=True)) if "did not say" in line]
+
+
+def test_what_lasts_says_since_when() -> None:
+    """What has only begun does not."""
+    look = judged(frame(gpu(0, {"ecc_uncorrected_errors_total": 3})))
+    (fault,) = look.findings
+    now = look.frame.time
+
+    lasting = lines(look._replace(findings=(fault._replace(start=now - 185),)))[-2]
+    new = lines(look._replace(findings=(fault._replace(start=now - 2),)))[-2]
+
+    assert re.search(r", since \d\d:\d\d:\d\d \(3:05\)$", lasting) is not None
+    assert ", since" not in new

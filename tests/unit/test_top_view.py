@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -555,6 +556,32 @@ class TestFindings:
 
         assert "more workers" in page
         assert "a little slow" in page
+
+    def lasting(self) -> list[findings_view.Item]:
+        """A finding that holds for three minutes."""
+        now = frame()
+        summary = "GPU 1 waits 93 % of the time for data: its two workers never rest"
+        finding = Finding("a", "input", "high", 0.9, summary, 1, start=now.time - 185)
+        return findings_view.items(Snapshot(now, Rates(0.0), (finding,)))
+
+    @pytest.mark.parametrize("cells", range(40, 121, 8))
+    def test_since_when_it_holds_is_said_where_there_is_room(self, cells: int) -> None:
+        """In full beside a whole text, in brief beside one that is cut, and never past the edge."""
+        (line,) = findings_view.lines(self.lasting(), 1, cells, UNICODE)
+
+        assert width(line) == cells
+        assert ("since " in text(line)) == (cells >= 112)
+        assert (" (3:05)" in text(line)) == (cells >= 72)
+
+    def test_the_page_says_since_when(self) -> None:
+        """The time, and how long that is."""
+        page = [text(line) for line in findings_view.page(self.lasting(), UNICODE)]
+
+        assert re.fullmatch(r"  since\d\d:\d\d:\d\d \(3:05\)", page[1]) is not None
+
+    def test_what_has_only_begun_has_no_since(self) -> None:
+        """Neither has what nobody knows the beginning of."""
+        assert [""] * 3 == [item.since for item in findings_view.items(self.snapshot())]
 
     def test_all_is_well(self) -> None:
         """Without findings the strip says so."""

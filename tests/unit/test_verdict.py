@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -26,6 +27,7 @@ def finding(
         confidence=0.9,
         summary=f"GPU {gpu} waits {number} of the time" if gpu is not None else f"waits {number} of the time",
         gpu=gpu,
+        label=None if gpu is None else str(gpu),
         pids=() if gpu is None else (100 + gpu,),
         lost_ratio=float(number.rstrip("%")) / 100,
         evidence=(Evidence("lost_ratio", "mean", float(number.rstrip("%")) / 100, ">=", 0.1),),
@@ -41,9 +43,9 @@ def diagnosis(*findings: Finding, **more: object) -> Diagnosis:
     return made._replace(**more)  # type: ignore[arg-type]
 
 
-def text(about: Diagnosis, width: int = 80, *, verbose: bool = False) -> str:
+def text(about: Diagnosis, width: int = 80, *, verbose: bool = False, hints: Sequence[str] = ()) -> str:
     """What is printed without colours."""
-    return "\n".join(verdict_lines(about, width, PLAIN, verbose=verbose))
+    return "\n".join(verdict_lines(about, width, PLAIN, verbose=verbose, hints=hints))
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -181,12 +183,29 @@ def test_confidence_is_a_word(confidence: float, word: str) -> None:
 def test_too_little_data_says_what_to_do() -> None:
     """No verdict is no reason to leave somebody alone."""
 
-    said = text(diagnose([]))
+    said = text(diagnose([]), hints=["watch longer", "look here"])
 
     assert said.startswith("Verdict  Not enough data")
-    assert "gpulse why --window 60" in said
-    assert "is the job running?" in said
+    assert "Next     -> watch longer\n         -> look here\n" in said
     assert said.endswith("0 frames, no GPU judged")
+
+
+def test_hints_are_for_those_who_have_no_advice() -> None:
+    """A finding has its own."""
+
+    assert "look here" not in text(diagnosis(finding()), hints=["look here"])
+
+
+@pytest.mark.parametrize(("style", "is_clear"), [("good", True), ("notice", False)])
+def test_what_is_not_clear_is_not_painted_as_good(style: str, is_clear: bool) -> None:
+    """One GPU of which nobody knows why it waits is enough."""
+    sure, *_ = diagnosis().judged
+    about = diagnosis(judged=(sure, sure._replace(is_clear=is_clear)))
+    color = painter(color=True)
+
+    first = next(verdict_lines(about, 80, color, verbose=False))
+
+    assert color(style, "Verdict.") in first
 
 
 def test_what_could_not_be_seen_is_told_once() -> None:

@@ -1,4 +1,4 @@
-"""Sampling beside a command, and until Ctrl-C: signals, the child, and its exit code."""
+"""Sampling beside a command, and until Ctrl-C: signals, the child, and how it ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpulse.cli import shell
 
@@ -19,6 +20,17 @@ Handler = Callable[[int, FrameType | None], object]
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+
+
+class Outcome(NamedTuple):
+    """What became of a command."""
+
+    code: int
+    """Its exit code, or 128 and the number of a signal: of the one that ended it, or of the one that ended
+    the sampling while the command goes on."""
+    pid: int | None = None
+    """None when it could not be started."""
+    goes_on: bool = False
 
 
 @contextmanager
@@ -37,56 +49,82 @@ def run(
     sampler: Sampler,
     sample: Callable[[], None],
     started: Callable[[int], None] | None = None,
-) -> int:
-    """Run a command and sample until it ends; its exit code, or 128 and the number of the signal that ended it.
+    stdout: int | None = None,
+) -> Outcome:
+    """Run a command and sample until it ends, or until Ctrl-C or a polite kill comes a second time.
+
+    The first Ctrl-C is the command's own, and the first polite kill is passed on to it. A command that makes
+    nothing of them is left alone the second time, and told of on standard error.
 
     Args:
         argv: The command.
         sampler: Stopped when the command ends.
         sample: Takes the sampler's frames until there are no more.
         started: Told the command's pid.
+        stdout: Where the command's standard output goes, if not to our own.
     """
-    relay = _Relay()
-    with _handling({signal.SIGINT: relay.wait, signal.SIGTERM: relay.end}):
+    relay = _Relay(sampler)
+    with _handling({signal.SIGINT: relay.interrupt, signal.SIGTERM: relay.end}):
         try:
-            child = subprocess.Popen(argv)  # noqa: S603  running what was asked for is the point
+            child = subprocess.Popen(argv, stdout=stdout)  # noqa: S603  running what was asked for is the point
         except FileNotFoundError:
             shell.complain("gpulse", f"{argv[0]}: command not found")
-            return NOT_FOUND
+            return Outcome(NOT_FOUND)
         except OSError as error:
             shell.complain("gpulse", f"{argv[0]}: {error.strerror}")
-            return NOT_EXECUTABLE
+            return Outcome(NOT_EXECUTABLE)
         relay.adopt(child)
         if started is not None:
             started(child.pid)
-        waiter = threading.Thread(target=_stop_with, args=(child, sampler), name="gpulse-command")
-        waiter.start()
+        # A daemon, because a command that goes on must not keep us from ending.
+        threading.Thread(target=relay.wait, args=(child,), name="gpulse-command", daemon=True).start()
         try:
             sample()
         finally:
-            waiter.join()
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+            left_by = relay.over.get()
+    if left_by is not None and child.poll() is None:
+        shell.complain("gpulse", f"the command (pid {child.pid}) goes on running")
+        return Outcome(128 + left_by, child.pid, goes_on=True)
+    code = child.returncode
+    return Outcome(code if code >= 0 else 128 - code, child.pid)
 
 
 class _Relay:
-    """Passes a polite kill on to the command, even one that comes while the command is being started."""
+    """Stands between the signals that come to us and the command, even while the command is being started."""
 
-    def __init__(self) -> None:
-        self._asked = False
+    def __init__(self, sampler: Sampler) -> None:
+        self.over: SimpleQueue[int | None] = SimpleQueue()
+        """Says that nothing is left to wait for: None when the command ended, or the signal that came again.
+
+        A SimpleQueue, because handlers interrupt whoever waits for it."""
+        self._sampler = sampler
+        self._asked: set[int] = set()
         self._child: subprocess.Popen[bytes] | None = None
 
     def adopt(self, child: subprocess.Popen[bytes]) -> None:
         self._child = child
-        if self._asked:
+        if signal.SIGTERM in self._asked:
             child.terminate()
 
-    def end(self, number: int, stack: FrameType | None) -> None:  # noqa: ARG002  the signature of handlers
-        self._asked = True
-        if self._child is not None:
+    def wait(self, child: subprocess.Popen[bytes]) -> None:
+        child.wait()
+        self._stop(None)
+
+    def end(self, number: int, stack: FrameType | None) -> None:
+        is_first = number not in self._asked
+        self.interrupt(number, stack)
+        if is_first and self._child is not None:
             self._child.terminate()
 
-    def wait(self, number: int, stack: FrameType | None) -> None:
+    def interrupt(self, number: int, stack: FrameType | None) -> None:  # noqa: ARG002  the signature of handlers
         """Ctrl-C reaches the command from the terminal; ignoring it instead would make the command ignore it."""
+        if number in self._asked:
+            self._stop(number)
+        self._asked.add(number)
+
+    def _stop(self, by: int | None) -> None:
+        self.over.put(by)
+        self._sampler.stop()
 
 
 @contextmanager
@@ -97,8 +135,3 @@ def _handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _stop_with(child: subprocess.Popen[bytes], sampler: Sampler) -> None:
-    child.wait()
-    sampler.stop()

@@ -63,7 +63,8 @@ def command(
 ) -> int:
     """Record this machine into FILE until Ctrl-C, or for as long as COMMAND runs.
 
-    With a COMMAND the exit code is the command's.
+    With a COMMAND the exit code is the command's (126 and 127: it cannot be run, it is not there), and so is
+    Ctrl-C; pressed again it ends the recording alone, and a COMMAND that ignores it goes on.
 
     \b
     gpulse record -o run.jsonl.gz -- python train.py
@@ -133,9 +134,13 @@ class _Progress:
             sys.stderr.write(f"\r\x1b[Krecording {self._text()}  Ctrl-C ends it")
             sys.stderr.flush()
 
-    def finish(self) -> None:
+    def clear(self) -> None:
         if self._shown:
             sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def finish(self) -> None:
+        self.clear()
         if not self._quiet:
             print(f"recorded {self._text()}", file=sys.stderr)
 
@@ -165,11 +170,14 @@ def _beside(argv: list[str], sampler: Sampler, sink: Sink, progress: _Progress, 
     def write() -> None:
         nonlocal failed
         try:
-            _write(sampler, sink, progress, seconds)
+            try:
+                _write(sampler, sink, progress, seconds)
+            finally:
+                progress.clear()
         except GpulseError as error:
             failed = True
             shell.complain("gpulse", f"{error.message}; the command goes on", error.hint)
             with suppress(GpulseError):  # the same reason once more
                 sink.close()
 
-    return beside.run(argv, sampler, write) or int(failed)
+    return beside.run(argv, sampler, write).code or int(failed)

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
@@ -26,6 +26,26 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 DEMO_HEAD_START_SECONDS = 5.0
 _NARROWEST_COLUMNS = 20
+_ENDING = "gpulse.ending"
+
+
+class Ending:
+    """The exit codes of ends that a command does not come to itself; it sets them as it goes.
+
+    They are for commands to which 1 means something, as it does to `why`.
+    """
+
+    def __init__(self) -> None:
+        self.failed = 1
+        """When something goes wrong that has no exit code of its own."""
+        self.unread = 0
+        """When nobody reads the output to its end."""
+
+
+def ending(ctx: click.Context) -> Ending:
+    """How the command that runs will end, if not by itself."""
+    found: Ending = ctx.meta.setdefault(_ENDING, Ending())
+    return found
 
 
 def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> int:
@@ -40,8 +60,9 @@ def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> 
     if f"_{name.upper()}_COMPLETE" in os.environ:
         command.main(prog_name=name)  # a shell asks for completions; click answers and exits
     arguments = sys.argv[1:]
+    codes = Ending()
     try:
-        code = _invoked(command, name, arguments, gpus)
+        code = _invoked(command, name, arguments, gpus, codes)
         sys.stdout.flush()
         return code
     except (KeyboardInterrupt, click.Abort):
@@ -49,17 +70,20 @@ def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> 
             click.echo()  # the terminal has echoed ^C; the prompt belongs on a line of its own
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        _discard_output()
-        return 0
+        _discard(sys.stdout)
+        return codes.unread
     except Exception as error:  # noqa: BLE001  the one place that stands between a bug and the user
         if "--debug" in _ours(arguments):
             traceback.print_exc()
-        return _reported(name, error)
+        return _reported(name, error) or codes.failed
 
 
-def _invoked(command: click.Command, name: str, arguments: list[str], gpus: GpuReader | None) -> int:
+def _invoked(
+    command: click.Command, name: str, arguments: list[str], gpus: GpuReader | None, codes: Ending
+) -> int:
     try:
         with command.make_context(name, list(arguments), obj=gpus) as ctx:
+            ctx.meta[_ENDING] = codes
             result = command.invoke(ctx)
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
@@ -71,21 +95,22 @@ def _ours(arguments: list[str]) -> list[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
-def _reported(name: str, error: Exception) -> int:
-    """Say what happened, why, and what to try; the exit code that goes with it."""
+def _reported(name: str, error: Exception) -> int | None:
+    """Say what happened, why, and what to try; the exit code that goes with it, unless that is the general one."""
+    code: int | None = None
     match error:
         case GpulseError():
             complain(name, error.message, error.hint)
-            return error.exit_code
+            code = error.exit_code
         case click.UsageError():
             path = error.ctx.command_path if error.ctx is not None else name
             complain(name, error.format_message(), f"{path} --help")
-            return error.exit_code
+            code = error.exit_code
         case click.ClickException():
             complain(name, error.format_message())
-            return error.exit_code
+            code = error.exit_code
         case OSError():
-            _discard_output()
+            _discard(sys.stdout)
             what = "standard output" if error.filename is None else error.filename
             complain(name, f"cannot use {what}: {error.strerror or error}")
         case _:
@@ -95,14 +120,22 @@ def _reported(name: str, error: Exception) -> int:
                 f"this should not have happened: {words}",
                 f"{name} --debug ..., and report what it says",
             )
-    return 1
+    return None if code == GpulseError.exit_code else code
 
 
 def complain(name: str, message: str, hint: str | None = None) -> None:
     """Say on standard error what went wrong and what to try."""
-    print(f"{name}: {message}", file=sys.stderr)
+    remark(f"{name}: {message}")
     if hint:
-        print(f"  try: {hint}", file=sys.stderr)
+        remark(f"  try: {hint}")
+
+
+def remark(text: str) -> None:
+    """Say something on standard error; what cannot be said there ends nothing."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _open_streams() -> None:
@@ -117,9 +150,9 @@ def _open_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open to the end
 
 
-def _discard_output() -> None:
-    """So that Python does not fail a second time when it flushes standard output at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """So that Python does not fail a second time when it flushes the stream at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def seconds(text: str) -> float:

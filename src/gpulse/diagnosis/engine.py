@@ -13,7 +13,7 @@ from gpulse.diagnosis.stretch import Stretch, programs
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
 from gpulse.model.frame import Frame
-from gpulse.model.units import duration, size
+from gpulse.model.units import duration, long_size
 
 _ORDER = {rule.id: place for place, rule in enumerate(RULES)}
 _HOLDS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.le}
@@ -210,7 +210,7 @@ def _judged(case: Case) -> Judged | None:
         frames = sum(second.frames for second in seen)
         held = stretch.mean("memory_used_bytes", seen)
         if held is not None and held >= case.t.held_bytes:
-            state = f"idle with {size(held)} in use by nobody who can be seen"
+            state = f"idle with {long_size(held)} in use by nobody who can be seen"
             return Judged(
                 device.index, device.label, seen[0].start, seen[-1].end, frames, state, is_clear=False
             )

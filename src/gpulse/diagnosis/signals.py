@@ -11,7 +11,17 @@ from gpulse.model.finding import Evidence
 from gpulse.model.metric import CATALOGUE
 
 Unit = Literal[
-    "share", "bytes", "bytes/second", "number", "count", "seconds", "celsius", "watts", "hertz", "bits"
+    "share",
+    "bytes",
+    "bytes/second",
+    "cpus",
+    "number",
+    "count",
+    "seconds",
+    "celsius",
+    "watts",
+    "hertz",
+    "bits",
 ]
 
 
@@ -48,11 +58,11 @@ DERIVED: dict[str, Signal] = {
     "memory_used_ratio": Signal("GPU memory, of all", "share"),
     "pcie_bytes_per_second": Signal("PCIe traffic", "bytes/second"),
     "pcie_link_ratio": Signal("PCIe speed, of the link's", "share"),
-    "feeding_cores": Signal("CPUs used by its two busiest threads", "number"),
-    "trainer_cores": Signal("CPUs used by the program", "number"),
-    "job_cores": Signal("CPUs used by the whole job", "number"),
-    "cpus": Signal("CPUs that the job may use", "number"),
-    "cpus_left": Signal("CPUs left to the job", "number"),
+    "feeding_cores": Signal("CPUs used by its two busiest threads", "cpus"),
+    "trainer_cores": Signal("CPUs used by the program", "cpus"),
+    "job_cores": Signal("CPUs used by the whole job", "cpus"),
+    "cpus": Signal("CPUs that the job may use", "cpus"),
+    "cpus_left": Signal("CPUs left to the job", "cpus"),
     "workers": Signal("data-loading workers", "number"),
     "saturated_workers": Signal("workers that never rest", "number"),
     "processes_waiting_for_disks": Signal("processes waiting for disks", "number"),
@@ -139,7 +149,8 @@ _UNITS: dict[str, Unit] = {
 
 _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
     "share": units.share,
-    "bytes": units.size,
+    "bytes": units.long_size,
+    "cpus": lambda value: units.number(value, 1),
     "bytes/second": units.rate,
     "number": units.quantity,
     "count": units.count,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpulse.diagnosis.labels import label_of
 from gpulse.diagnosis.seconds import Second
 from gpulse.model.finding import Diagnosis, Finding, Severity
-from gpulse.model.units import rate, share, size, watts
+from gpulse.model.units import long_size, rate, share, watts
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 """Okabe and Ito's palette, which people with any colour vision can tell apart."""
@@ -21,6 +21,8 @@ SEVERITY_COLORS: dict[Severity, str] = {
     "info": "#D8D8D8",
 }
 """Light enough for black letters, and none of them the colour of a curve."""
+_PAUSES = frozenset({"checkpoint_stall", "periodic_stall"})
+"""Findings that come and go: work lies between their start and their end."""
 _MOST_POINTS = 1500
 _GAP_SECONDS = 1.5
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
@@ -160,7 +162,7 @@ def _levels(seconds: Sequence[Second]) -> Iterator[Curve]:
     last = seconds[-1].reading
     for name, limit, words, color, written in (
         ("power_watts", "power_limit_watts", "power", BLUE, watts),
-        ("memory_used_bytes", "memory_total_bytes", "memory", ORANGE, size),
+        ("memory_used_bytes", "memory_total_bytes", "memory", ORANGE, long_size),
     ):
         whole = last.get(limit)
         of = ""
@@ -238,7 +240,7 @@ def _mark(finding: Finding, start: float, end: float) -> Mark:
     begin = start if finding.start is None else min(max(finding.start, start), end)
     until = end if finding.end is None else min(max(finding.end, begin), end)
     return Mark(
-        name=printable(finding.id),
+        name=printable(finding.id) + (", first pause to last" if finding.id in _PAUSES else ""),
         text=printable(finding.summary),
         color=SEVERITY_COLORS[finding.severity],
         start=begin,

@@ -11,7 +11,7 @@ from gpulse.export.curves import SEVERITY_COLORS, Chart, Mark, Panel, printable,
 from gpulse.model.finding import Diagnosis, Finding
 
 _WIDE = 1200
-_LEFT, _RIGHT = 84, 16
+_LEFT, _RIGHT = 84, 44
 _LANE, _PANEL, _HEAD, _FOOT = 24, 120, 30, 26
 
 _STYLE = """

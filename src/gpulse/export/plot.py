@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,15 +30,15 @@ _TITLE_INCHES = 0.45
 _GAP_INCHES = 0.3
 _FOOT_INCHES = 0.45
 _LEFT_INCHES = 0.95
-_RIGHT_INCHES = 0.25
+_RIGHT_INCHES = 0.45
 _GREY = "#555555"
 
 
 def check(path: Path) -> None:
-    """See to it that the path names a kind of picture that can be drawn here, before any time is spent.
+    """See to it that the path names a kind of picture that can be drawn there, before any time is spent.
 
     Raises:
-        UsageError: It names none.
+        UsageError: It names none, or a place where no file can be made.
         MissingExtraError: It needs matplotlib, which is not installed.
     """
     if path.suffix.lower() not in FORMATS:
@@ -46,10 +48,17 @@ def check(path: Path) -> None:
         )
     if path.suffix.lower() != ".html" and find_spec("matplotlib") is None:
         raise MissingExtraError("a picture", "plot")
+    folder = path.parent
+    if not os.access(folder, os.F_OK):
+        raise UsageError(f"there is no folder {folder}", hint=f"mkdir -p {folder}, or another --plot FILE")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"no file can be made in {folder}", hint="another --plot FILE")
+    if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+        raise UsageError(f"{path} cannot be written to", hint="another --plot FILE")
 
 
 def plot(seconds: Mapping[str, Sequence[Second]], diagnosis: Diagnosis, path: Path) -> None:
-    """Draw what was judged, with the findings where they lie; a file that is there is replaced.
+    """Draw what was judged, with the findings where they lie; a file that is there is replaced, or stays whole.
 
     Args:
         seconds: Of each GPU, by its UUID, in order.
@@ -57,7 +66,7 @@ def plot(seconds: Mapping[str, Sequence[Second]], diagnosis: Diagnosis, path: Pa
         path: Where to; its ending says which kind of picture.
 
     Raises:
-        UsageError: The ending is none that can be drawn.
+        UsageError: The ending is none that can be drawn, or no file can be made there.
         MissingExtraError: It needs matplotlib, which is not installed.
         OSError: The file cannot be written.
     """
@@ -65,13 +74,27 @@ def plot(seconds: Mapping[str, Sequence[Second]], diagnosis: Diagnosis, path: Pa
     kind = path.suffix.lower()
     drawn = charts(seconds, diagnosis)
     if kind == ".html":
-        path.write_text(html(drawn, diagnosis), encoding="utf-8")
+        _replace(path, html(drawn, diagnosis).encode())
         return
     figure = _figure(drawn, diagnosis)
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind, {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        figure.savefig(path, format=kind[1:], metadata=metadata)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=kind[1:], metadata=metadata)
+    _replace(path, picture.getvalue())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write under another name first, so that a full disk neither cuts a picture off nor costs the one before."""
+    path = path.resolve()  # a link stays one
+    draft = path.with_name(f".gpulse-{os.getpid()}{path.suffix}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _new_figure(width: float, height: float) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 from collections.abc import Sequence
 
@@ -40,10 +41,13 @@ __all__ = [
     "ratio",
     "seconds",
     "share",
+    "since",
     "size",
     "sizes",
     "watts",
 ]
+
+_DAY_SECONDS = 86400.0
 
 
 def command(words: Sequence[str], name: str | None) -> str:
@@ -52,6 +56,16 @@ def command(words: Sequence[str], name: str | None) -> str:
         return plain(name)
     program, *rest = words
     return plain(" ".join([program.rpartition("/")[2] or program, *rest]))
+
+
+def since(start: float, now: float) -> str:
+    """`since 11:42:10 (3:05)`: when something began, with the day if that was long ago, and how long it lasts."""
+    pattern = "%H:%M:%S" if now - start < _DAY_SECONDS else "%m-%d %H:%M"
+    try:
+        began = time.strftime(pattern, time.localtime(start))
+    except (OverflowError, ValueError, OSError):  # a damaged recording can claim any time
+        return ""
+    return f"since {began} ({duration(now - start)})"
 
 
 def plain(text: str | None) -> str:

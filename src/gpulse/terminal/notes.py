@@ -12,6 +12,7 @@ from gpulse.terminal.table import Paint, wrapped
 
 _INDENT = "  "
 _URGENT = ("high", "critical")
+_LASTING_SECONDS = 5.0
 
 
 def finding_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
@@ -19,7 +20,7 @@ def finding_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]
     if not snapshot.findings:
         yield from wrapped(_no_finding(snapshot), width)
     for finding in snapshot.findings:
-        yield from _finding(finding, width, paint)
+        yield from _finding(finding, snapshot, width, paint)
         for advice in finding.advice:
             yield from wrapped(f"  -> {advice.do}", width, "     ")
 
@@ -30,7 +31,7 @@ def urgent_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
         return  # the line in place of the table says why
     urgent = [finding for finding in snapshot.findings if finding.severity in _URGENT]
     for finding in urgent:
-        yield from _finding(finding, width, paint)
+        yield from _finding(finding, snapshot, width, paint)
     if urgent:
         yield from (paint("dim", line) for line in wrapped("`gpulse -b` says what to do about it.", width))
 
@@ -49,6 +50,13 @@ def health_lines(snapshot: Snapshot, width: int, paint: Paint, *, verbose: bool)
                     yield paint("dim", line)
 
 
+def since(finding: Finding, now: float) -> str:
+    """Since when a finding holds, empty where that is not known or it has only begun."""
+    if finding.start is None or now - finding.start < _LASTING_SECONDS:
+        return ""
+    return f.since(finding.start, now)
+
+
 def is_said(health: Health, findings: Iterable[Finding]) -> bool:
     """Whether one of the findings is about this entry of health, in the same words."""
     return health.detail != "" and any(finding.summary.endswith(health.detail) for finding in findings)
@@ -63,9 +71,11 @@ def _no_finding(snapshot: Snapshot) -> str:
     return f"No {'driver' if missing else 'GPU'}, so no faults to report."
 
 
-def _finding(finding: Finding, width: int, paint: Paint) -> Iterator[str]:
+def _finding(finding: Finding, snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
     style = "warn" if finding.severity in _URGENT else "notice"
-    for line in wrapped(f"[{finding.severity}] {f.plain(finding.summary)}", width, _INDENT):
+    held = since(finding, snapshot.frame.time)
+    text = f"[{finding.severity}] {f.plain(finding.summary)}{f', {held}' if held else ''}"
+    for line in wrapped(text, width, _INDENT):
         yield paint(style, line)
 
 

@@ -81,8 +81,18 @@ class _Page(NamedTuple):
             yield f"{beside if is_beside else ' ' * self.gutter}{line}".rstrip()
 
 
-def verdict_lines(diagnosis: Diagnosis, width: int, paint: Paint, *, verbose: bool) -> Iterator[str]:
-    """The whole answer to `why`, as lines no wider than `width`."""
+def verdict_lines(
+    diagnosis: Diagnosis, width: int, paint: Paint, *, verbose: bool, hints: Sequence[str] = ()
+) -> Iterator[str]:
+    """The whole answer to `why`, as lines no wider than `width`.
+
+    Args:
+        diagnosis: What was found.
+        width: Columns of the terminal.
+        paint: Its colours.
+        verbose: Say everything about everything.
+        hints: What to do next when nothing was found.
+    """
     page = _Page(width, paint, verbose)
     begun = {judged.label: judged.start for judged in diagnosis.judged}
     findings, notes = _gathered(diagnosis.findings, begun), _gathered(diagnosis.info, begun)
@@ -97,7 +107,7 @@ def verdict_lines(diagnosis: Diagnosis, width: int, paint: Paint, *, verbose: bo
         else:
             sections.append(page.section("Also", _others(findings[1:], page)))
     else:
-        sections.append(page.section("Next", _without_findings(diagnosis, page)))
+        sections.append(page.section("Next", _hints(hints, page)))
     sections += [
         page.section("Note", _notes(notes, page)),
         page.section("Unseen", _unseen(diagnosis.data_gaps, page)),
@@ -158,7 +168,8 @@ def _alike(groups: Sequence[Group]) -> list[Group]:
 
 def _verdict(diagnosis: Diagnosis, findings: Sequence[Group], page: _Page) -> Iterator[str]:
     if not findings:
-        style = "good" if diagnosis.judged else "notice"
+        is_well = diagnosis.judged and all(judged.is_clear for judged in diagnosis.judged)
+        style = "good" if is_well else "notice"
         yield from page.section("Verdict", page.prose(f.plain(diagnosis.verdict), style=style))
         return
     first = findings[0]
@@ -308,16 +319,9 @@ def _unseen(gaps: Sequence[str], page: _Page) -> Iterator[str]:
         yield from page.prose(f.plain(f"{about}{text}"), indent="  ", style="dim")
 
 
-def _without_findings(diagnosis: Diagnosis, page: _Page) -> Iterator[str]:
-    """What to do when there was too little to judge, or nothing to be slow."""
-    if not diagnosis.judged:
-        yield from page.prose("-> watch longer: gpulse why --window 60", indent="   ")
-        yield from page.prose(
-            "-> is the job running? `gpulse` shows the processes on each GPU, `gpulse doctor` what can be read",
-            indent="   ",
-        )
-    elif all(judged.state == "idle" for judged in diagnosis.judged):
-        yield from page.prose("-> start the job, and ask again while it runs", indent="   ")
+def _hints(hints: Sequence[str], page: _Page) -> Iterator[str]:
+    for hint in hints:
+        yield from page.prose(f.plain(f"-> {hint}"), indent="   ")
 
 
 def _window(diagnosis: Diagnosis, page: _Page) -> Iterator[str]:

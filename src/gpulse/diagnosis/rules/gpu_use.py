@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpulse.diagnosis.case import Case
 from gpulse.diagnosis.rule import Match, Rule
 from gpulse.model.finding import Advice, Evidence
-from gpulse.model.units import size
+from gpulse.model.units import long_size
 
 
 def thin_kernels(case: Case) -> Match | None:
@@ -106,7 +106,7 @@ def gpu_idle_allocated(case: Case) -> Match | None:
         evidence.append(Evidence("job_cores", over, cores, "<", t.idle_cores))
     length = sum(second.seconds for second in seconds)
     return Match(
-        summary=f"is held and not used: {size(used)} of memory, busy {duty:.1%} of the time",
+        summary=f"is held and not used: {long_size(used)} of memory, busy {duty:.1%} of the time",
         severity="high" if length >= 3600 else "medium",
         confidence=0.9 if cores is not None else 0.4,  # nobody could say whether its owner computes
         evidence=tuple(evidence),

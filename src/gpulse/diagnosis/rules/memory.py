@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpulse.diagnosis.case import Case
 from gpulse.diagnosis.rule import Match, Rule
 from gpulse.model.finding import Advice, Evidence
-from gpulse.model.units import duration, rate, size
+from gpulse.model.units import duration, long_size, rate
 
 
 class Rise(NamedTuple):
@@ -84,7 +84,7 @@ def gpu_memory_leak(case: Case) -> Match | None:
         evidence += (Evidence("seconds_left", "extrapolated", seconds, ">=", 0),)
         left = f", full in {duration(seconds)}"
     return Match(
-        summary=f"loses memory: {size(rise.first)} grew to {size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}{left}",
+        summary=f"loses memory: {long_size(rise.first)} grew to {long_size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}{left}",
         severity="medium",
         confidence=0.9 if rise.end - rise.start >= 15 else 0.7,
         evidence=evidence,
@@ -137,7 +137,7 @@ def host_memory_leak(case: Case) -> Match | None:
         return None  # shared pages, counted for each process that maps them
     left = available[-1][1] / rise.per_second
     return Match(
-        summary=f"has processes that lose host memory: {size(rise.first)} grew to {size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}, none left in {duration(left)}",
+        summary=f"has processes that lose host memory: {long_size(rise.first)} grew to {long_size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}, none left in {duration(left)}",
         severity="high" if left < 1800 else "medium",
         confidence=0.8,
         evidence=(
@@ -160,7 +160,7 @@ def gpu_memory_orphaned(case: Case) -> Match | None:
     if used is None or used < t.held_bytes or empty[-1].end - empty[0].start < t.shortest_seconds - 0.5:
         return None
     return Match(
-        summary=f"has {size(used)} in use, and no process that holds them can be seen",
+        summary=f"has {long_size(used)} in use, and no process that holds them can be seen",
         severity="medium",
         confidence=0.6,
         evidence=(

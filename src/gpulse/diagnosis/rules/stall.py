@@ -10,7 +10,7 @@ from statistics import fmean, median, pstdev
 from gpulse.diagnosis.case import Case, Pause
 from gpulse.diagnosis.rule import Match, Rule
 from gpulse.model.finding import Advice, Evidence
-from gpulse.model.units import size
+from gpulse.model.units import long_size
 
 
 def checkpoint_stall(case: Case) -> Match | None:
@@ -22,7 +22,7 @@ def checkpoint_stall(case: Case) -> Match | None:
     written = fmean(pause.written_bytes or 0.0 for pause in pauses)
     long = fmean(pause.stall.seconds for pause in pauses)
     return Match(
-        summary=f"stood still {_times(len(pauses))} for {long:.1f} s while {size(written)} were written: {lost:.0%} of the time",
+        summary=f"stood still {_times(len(pauses))} for {long:.1f} s while {long_size(written)} were written: {lost:.0%} of the time",
         severity=case.severity(lost) if lost >= t.lost else "low",
         confidence={1: 0.6, 2: 0.8}.get(len(pauses), 0.9),
         evidence=(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpulse.model.finding import SEVERITIES, Advice, Finding, Severity
 from gpulse.model.health import gathered
-from gpulse.terminal.notes import is_said
+from gpulse.terminal.notes import is_said, since
 from gpulse.terminal.top.cells import Line, Piece, Tone, cut, ends, width, words
 from gpulse.terminal.top.glyphs import Glyphs
 from gpulse.terminal.top.snapshot import Snapshot
@@ -19,6 +19,8 @@ _TONES: dict[Severity, Tone] = {
     "critical": "alert",
 }
 
+_ROOM_FOR_BOTH = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -29,6 +31,8 @@ class Item:
     text: str
     advice: tuple[Advice, ...] = ()
     hint: str | None = None
+    since: str = ""
+    """When it began and how long it lasts, empty when that is not known."""
 
 
 def items(snapshot: Snapshot) -> list[Item]:
@@ -36,9 +40,10 @@ def items(snapshot: Snapshot) -> list[Item]:
     found = [
         Item(
             finding.severity,
-            "node" if finding.gpu is None else f"gpu {finding.gpu}",
+            "node" if finding.gpu is None else f"gpu {finding.label or finding.gpu}",
             _without_gpu(finding),
             finding.advice,
+            since=since(finding, snapshot.frame.time),
         )
         for finding in snapshot.findings
     ]
@@ -77,6 +82,8 @@ def page(found: list[Item], glyphs: Glyphs) -> list[Line]:
     out: list[Line] = []
     for item in found:
         out.append((*_head(item, glyphs), Piece(glyphs.clean(item.text))))
+        if item.since:
+            out.append((Piece("  since", "head"), Piece(item.since.removeprefix("since "), "dim")))
         for advice in item.advice:
             out.append((Piece("  do", "head"), Piece(glyphs.clean(advice.do))))
             out.append((Piece("  because", "head"), Piece(glyphs.clean(advice.why), "dim")))
@@ -89,7 +96,7 @@ def page(found: list[Item], glyphs: Glyphs) -> list[Line]:
 
 def _without_gpu(finding: Finding) -> str:
     """The summary without the GPU's name, which stands before it already."""
-    about = f"GPU {finding.gpu}"
+    about = f"GPU {finding.label or finding.gpu}"
     return finding.summary.removeprefix(f"{about}: ").removeprefix(f"{about} ")
 
 
@@ -107,5 +114,10 @@ def _head(item: Item, glyphs: Glyphs) -> Line:
 
 
 def _line(item: Item, cells: int, glyphs: Glyphs) -> Line:
+    """When it began stands after it as far as there is room; of a text that is cut only how long it lasts."""
     head = (Piece(" "), *_head(item, glyphs))
-    return (*head, Piece(cut(glyphs.clean(item.text), cells - width(head), glyphs.ellipsis)))
+    text, room = glyphs.clean(item.text), cells - width(head)
+    held = f"  {item.since}" if item.since else ""
+    if len(held) + width(words(text)) > room:
+        held = f" {held[held.index('(') :]}" if held and room >= _ROOM_FOR_BOTH else ""
+    return (*head, Piece(cut(text, room - len(held), glyphs.ellipsis)), Piece(held, "dim"))
