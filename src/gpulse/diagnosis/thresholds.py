@@ -1,4 +1,4 @@
-"""Every number that a rule compares with, in one place: an argument of the engine, not a constant in it."""
+"""The numbers that decide what is named, in one place: an argument of the engine, not constants in it."""
 
 from __future__ import annotations
 
