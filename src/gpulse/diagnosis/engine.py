@@ -140,10 +140,18 @@ def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Find
             "whether its kernels are thin or it copies cannot be told without GPM"
         )
     if stretch.job and not enough and not stretch.is_starting:
-        gaps.append(
-            f"{label}: only {stretch.length:.1f} s ({stretch.frames} frames) of its job at work were seen, and "
-            f"{case.t.shortest_seconds:.0f} s are needed"
-        )
+        gaps.append(f"{label}: {_too_little(case)}")
+
+
+def _too_little(case: Case) -> str:
+    stretch, t = case.stretch, case.t
+    if stretch.length >= t.shortest_seconds - 0.5 and stretch.frames >= t.fewest_frames:
+        span = stretch.end - stretch.start
+        return f"only {stretch.length:.0f} s of {span:.0f} s were seen, and too much is missing in between"
+    return (
+        f"only {stretch.length:.1f} s ({stretch.frames} frames) of its job at work were seen, and "
+        f"{t.shortest_seconds:.0f} s are needed"
+    )
 
 
 def _honest(finding: Finding) -> Finding:

@@ -76,7 +76,7 @@ def tensor_cores_unused(case: Case) -> Match | None:
     return Match(
         summary=f"computes in single precision ({fp32:.0%} of the fp32 pipes) while its tensor cores rest ({tensor:.1%})",
         severity="medium",
-        confidence=0.9,
+        confidence=0.8,
         evidence=tuple(evidence),
         ruled_out=("memory_bandwidth_bound: the memory is less busy than the arithmetic",),
         start=s.start,
@@ -225,8 +225,8 @@ RULES = (
     Rule(
         id="tensor_cores_unused",
         family="gpu_use",
-        title="Matrix arithmetic without tensor cores",
-        means="The GPU is full of single-precision arithmetic on its ordinary pipes, while the tensor cores, which do the same many times faster in TF32 or bf16, rest.",
+        title="Single precision without tensor cores",
+        means="The GPU is full of single-precision arithmetic on its ordinary pipes, while the tensor cores, which multiply matrices many times faster in TF32 or bf16, rest. For training that is a setting; for simulations without matrix products it is how it must be.",
         recognised="Busy and full, fp32 pipes at work, tensor cores below 3 %, and the memory less busy than the arithmetic (element-wise work is not matrix work).",
         severity="Medium.",
         advice=(

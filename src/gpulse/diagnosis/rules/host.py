@@ -49,10 +49,15 @@ def launch_bound(case: Case) -> Match | None:
     if case.cause != "main" or not _is_launch_bound(case):
         return None
     fill = case.fill or 0.0
+    evidence = [Evidence("fill_ratio", "mean", fill, "<", case.t.launch_fill)]
+    launches = case.stretch.mean("pcie_rx_bytes_per_second", case.attribution.seconds)
+    if launches is not None and fill >= case.t.launch_fill_surely:
+        least = case.t.launch_bytes_per_second
+        evidence.append(Evidence("pcie_rx_bytes_per_second", case.over, launches, ">=", least))
     return _thread_match(
         case,
         f"idles {case.lost:.0%} of the time between kernels that fill {fill:.0%} of it: launching them takes longer than running them",
-        Evidence("fill_ratio", "mean", fill, "<", case.t.launch_fill),
+        *evidence,
     )
 
 
