@@ -63,9 +63,20 @@ class Case:
         found = []
         for stall in self.stretch.stalls:
             inside = _overlapping(self.stretch.steady, stall)
-            if inside and self._is_felt(inside) and not self._is_fed_from_outside(inside, stall):
-                found.append(Pause(stall, _written(inside, stall)))
+            written = _written(inside, stall)
+            if inside and self._is_pause(stall, inside, written):
+                found.append(Pause(stall, written))
         return found
+
+    def _is_pause(self, stall: Stall, inside: list[Second], written: float | None) -> bool:
+        t = self.t
+        if self._is_fed_from_outside(inside, stall):
+            return False
+        if (written or 0.0) >= t.checkpoint_bytes:
+            return stall.worked >= t.checkpoint_seconds / 2
+        return (
+            stall.seconds >= t.stall_seconds and stall.worked >= t.stall_seconds / 2 and self._is_felt(inside)
+        )
 
     @cached_property
     def checkpoints(self) -> list[Pause]:

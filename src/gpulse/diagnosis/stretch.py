@@ -35,6 +35,8 @@ class Stall(NamedTuple):
 
     start: float
     end: float
+    worked: float = 0.0
+    """Seconds of work since the one before."""
 
     @property
     def seconds(self) -> float:
@@ -417,9 +419,8 @@ def _stalls(samples: Sequence[tuple[float, float]], t: Thresholds) -> list[Stall
             if idle_from is None:
                 idle_from = time - step
         elif idle_from is not None and value >= t.between_stalls_duty:
-            if (last or time) - idle_from >= t.stall_seconds:
-                if worked >= t.stall_seconds / 2:
-                    found.append(Stall(idle_from, last or time))
+            if (last or time) - idle_from >= t.checkpoint_seconds:
+                found.append(Stall(idle_from, last or time, worked))
                 worked = 0.0
             idle_from = None
         if value >= t.between_stalls_duty:

@@ -88,6 +88,8 @@ class Thresholds(NamedTuple):
     """How far the duties of GPUs that take turns may add up to more or less than one."""
 
     stall_seconds: float = 1.2
+    checkpoint_seconds: float = 0.5
+    """A pause in which a checkpoint is written may be this short."""
     leaving_seconds: float = 2.5
     """A busy job that is idle for no longer than this at the end of a stretch may be about to leave."""
     stall_duty: float = 0.10

@@ -27,7 +27,7 @@ def checkpoint_stall(case: Case) -> Match | None:
         confidence={1: 0.6, 2: 0.8}.get(len(pauses), 0.9),
         evidence=(
             Evidence("stalls", "count", len(pauses), ">=", 1),
-            Evidence("stall_seconds", "mean", long, ">=", t.stall_seconds),
+            Evidence("stall_seconds", "mean", long, ">=", t.checkpoint_seconds),
             Evidence("stall_ratio", "share", lost, ">=", t.stall_share),
             Evidence("stall_written_bytes", "mean", written, ">=", t.checkpoint_bytes),
         ),
