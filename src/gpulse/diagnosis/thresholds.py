@@ -33,7 +33,7 @@ class Thresholds(NamedTuple):
     runnable_per_core_anyway: float = 2.5
     run_wait: float = 0.30
     cpu_pressure: float = 0.40
-    blocked: float = 0.50
+    blocked: float = 0.35
     """Processes of the job that wait for a disk at any one time, on average."""
     io_pressure: float = 0.20
     job_read_bytes_per_second: float = 1e6
