@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
+from gpulse.sampling.recorder import Recorder
 from gpulse.sources.recording import Recording
 from tests.fakes.nvml import FakeNvml
 from tests.integration.commands import (
@@ -27,7 +29,7 @@ from tests.integration.commands import (
     run,
     terminal,
 )
-from tests.unit.diagnosis_traces import labels
+from tests.unit.diagnosis_traces import labels, steady
 
 ROOT = Path(__file__).parents[2]
 LOADER = TRACES / "loader_all_cores.jsonl.gz"
@@ -140,6 +142,34 @@ def test_a_process_can_be_chosen() -> None:
 
     assert ["launch_bound"] == [finding["id"] for finding in document["findings"]]
     assert [2] == [entry["gpu"] for entry in document["judged"]]
+
+
+def test_a_neighbour_on_the_gpu_does_not_count_as_the_process(tmp_path: Path) -> None:
+    """The CPU time of another program on the same GPU is not that of the chosen one."""
+    recorder = Recorder(tmp_path / "shared.jsonl.gz")
+    first = steady("launch_bound")[0].time
+    for frame in steady("launch_bound"):
+        gpu, values = (
+            frame.gpus[0],
+            {"cpu_user_seconds_total": frame.time - first, "cpu_system_seconds_total": 0},
+        )
+        busy = ProcessReading(ProcessIdentity(777, 1, 1.0, "other"), "R", values, on_gpu=True)
+        holders = (*(gpu.processes or ()), GpuProcess(777, "compute", 2**30))
+        recorder.write(
+            frame._replace(gpus=(gpu._replace(processes=holders),), processes=(*frame.processes, busy))
+        )
+    recorder.close()
+    pid = str((steady("launch_bound")[0].gpus[0].processes or ())[0].pid)
+
+    both, one = (
+        judged(recorder.path, *choice)[1]["findings"][0]["evidence"] for choice in ((), ("--pid", pid))
+    )
+    cores = [
+        next(item["value"] for item in evidence if item["signal"] == "trainer_cores")
+        for evidence in (both, one)
+    ]
+
+    assert cores == [pytest.approx(2.0, abs=0.1), pytest.approx(1.0, abs=0.1)]
 
 
 @pytest.mark.parametrize(

@@ -222,13 +222,16 @@ class Watch:
 
     def _take(self, frame: Frame, related: Callable[[int], set[int]]) -> None:
         frame = self._choose(frame)
+        if self._pid is not None:
+            family = related(self._pid)
+            self._wanted.update(
+                gpu.device.uuid
+                for gpu in frame.gpus
+                if any(process.pid in family for process in gpu.processes or ())
+            )
+            # Whoever else is on these GPUs is seen there, but his CPU time is not this job's.
+            frame = frame._replace(processes=tuple(p for p in frame.processes if p.pid in family))
         self.timeline.feed(frame)
-        if self._pid is None:
-            return
-        family = related(self._pid)
-        for gpu in frame.gpus:
-            if any(process.pid in family for process in gpu.processes or ()):
-                self._wanted.add(gpu.device.uuid)
 
     def _note_no_gpu(self, frame: Frame) -> None:
         reasons = [entry.detail for entry in frame.health if entry.source == "nvml"]

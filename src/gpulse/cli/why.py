@@ -42,7 +42,7 @@ class _WithCommand(click.Command):
     "--pid",
     type=click.IntRange(min=1),
     metavar="PID",
-    help="Only the GPUs that this process, or a child of it, is on.",
+    help="Only this process with its children: the GPUs they are on, and their CPU time alone.",
 )
 @click.option(
     "--gpus", metavar="LIST", help="Only these GPUs: indices, ranges, UUIDs (0,2-3,GPU-1f2e), or `visible`."
