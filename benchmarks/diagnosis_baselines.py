@@ -11,8 +11,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
+from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.engine import diagnose, judge
-from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.thresholds import DEFAULTS
 from gpulse.model.finding import Diagnosis
 from gpulse.model.frame import Frame, GpuReading

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.engine import diagnose
-from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.seconds import Second
 from gpulse.model.finding import Diagnosis
 from gpulse.sources.recording import Recording
 

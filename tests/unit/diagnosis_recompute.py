@@ -13,7 +13,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from gpulse.diagnosis.case import Case
-from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.digest import Digest
+from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.stretch import Stretch
 from gpulse.diagnosis.thresholds import DEFAULTS
 from gpulse.model.finding import Evidence, Finding, Judged
@@ -57,7 +58,7 @@ def unexplained(finding: Finding) -> set[str]:
 def _spellings(value: float) -> Iterator[str]:
     """All the ways in which sentences write a number."""
     yield from (f"{value:.0%}", f"{value:.1%}", f"{value:.0f}", f"{value:.1f}", f"{value:.2f}")
-    yield from (f"{value:.0f} s", f"{value:.1f} s", long_size(value), rate(value), duration(value))
+    yield from (f"{value:.0f} s", f"{value:.1f} s", long_size(value), rate(value), duration(round(value)))
     yield f"{value / 1e6:.0f}"  # MHz
 
 

@@ -98,7 +98,7 @@ def test_json_holds_everything() -> None:
     assert {rule.id for rule in RULES} == {entry["id"] for entry in everything}
     assert one in everything
     assert {"do", "why", "confirm"} == set(one["advice"][0])
-    assert "lost time, from 10 %" in one["limits"]
+    assert "lost time, from 10%" in one["limits"]
 
 
 def test_the_shell_completes_names() -> None:

@@ -56,12 +56,12 @@ def test_used_of_total_shares_one_unit(expected: str, used: float | None, total:
     ("expected", "value"),
     [
         ("-", None),
-        ("0 %", 0),
-        ("<0.1 %", 0.0001),
-        ("1.4 %", 0.014),
-        ("5 %", 0.05),
-        ("10 %", 0.0996),
-        ("97 %", 0.974),
+        ("0%", 0),
+        ("<0.1%", 0.0001),
+        ("1.4%", 0.014),
+        ("5%", 0.05),
+        ("10%", 0.0996),
+        ("97%", 0.974),
     ],
 )
 def test_shares_tell_tenths_when_they_are_small(expected: str, value: float | None) -> None:

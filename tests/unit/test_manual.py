@@ -66,7 +66,7 @@ def test_a_threshold_follows_its_value() -> None:
 
     rule: Rule = BY_ID["launch_bound"]
 
-    assert "lost time, from 25 %" in entry(rule, DEFAULTS._replace(lost=0.25)).limits
+    assert "lost time, from 25%" in entry(rule, DEFAULTS._replace(lost=0.25)).limits
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.digest import Digest
+from gpulse.diagnosis.seconds import Second
 from gpulse.errors import MissingExtraError, UsageError
 from gpulse.export import plot as plotting
 from gpulse.export.curves import charts, time_ticks

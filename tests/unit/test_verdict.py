@@ -76,7 +76,7 @@ def test_why_and_next_follow() -> None:
     lines = text(diagnosis(finding())).splitlines()
 
     assert "         high, sure, input_too_few_workers, GPU 0, pid 100" in lines
-    assert "Why      lost time  98 %  from 10 %" in lines
+    assert "Why      lost time  98%  from 10%" in lines
     assert "Next     -> raise num_workers" in lines
     assert "            why: CPUs are idle" in lines
     assert "            see: double it" in lines
@@ -98,7 +98,7 @@ def test_the_same_with_other_numbers_is_told_in_one_line() -> None:
 
     about = diagnosis(finding(0, "98%"), finding(1, "97%"), finding(2, "95%"), finding(3, "96%"))
 
-    assert "the same on GPU 1-3: 95 % to 97 % of the time lost (-v)" in text(about, 120)
+    assert "the same on GPU 1-3: 95% to 97% of the time lost (-v)" in text(about, 120)
     assert "GPU 3 waits 96% of the time" in text(about, 120, verbose=True)
 
 
@@ -139,13 +139,13 @@ def test_what_was_ruled_out_is_told_in_words() -> None:
     """The measure in the words of the evidence; not more than six unless somebody asks."""
 
     ruled_out = (
-        "input_io_bound: processes_waiting_for_disks 0 < 0.5",
+        "input_io_bound: processes waiting for disks 0, below 0.35",
         "slow_start: its processes use 0.03 CPUs",
         *(f"other: reason {place}" for place in range(6)),
     )
     about = diagnosis(finding(ruled_out=ruled_out))
 
-    assert "Not      input_io_bound: processes waiting for disks 0, below 0.5" in text(about)
+    assert "Not      input_io_bound: processes waiting for disks 0, below 0.35" in text(about)
     assert "slow_start: its processes use 0.03 CPUs" in text(about)
     assert "and 2 more (-v)" in text(about)
     assert "reason 5" in text(about, verbose=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 DIAGNOSED_SECONDS = 11.0
 """A little more than the shortest stretch that may be judged."""
-WINDOW_SECONDS = 30.0
 _STEP_SECONDS = 0.2
 
 
@@ -137,28 +135,32 @@ def _one(opened: GpuReader | None, choose: selection.Select, *, whole: bool, dia
         taken = take(machine, rates_seconds=RATES_SECONDS if whole else None)
         if not diagnosed or not any(gpu.processes for gpu in choose(taken.frame).gpus):
             return _judged(taken, choose)
-        frames = [choose(taken.frame), *(choose(frame) for frame in _watched(machine))]
+        frames = [choose(taken.frame), *_watched(machine, choose)]
         return _diagnosed(_judged(Snapshot.of(frames[-3], frames[-1]), choose), frames)
 
 
-def _watched(machine: LocalMachine) -> Iterator[Frame]:
+def _watched(machine: LocalMachine, choose: selection.Select) -> Iterator[Frame]:
     """Frames of the next ten seconds, with a word for whoever waits for them."""
-    shown = sys.stderr.isatty()
+    from gpulse.cli.progress import Progress  # noqa: PLC0415
+    from gpulse.diagnosis.timeline import Timeline  # noqa: PLC0415
+
+    progress, timeline = Progress(quiet=False), Timeline()
+    progress.begin(DIAGNOSED_SECONDS, None)
     begun = time.monotonic()
-    for step in range(1, round(DIAGNOSED_SECONDS / _STEP_SECONDS) + 1):
-        time.sleep(max(0.0, begun + step * _STEP_SECONDS - time.monotonic()))
-        if shown and step % 5 == 0:
-            left = DIAGNOSED_SECONDS - step * _STEP_SECONDS
-            sys.stderr.write(f"\r\x1b[Kwatching what runs for {left:.0f} s more")
-            sys.stderr.flush()
-        yield machine.sample(time.time())
-    if shown:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    try:
+        for step in range(1, round(DIAGNOSED_SECONDS / _STEP_SECONDS) + 1):
+            time.sleep(max(0.0, begun + step * _STEP_SECONDS - time.monotonic()))
+            frame = choose(machine.sample(time.time()))
+            timeline.feed(frame)
+            progress.watching(frame, timeline)
+            yield frame
+    finally:
+        progress.clear()
 
 
 def _from_recording(path: Path, at: float | None, choose: selection.Select, *, diagnosed: bool) -> Snapshot:
     """The look at the recording's end, or at a moment of it."""
+    from gpulse.diagnosis.live import WINDOW_SECONDS  # noqa: PLC0415
     from gpulse.sources.recording import Recording  # noqa: PLC0415
 
     kept = WINDOW_SECONDS if diagnosed else 2 * RATES_SECONDS

@@ -1,4 +1,4 @@
-"""How far `gpulse why` is, on standard error."""
+"""How far the watching is, on standard error."""
 
 from __future__ import annotations
 

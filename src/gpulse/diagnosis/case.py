@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpulse.diagnosis.attribution import Attribution, Cause, attribute, cause_of, ruled_out
 from gpulse.diagnosis.seconds import Second
+from gpulse.diagnosis.signals import told_measure
 from gpulse.diagnosis.stretch import Stall, Stretch
 from gpulse.diagnosis.thresholds import Thresholds
 from gpulse.model.finding import Evidence, Severity
@@ -35,7 +36,6 @@ class Node(NamedTuple):
     frame: Frame
     """The last one."""
     t: Thresholds
-    now: float
 
 
 class Pause(NamedTuple):
@@ -209,7 +209,7 @@ class Case:
         """What else takes a GPU's time, and does not here, with the measure that says so."""
         measures = ruled_out(self.attribution, self.stretch, self.t)
         return tuple(
-            f"{CAUSE_FINDINGS[cause]}: {item.signal} {item.value:.4g} < {item.threshold:.4g}"
+            f"{CAUSE_FINDINGS[cause]}: {told_measure(item)}"
             for cause, item in measures.items()
             if cause not in but
         )

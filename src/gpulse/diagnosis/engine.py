@@ -6,9 +6,10 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpulse.diagnosis.case import Case, Node
+from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.rule import SIGNALS, Match, Rule, Signal, found
 from gpulse.diagnosis.rulebook import BY_ID, RULES
-from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.stretch import Stretch, programs
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
@@ -75,7 +76,7 @@ def judge(
     for case in cases:
         findings += _of_gpu(case, rules, gaps)
     enough = tuple(case for case in cases if case.stretch.is_enough)
-    node = Node(enough, frame, t, now)
+    node = Node(enough, frame, t)
     for rule in rules:
         if rule.check_node is not None:
             findings += [_honest(found(rule, match)) for match in rule.check_node(node)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.engine import judge, rank
 from gpulse.diagnosis.faults import faults
-from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.errors import RecordingError
 from gpulse.model.finding import Finding

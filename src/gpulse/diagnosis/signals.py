@@ -204,11 +204,9 @@ def told(evidence: Evidence) -> Told:
     )
 
 
-def told_measure(name: str, value: float, comparison: str, threshold: float) -> str | None:
-    """`processes waiting for disks 0, below 0.5`; None when nobody has named the signal."""
-    if signal(name) is None:
-        return None
-    said = told(Evidence(name, "mean", value, comparison, threshold))
+def told_measure(evidence: Evidence) -> str:
+    """`processes waiting for disks 0, below 0.35`: one piece of evidence in one line."""
+    said = told(evidence)
     return f"{said.words} {said.value}{f', {said.against}' if said.against else ''}"
 
 

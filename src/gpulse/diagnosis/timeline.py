@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.engine import judge, rank, verdict
 from gpulse.diagnosis.rulebook import RULES
-from gpulse.diagnosis.seconds import Digest, Second
+from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
 from gpulse.model.frame import Frame
@@ -173,12 +174,13 @@ class Timeline:
         trends = judge(_only(self._coarse, gpus), last, sparse, last.time, _TREND_RULES)
         findings += [finding for finding in trends.findings if (finding.id, finding.label) not in known]
         findings = rank(findings)
-        gaps = Counter(gap for window in self._windows for gap in window.data_gaps)
+        known_windows = [window for window in self._windows if window.judged] or self._windows
+        gaps = Counter(gap for window in known_windows for gap in window.data_gaps)
         return Diagnosis(
             verdict=verdict(findings, judged, starting=False),
             findings=tuple(findings),
             info=tuple(info),
-            data_gaps=tuple(gap for gap, count in gaps.items() if 2 * count >= len(self._windows)),
+            data_gaps=tuple(gap for gap, count in gaps.items() if 2 * count >= len(known_windows)),
             judged=judged,
         )
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpulse.diagnosis.labels import label_of
 from gpulse.diagnosis.seconds import Second
 from gpulse.model.finding import Diagnosis, Finding, Severity
 from gpulse.model.units import long_size, rate, share, watts
@@ -80,7 +79,7 @@ class Chart(NamedTuple):
 def charts(seconds: Mapping[str, Sequence[Second]], diagnosis: Diagnosis) -> list[Chart]:
     """The GPUs with a finding; without any those that were judged, or all that were seen."""
     seen = {entries[-1].reading.device.label: entries for entries in seconds.values() if entries}
-    told = {label_of(finding) for finding in diagnosis.findings}
+    told = {finding.label for finding in diagnosis.findings}
     if not told or None in told:
         told |= {judged.label for judged in diagnosis.judged}
     shown = {label: entries for label, entries in seen.items() if label in told} or seen
@@ -232,7 +231,7 @@ def _thinned(run: Sequence[Point], several: int) -> Iterator[Point]:
 
 def _marks(label: str, diagnosis: Diagnosis, start: float, end: float) -> Iterator[Mark]:
     for finding in (*diagnosis.findings, *diagnosis.info):
-        if label_of(finding) in (label, None):
+        if finding.label in (label, None):
             yield _mark(finding, start, end)
 
 

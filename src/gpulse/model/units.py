@@ -15,13 +15,13 @@ def ratio(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """`0.014` as `1.4 %`: a ratio whose tenths matter when it is small, as prose writes it."""
+    """`0.014` as `1.4%`: a ratio whose tenths matter when it is small."""
     if value is None:
         return UNKNOWN
     hundredths = value * 100
     if abs(hundredths) >= 9.95 or hundredths == 0:
-        return f"{hundredths:.0f} %"
-    return f"{_short(hundredths, 1)} %" if abs(hundredths) >= 0.05 else "<0.1 %"
+        return f"{hundredths:.0f}%"
+    return f"{_short(hundredths, 1)}%" if abs(hundredths) >= 0.05 else "<0.1%"
 
 
 def percent(value: float | None) -> str:
@@ -83,10 +83,10 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def quantity(value: float | None) -> str:
-    """How many of something, on average: `2`, `1.4`, `0.03`, `128`."""
+    """How many of something, on average: `2`, `1.4`, `0.35`, `128`."""
     if value is None:
         return UNKNOWN
-    return _short(value, 2 if abs(value) < 0.095 else 1 if abs(value) < 99.95 else 0)
+    return _short(value, 2 if abs(value) < 0.995 else 1 if abs(value) < 99.95 else 0)
 
 
 def watts(value: float | None) -> str:

@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpulse.diagnosis.labels import about, label_of
 from gpulse.diagnosis.rulebook import BY_ID
-from gpulse.diagnosis.signals import Told, told, told_measure
+from gpulse.diagnosis.signals import Told, told
 from gpulse.model.device import ranges
 from gpulse.model.finding import Diagnosis, Evidence, Finding, Severity
 from gpulse.terminal import format as f
@@ -30,7 +29,6 @@ _STYLES: dict[Severity, str] = {
     "low": "notice",
     "info": "dim",
 }
-_MEASURED = re.compile(r"(?P<ids>[\w, ]+): (?P<signal>\w+) (?P<value>\S+) < (?P<threshold>\S+)")
 
 
 class Group(NamedTuple):
@@ -47,7 +45,7 @@ class Group(NamedTuple):
     @property
     def summary(self) -> str:
         """Its sentence, with all the GPUs in it."""
-        return f.plain(about(self.finding, self.labels))
+        return f.plain(_about(self.finding, self.labels))
 
 
 class _Page(NamedTuple):
@@ -135,7 +133,7 @@ def _gathered(findings: Sequence[Finding], begun: Mapping[str, float]) -> list[G
             finding.id,
             finding.severity,
             confidence_word(finding.confidence),
-            about(finding, ["X"]) if finding.gpu is not None else finding.summary,
+            _about(finding, ["X"]) if finding.gpu is not None else finding.summary,
             tuple(_told(finding.evidence)),
             finding.advice,
         )
@@ -143,7 +141,7 @@ def _gathered(findings: Sequence[Finding], begun: Mapping[str, float]) -> list[G
     return [
         Group(
             group[0],
-            tuple(label for finding in group if (label := label_of(finding)) is not None),
+            tuple(label for finding in group if (label := finding.label) is not None),
             tuple(sorted({pid for finding in group for pid in finding.pids})),
             since=_since(group[0], begun),
         )
@@ -152,7 +150,7 @@ def _gathered(findings: Sequence[Finding], begun: Mapping[str, float]) -> list[G
 
 
 def _since(finding: Finding, begun: Mapping[str, float]) -> float | None:
-    first = begun.get(label_of(finding) or "")
+    first = begun.get(finding.label or "")
     if finding.start is None or first is None or finding.start - first < _LATER_SECONDS:
         return None
     return finding.start
@@ -256,21 +254,9 @@ def _table(evidence: Sequence[Evidence], page: _Page) -> Iterator[str]:
 def _ruled_out(entries: Sequence[str], page: _Page) -> Iterator[str]:
     shown = entries if page.verbose else entries[:_MOST_RULED_OUT]
     for entry in shown:
-        yield from page.prose(f.plain(_measured(entry)), indent="  ", style="dim")
+        yield from page.prose(f.plain(entry), indent="  ", style="dim")
     if len(shown) < len(entries):
         yield from page.prose(f"and {len(entries) - len(shown)} more (-v)", style="dim")
-
-
-def _measured(entry: str) -> str:
-    """A measure that speaks against a cause, in the words of the evidence."""
-    parts = _MEASURED.fullmatch(entry)
-    if parts is None:
-        return entry
-    try:
-        said = told_measure(parts["signal"], float(parts["value"]), "<", float(parts["threshold"]))
-    except ValueError:
-        return entry
-    return entry if said is None else f"{parts['ids']}: {said}"
 
 
 def _advice(finding: Finding, page: _Page) -> Iterator[str]:
@@ -343,3 +329,9 @@ def _window(diagnosis: Diagnosis, page: _Page) -> Iterator[str]:
         for judged in diagnosis.judged:
             text = f"  GPU {judged.label}: {judged.state}, {judged.frames} frames in {f.seconds(judged.end - judged.start)}"
             yield from (page.paint("dim", line) for line in wrapped(f.plain(text), page.width, "    "))
+
+
+def _about(finding: Finding, labels: Iterable[str]) -> str:
+    """Its sentence, with these GPUs in place of its own."""
+    which = ranges(labels)
+    return finding.summary.replace(f"GPU {finding.label}", f"GPU {which}", 1) if which else finding.summary

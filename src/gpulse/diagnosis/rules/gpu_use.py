@@ -121,7 +121,7 @@ def slow_start(case: Case) -> Match | None:
     s = case.stretch
     if not s.is_starting:
         return None
-    seconds = s.job[-1].end - (s.started if s.started is not None else s.job[0].start)
+    seconds = case.now - (s.started if s.started is not None else s.job[0].start)
     cores = s.job_cores(s.job) or 0.0
     is_young = seconds < case.t.startup_seconds
     since = "has not been used yet" if is_young else "was not used while it was watched"

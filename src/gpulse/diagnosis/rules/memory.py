@@ -82,7 +82,7 @@ def gpu_memory_leak(case: Case) -> Match | None:
     if total is not None and total > rise.last:
         seconds = (total - rise.last) / rise.per_second
         evidence += (Evidence("seconds_left", "extrapolated", seconds, ">=", 0),)
-        left = f", full in {duration(seconds)}"
+        left = f", full in {duration(round(seconds))}"
     return Match(
         summary=f"loses memory: {long_size(rise.first)} grew to {long_size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}{left}",
         severity="medium",
@@ -107,7 +107,7 @@ def gpu_oom_imminent(case: Case) -> Match | None:
     if left > case.t.oom_seconds:
         return None
     return Match(
-        summary=f"will run out of memory in about {duration(left)}: {rise.last / total:.0%} used, growing by {rate(rise.per_second)}",
+        summary=f"will run out of memory in about {duration(round(left))}: {rise.last / total:.0%} used, growing by {rate(rise.per_second)}",
         severity="critical" if left < 180 else "high",
         confidence=0.8,
         evidence=(
@@ -137,7 +137,7 @@ def host_memory_leak(case: Case) -> Match | None:
         return None  # shared pages, counted for each process that maps them
     left = available[-1][1] / rise.per_second
     return Match(
-        summary=f"has processes that lose host memory: {long_size(rise.first)} grew to {long_size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}, none left in {duration(left)}",
+        summary=f"has processes that lose host memory: {long_size(rise.first)} grew to {long_size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}, none left in {duration(round(left))}",
         severity="high" if left < 1800 else "medium",
         confidence=0.8,
         evidence=(
