@@ -12,7 +12,8 @@ from gpulse.terminal.table import Paint, wrapped
 
 _INDENT = "  "
 _URGENT = ("high", "critical")
-_LASTING_SECONDS = 5.0
+_LASTING_SECONDS = 15.0
+"""More than one look watches for: what it saw from its first moment on began nobody knows when."""
 
 
 def finding_lines(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
