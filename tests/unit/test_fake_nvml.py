@@ -302,10 +302,10 @@ def test_a_removed_gpu_moves_the_others_up(fake: FakeNvml) -> None:
 @pytest.mark.parametrize("spin", [False, True])
 def test_a_delay_sleeps_or_burns(fake: FakeNvml, spin: bool) -> None:
     """A delay takes wall-clock time, and CPU time only when it spins."""
-    fake.delay("nvmlDeviceGetPowerUsage", 0, 0.05, spin=spin)
+    fake.delay("nvmlDeviceGetPowerUsage", 0, 0.3, spin=spin)
     wall, cpu = time.monotonic(), time.thread_time()
     nv.nvmlDeviceGetPowerUsage(handle())
-    assert 0.05 <= time.monotonic() - wall < 1.0
+    assert 0.3 <= time.monotonic() - wall < 3.0
     burnt = time.thread_time() - cpu
     assert burnt > 0.02 if spin else burnt < 0.02
 

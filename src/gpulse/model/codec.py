@@ -47,16 +47,16 @@ class Encoder:
             yield _dump({"format": FORMAT, "version": VERSION})
         if frame.node != self._node:
             self._node = frame.node
-            yield _dump({"node": _plain(frame.node)})
+            yield _dump({"node": plain(frame.node)})
         for gpu in frame.gpus:
             if self._devices.get(gpu.device.uuid) != gpu.device:
                 self._devices[gpu.device.uuid] = gpu.device
-                yield _dump({"device": _plain(gpu.device)})
+                yield _dump({"device": plain(gpu.device)})
         living = {process.pid for process in frame.processes}
         for process in frame.processes:
             if self._processes.get(process.pid) != process.identity:
                 self._processes[process.pid] = process.identity
-                yield _dump({"process": _plain(process.identity)})
+                yield _dump({"process": plain(process.identity)})
         for pid in self._processes.keys() - living:
             del self._processes[pid]
         yield _dump({"frame": _frame(frame)})
@@ -157,7 +157,7 @@ def _frame(frame: Frame) -> dict[str, Any]:
         document["host"] = {"values": frame.host.values, "cores": frame.host.cores}
     for name in ("disks", "filesystems", "network", "cgroups", "health"):
         if items := getattr(frame, name):
-            document[name] = [_plain(item) for item in items]
+            document[name] = [plain(item) for item in items]
     if frame.processes:
         document["processes"] = [_process(process) for process in frame.processes]
     return document
@@ -172,12 +172,12 @@ def _process(process: ProcessReading) -> dict[str, Any]:
     return document
 
 
-def _plain(item: Any) -> dict[str, Any]:
+def plain(item: Any) -> dict[str, Any]:
     """A record as a dictionary, without what is at its default of nothing."""
     document = {}
     for name, value in item._asdict().items():
         if isinstance(value, Owner):
-            document[name] = _plain(value)
+            document[name] = plain(value)
         elif value is not None and value != ():
             document[name] = value
     return document

@@ -1,0 +1,259 @@
+"""From frames to packed frames and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpulse.model.codec import plain
+from gpulse.model.columns import Block, BlockPacker, Layout, PackedFrame, Row, unpack
+from gpulse.model.device import Device, Node
+from gpulse.model.frame import (
+    CgroupReading,
+    DiskReading,
+    FilesystemReading,
+    Frame,
+    GpuReading,
+    HostReading,
+    NetworkReading,
+)
+from gpulse.model.metric import Values
+from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
+from gpulse.model.rates import Rates, between, key
+
+SLOW_SECONDS = 5.0
+"""How often disks, network, groups and processes are packed."""
+_ON_GPU = ("gpu_memory_bytes", "sm_ratio")
+
+_Found = tuple[Block, bool]
+
+
+class FramePacker:
+    """Packs the frames of one run, one after the other."""
+
+    def __init__(self, *, slow_seconds: float = SLOW_SECONDS) -> None:
+        self._slow_seconds = slow_seconds
+        self._gpu = BlockPacker("gpu")
+        self._host = BlockPacker("host")
+        self._disk = BlockPacker("disk")
+        self._filesystem = BlockPacker("filesystem")
+        self._network = BlockPacker("network")
+        self._cgroup = BlockPacker("cgroup")
+        self._process = BlockPacker("process")
+        self._on_gpu = BlockPacker("process", _ON_GPU)
+        self._devices: list[Device] = []
+        self._subjects: list[dict[str, Any]] = []
+        self._last: Frame | None = None
+        self._last_slow: Frame | None = None
+
+    def pack(self, frame: Frame, events: Sequence[Mapping[str, Any]] = ()) -> tuple[PackedFrame, list[bytes]]:
+        """The frame as it travels, and the spellings of the layouts that were not in use before it."""
+        quick = Frame(frame.time, frame.monotonic, frame.node, frame.gpus, frame.host)
+        rates = Rates(0.0) if self._last is None else between(self._last, quick, cores=False)
+        self._last = quick
+        found = [(self._gpu, self._pack_gpus(quick, rates))]
+        if frame.host is not None:
+            found.append((self._host, self._host.pack(({},), ((frame.host.values, rates.host),))))
+        slow = self._last_slow
+        # A tenth early, so that a tick that comes a little soon is not a whole tick late.
+        if slow is None or not 0 <= frame.monotonic - slow.monotonic < 0.9 * self._slow_seconds:
+            found += self._pack_slow(frame, Rates(0.0) if slow is None else between(slow, frame, cores=False))
+            self._last_slow = frame
+        packed = PackedFrame(
+            round(frame.time * 1e6),
+            round(frame.monotonic * 1e6),
+            tuple(block for _, (block, _) in found),
+            json.dumps(list(events), separators=(",", ":"), allow_nan=False).encode() if events else b"",
+        )
+        return packed, [packer.text for packer, (_, is_new) in found if is_new]
+
+    def _pack_gpus(self, frame: Frame, rates: Rates) -> _Found:
+        devices = [gpu.device for gpu in frame.gpus]
+        if devices != self._devices:
+            self._devices, self._subjects = devices, [plain(device) for device in devices]
+        rows = [(gpu.values, rates.gpus.get(gpu.device.uuid, {})) for gpu in frame.gpus]
+        return self._gpu.pack(self._subjects, rows)
+
+    def _pack_slow(self, frame: Frame, rates: Rates) -> list[tuple[BlockPacker, _Found]]:
+        parts: list[tuple[BlockPacker, list[dict[str, Any]], list[Row]]] = [
+            (
+                self._disk,
+                [_words(disk, ("name", "kind", "model")) for disk in frame.disks],
+                [(disk.values, rates.disks.get(disk.name, {})) for disk in frame.disks],
+            ),
+            (
+                self._filesystem,
+                [
+                    _words(item, ("mount_point", "device", "type", "disk", "kind"))
+                    for item in frame.filesystems
+                ],
+                [(item.values, rates.filesystems.get(item.mount_point, {})) for item in frame.filesystems],
+            ),
+            (
+                self._network,
+                [_words(link, ("name", "kind", "up")) for link in frame.network],
+                [(link.values, rates.network.get(link.name, {})) for link in frame.network],
+            ),
+            (
+                self._cgroup,
+                [{"path": group.path} for group in frame.cgroups],
+                [(group.values, rates.cgroups.get(group.path, {})) for group in frame.cgroups],
+            ),
+            (
+                self._process,
+                [_who(process) for process in frame.processes],
+                [(process.values, rates.processes.get(key(process), {})) for process in frame.processes],
+            ),
+            (self._on_gpu, *_holdings(frame)),
+        ]
+        return [(packer, packer.pack(subjects, rows)) for packer, subjects, rows in parts]
+
+
+def _words(reading: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(reading, name) for name in names}
+
+
+def _who(process: ProcessReading) -> dict[str, Any]:
+    return {"pid": process.pid, "start_time": process.identity.start_time}
+
+
+def _holdings(frame: Frame) -> tuple[list[dict[str, Any]], list[Row]]:
+    """What processes hold on GPUs: whose it is, and how much."""
+    started = {process.pid: process.identity.start_time for process in frame.processes}
+    subjects: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    for gpu in frame.gpus:
+        for process in gpu.processes or ():
+            pid = process.pid
+            subjects.append(
+                {
+                    "pid": pid,
+                    "start_time": started.get(pid),
+                    "gpu": gpu.device.uuid,
+                    "kind": process.kind,
+                }
+            )
+            values = {name: getattr(process, name) for name in _ON_GPU}
+            rows.append(({name: value for name, value in values.items() if value is not None}, {}))
+    return subjects, rows
+
+
+def unpack_frame(
+    node: Node,
+    layouts: Mapping[int, Layout],
+    packed: PackedFrame,
+    *,
+    slow: PackedFrame | None = None,
+    identities: Mapping[int, ProcessIdentity] | None = None,
+    shift_us: int = 0,
+) -> Frame:
+    """The frame that was packed.
+
+    Args:
+        node: Whose it is.
+        layouts: Those its blocks refer to.
+        packed: The frame.
+        slow: The last frame before it that had disks, network and processes.
+        identities: The processes that are known, by pid.
+        shift_us: What to add to its time.
+
+    Raises:
+        ValueError: A block is not what its layout says, or its layout is not known.
+    """
+    parts = [_part(layouts, block) for block in packed.blocks]
+    if slow is not None and slow is not packed:
+        held = [_part(layouts, block) for block in slow.blocks]
+        here = {layout.scope for layout, _ in parts}
+        parts += [(layout, rows) for layout, rows in held if layout.scope not in here]
+    by_scope: dict[str, list[tuple[dict[str, Any], Values]]] = {}
+    for layout, rows in parts:
+        by_scope.setdefault(layout.scope, []).extend(zip(layout.subjects, rows, strict=True))
+    own = [(subject, values) for subject, values in by_scope.get("process", []) if "gpu" not in subject]
+    holdings = [(subject, values) for subject, values in by_scope.get("process", []) if "gpu" in subject]
+    host = by_scope.get("host")
+    # What agents of other versions may add is not handed on.
+    return Frame(
+        time=(packed.time_us + shift_us) / 1e6,
+        monotonic=packed.monotonic_us / 1e6,
+        node=node,
+        gpus=tuple(_gpu(subject, values, holdings) for subject, values in by_scope.get("gpu", ())),
+        host=HostReading(host[0][1]) if host else None,
+        disks=tuple(
+            DiskReading(str(s["name"]), s.get("kind"), values, s.get("model"))
+            for s, values in by_scope.get("disk", ())
+        ),
+        filesystems=tuple(
+            FilesystemReading(
+                str(s["mount_point"]), str(s["device"]), str(s["type"]), s.get("disk"), s.get("kind"), values
+            )
+            for s, values in by_scope.get("filesystem", ())
+        ),
+        network=tuple(
+            NetworkReading(str(s["name"]), str(s["kind"]), s.get("up"), values)
+            for s, values in by_scope.get("network", ())
+        ),
+        processes=tuple(_process(subject, values, identities or {}, holdings) for subject, values in own),
+        cgroups=tuple(CgroupReading(str(s["path"]), values) for s, values in by_scope.get("cgroup", ())),
+    )
+
+
+def _part(layouts: Mapping[int, Layout], block: Block) -> tuple[Layout, list[Values]]:
+    layout = layouts.get(block.layout)
+    if layout is None:
+        raise ValueError("a block of a layout that was never told")
+    return layout, unpack(layout, block.numbers)
+
+
+def device_of(subject: Mapping[str, Any]) -> Device:
+    """The device that a layout's subject describes.
+
+    Raises:
+        ValueError: It describes none.
+    """
+    try:
+        known = {name: subject[name] for name in Device._fields if name in subject}
+        known["facts"] = {
+            str(name): value
+            for name, value in dict(known.get("facts", {})).items()
+            if isinstance(value, int | float)
+        }
+        device = Device(**known)
+        kinds = {"index": int, "uuid": str, "name": str}
+        if any(not isinstance(known.get(name), kind) for name, kind in kinds.items()):
+            raise TypeError("its index, uuid or name is none")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"it is not a GPU: {error}") from error
+    return device
+
+
+def _gpu(
+    subject: dict[str, Any], values: Values, holdings: Iterable[tuple[dict[str, Any], Values]]
+) -> GpuReading:
+    device = device_of(subject)
+    processes = [
+        GpuProcess(
+            int(held["pid"]),
+            str(held.get("kind")),
+            _whole(amounts.get("gpu_memory_bytes")),
+            amounts.get("sm_ratio"),
+        )
+        for held, amounts in holdings
+        if held["gpu"] == device.uuid
+    ]
+    return GpuReading(device, values, tuple(processes))
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _process(
+    subject: dict[str, Any],
+    values: Values,
+    identities: Mapping[int, ProcessIdentity],
+    holdings: Iterable[tuple[dict[str, Any], Values]],
+) -> ProcessReading:
+    pid = int(subject["pid"])
+    identity = identities.get(pid) or ProcessIdentity(pid, start_time=subject.get("start_time"))
+    return ProcessReading(identity, None, values, on_gpu=any(held["pid"] == pid for held, _ in holdings))

@@ -1,0 +1,92 @@
+"""A profiling session: a named interval over the stream of frames, never a copy of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from gpulse.errors import UsageError
+
+State = Literal["active", "interrupted", "finished"]
+"""active: it goes on. interrupted: the head ended under it, and it can be recovered. finished: stopped."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+LONGEST_LABEL = 200
+MOST_LABELS = 50
+
+
+class Interruption(NamedTuple):
+    """A stretch in which the head was not there to keep the session."""
+
+    start: float
+    end: float | None = None
+    """None while nobody has recovered the session."""
+
+
+class Session(NamedTuple):
+    """One session."""
+
+    id: str
+    """Made when it starts; never used again."""
+    name: str
+    start: float
+    """Epoch seconds, on the head's clock; before `created` when it was started for a time in the past."""
+    created: float
+    interval_ms: int
+    """One frame of its export covers this long."""
+    state: State = "active"
+    end: float | None = None
+    nodes: tuple[str, ...] = ()
+    """The only nodes in it; all of them when empty."""
+    gpus: tuple[str, ...] = ()
+    """The only GPUs in it, as `node:index`, index or UUID; all of them when empty."""
+    labels: Mapping[str, str] = {}
+    bandwidth: bool = False
+    nvlink: bool = False
+    output: str | None = None
+    """The file it was written to, once it was."""
+    interruptions: tuple[Interruption, ...] = ()
+
+    @property
+    def is_active(self) -> bool:
+        """True while frames still become part of it."""
+        return self.state == "active"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The session as JSON spells it."""
+        document = self._asdict()
+        document["labels"] = dict(self.labels)
+        document["interruptions"] = [list(part) for part in self.interruptions]
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Session:
+        """Read what `to_dict` made; fields of newer versions are left out.
+
+        Raises:
+            ValueError: Something it needs is missing, or is of another kind.
+        """
+        try:
+            known = {name: document[name] for name in cls._fields if name in document}
+            known["nodes"], known["gpus"] = tuple(known.get("nodes", ())), tuple(known.get("gpus", ()))
+            known["labels"] = dict(known.get("labels", {}))
+            known["interruptions"] = tuple(Interruption(*part) for part in known.get("interruptions", ()))
+            return cls(**known)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"it is not a session: {error}") from error
+
+
+def checked_name(name: str) -> str:
+    """The name, if a session may have it.
+
+    Raises:
+        UsageError: It may not.
+    """
+    if not _NAME.fullmatch(name):
+        shown = name if len(name) <= 40 else f"{name[:40]}…"
+        raise UsageError(
+            f"a session cannot be called {shown!r}",
+            hint="letters, digits, dots, dashes and underscores, at most 100, beginning with a letter or digit",
+        )
+    return name
