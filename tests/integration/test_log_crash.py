@@ -18,8 +18,8 @@ from typing import IO
 import pytest
 
 from gpulse.errors import DiskError, LogError
-from gpulse.store.log import Log
-from gpulse.store.reader import LogReader
+from gpulse.store.log.log import Log
+from gpulse.store.log.reader import LogReader
 
 _PATIENCE_SECONDS = 60.0
 _KILLS = 20
@@ -28,7 +28,7 @@ _END = 255
 
 _WRITER = """
 import os, sys, threading
-from gpulse.store.log import Log
+from gpulse.store.log.log import Log
 
 def payload(position):
     return b"%d;" % position * (position * 7919 % 400 if position % 300 else 1_000_000)
@@ -50,7 +50,7 @@ while True:
 
 _READER = """
 import sys
-from gpulse.store.reader import LogReader
+from gpulse.store.log.reader import LogReader
 
 seen = missed = 0
 with LogReader(sys.argv[1]).follow() as cursor:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpulse.errors import ClosedError, DiskError, LogError
-from gpulse.store.log import Log
-from gpulse.store.reader import LogReader
-from gpulse.store.record import MOST_BYTES, Record, frame
-from gpulse.store.segment import HEADER_BYTES, read_header
+from gpulse.store.log.log import Log
+from gpulse.store.log.reader import LogReader
+from gpulse.store.log.record import MOST_BYTES, Record, frame
+from gpulse.store.log.segment import HEADER_BYTES, read_header
 
 LIMIT = 64 << 10
 

@@ -15,12 +15,12 @@ from typing import NamedTuple, Self
 
 from gpulse.errors import ClosedError, DiskError
 from gpulse.store.disk import disk_error, disk_errors, sync_directory, write_at
-from gpulse.store.lock import take_lock
-from gpulse.store.reader import Cursor
-from gpulse.store.record import HEAD_BYTES, MOST_BYTES, Record, frame
-from gpulse.store.recovery import recover
-from gpulse.store.sealed import SealedSegments
-from gpulse.store.segment import HEADER_BYTES, Header, create_segment, segment_path
+from gpulse.store.log.lock import take_lock
+from gpulse.store.log.reader import Cursor
+from gpulse.store.log.record import HEAD_BYTES, MOST_BYTES, Record, frame
+from gpulse.store.log.recovery import recover
+from gpulse.store.log.sealed import SealedSegments
+from gpulse.store.log.segment import HEADER_BYTES, Header, create_segment, segment_path
 
 _SEGMENT_BYTES = 64 << 20
 _SEGMENT_SECONDS = 3600.0

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from gpulse.errors import LogError
 from gpulse.store.disk import sync_directory, write_at
-from gpulse.store.record import damaged
+from gpulse.store.log.record import damaged
 
 VERSION = 1
 _MAGIC = b"\x89gplog\r\n"

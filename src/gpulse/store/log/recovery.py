@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from gpulse.store.record import Scan, damaged, find_valid
-from gpulse.store.segment import (
+from gpulse.store.log.record import Scan, damaged, find_valid
+from gpulse.store.log.segment import (
     HEADER_BYTES,
     Header,
     check_link,

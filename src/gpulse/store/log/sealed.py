@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from gpulse.store.disk import disk_errors
-from gpulse.store.segment import Header, segment_path
+from gpulse.store.log.segment import Header, segment_path
 
 
 class SealedSegments:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import NamedTuple, Self
 
 from gpulse.store.disk import disk_errors
-from gpulse.store.record import Record, Scan, damaged, find_valid
-from gpulse.store.segment import (
+from gpulse.store.log.record import Record, Scan, damaged, find_valid
+from gpulse.store.log.segment import (
     HEADER_BYTES,
     Header,
     check_link,

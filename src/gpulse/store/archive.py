@@ -1,0 +1,254 @@
+"""Everything a head keeps in one directory: the log, and what is derived from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Self
+
+from gpulse.errors import DiskError, GpulseError
+from gpulse.model.columns import Layout
+from gpulse.store.base import StoredGpu
+from gpulse.store.book.book import Book, StoredRun
+from gpulse.store.entry import Entry, step_of
+from gpulse.store.history.query import History
+from gpulse.store.history.recent import Recent
+from gpulse.store.history.samples import StoredSamples
+from gpulse.store.history.sealing import Sealer
+from gpulse.store.journal import NOTHING
+from gpulse.store.log.log import Log
+from gpulse.store.view import StoreView
+
+SEAL_SECONDS = 600.0
+SEAL_BYTES = 128 << 20
+"""Sealing begins when either is reached: the older frames are in memory until then."""
+_RECORD_BYTES = 16 << 20
+"""So much is written at once."""
+
+
+class Usage(NamedTuple):
+    """What a store takes of its disk."""
+
+    log_bytes: int
+    history_bytes: int
+    free_bytes: int
+    unsealed_bytes: int
+
+
+class Archive(StoreView):
+    """The one writer of a directory; readers' methods may be called from any thread.
+
+    A commit is durable when the log is synced. The book and the frames in memory follow at once, the history later;
+    each knows up to which position of the log it is complete, so that nothing is counted twice or left out.
+    """
+
+    def __init__(self, directory: str, *, layouts: dict[int, Layout] | None = None) -> None:
+        """Open a store, or begin one.
+
+        Args:
+            directory: Made when it is not there.
+            layouts: Filled with the layouts that are known, and asked for those that come later.
+
+        Raises:
+            LogError: It is damaged, of a newer version, or another process writes it.
+            DiskError: The disk is full, read-only or broken.
+        """
+        self.directory = os.path.abspath(directory)
+        self.layouts: dict[int, Layout] = {} if layouts is None else layouts
+        self._log = Log(f"{self.directory}/log")
+        try:
+            self.book = Book(f"{self.directory}/book.sqlite")
+            self.book.replay(self._log.read(self.book.applied + 1))
+            self.layouts.update(self.book.layouts())
+            self._recent = Recent(self.layouts)
+            self._history = History(self.directory)
+            super().__init__(self.book, StoredSamples(self._history, self._recent))
+            self._sealer = Sealer(self.directory)
+            self._seen_us: dict[int, int] = {}
+            self._newest_us = self._history.newest_us
+            for record in self._log.read(self._history.sealed_to + 1):
+                self._remember(record.position, Entry.of_record(record))
+        except BaseException:
+            self._log.close()
+            raise
+        self._accepted = self._log.last
+        """Up to which position entries were taken in; one that failed to sync may be on disk behind it."""
+        self._behind = False
+        self._gpus: list[StoredGpu] | None = None
+        """Asked for with every query, and hardly ever another list."""
+        self._lock = threading.Lock()
+        """For the log: commits, repairs and drops come from different threads."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- writing
+
+    def commit(self, entries: Sequence[Entry]) -> None:
+        """Write entries, and return when they are on disk.
+
+        Raises:
+            DiskError: It is not certain that they are.
+        """
+        with self._lock:
+            position = self._log.last + 1
+            for piece in _pieces(entries):
+                self._log.append_many((entry.kind, entry.payload) for entry in piece)
+            self._log.sync()
+            self._accept(position, entries)
+
+    def repair(self) -> list[Entry]:
+        """Make it usable again after a failure; the entries that turn out to be on disk after all.
+
+        Raises:
+            GpulseError: It is not usable yet.
+        """
+        with self._lock:
+            accepted = self._accepted
+            with suppress(GpulseError):  # what it could not sync is looked for below
+                self._log.close()
+            self._log = Log(f"{self.directory}/log")
+            self._log.append(*_PROBE)
+            self._log.sync()
+            found = [Entry.of_record(record) for record in self._log.read(accepted + 1)]
+            self._accept(accepted + 1, found)
+            return found
+
+    def _accept(self, position: int, entries: Sequence[Entry]) -> None:
+        """Take in what is on disk from a position on."""
+        self._accepted = position + len(entries) - 1
+        for place, entry in enumerate(entries):
+            self._remember(position + place, entry)
+        if self._behind:
+            return
+        try:
+            self.book.apply(step_of(position + len(entries) - 1, entries))
+            if any(entry.fact is not None and entry.fact["fact"] in _ABOUT_GPUS for entry in entries):
+                self._gpus = None
+        except DiskError:
+            self._behind = True  # `settle` catches up from the log
+
+    def _remember(self, position: int, entry: Entry) -> None:
+        if entry.batch is not None:
+            self._recent.add(position, entry.batch)
+            self._seen_us[entry.batch.node] = entry.batch.received_us
+            self._newest_us = max(self._newest_us, entry.batch.received_us)
+
+    def settle(self) -> None:
+        """Bring the book up to date, if the disk did not let it follow.
+
+        Raises:
+            DiskError: It still does not.
+        """
+        if self._behind:
+            self.book.replay(self._log.read(self.book.applied + 1))
+            self._gpus = None
+            self._behind = False
+
+    def seal(self) -> None:
+        """Move what is only in the log into the history, and shorten the log.
+
+        Raises:
+            GpulseError: It could not be done; nothing is lost, and it can be tried again.
+        """
+        self.settle()
+        target = self.book.applied
+        if target > self._history.sealed_to:
+            self._sealer.seal(target)
+            self._history.refresh()
+            self._recent.drop_through(self._history.sealed_to)
+        kept = min(self.book.checkpoint(), self._history.sealed_to)
+        with self._lock:
+            self._log.drop_before(kept + 1)
+
+    def tidy(self, now: float, *, keep_seconds: float, limit_bytes: int | None) -> list[str]:
+        """Merge small pieces of history and drop what is too old or too much; what was dropped.
+
+        Raises:
+            GpulseError: It could not be done; nothing is lost, and it can be tried again.
+        """
+        while self._sealer.compact():
+            self._history.refresh()
+        dropped = self._sealer.retain(now, keep_seconds, limit_bytes)
+        self._history.refresh()
+        self.book.drop_before(now - keep_seconds)
+        return list(dropped)
+
+    @property
+    def unsealed_bytes(self) -> int:
+        """How much is in memory because it is not sealed yet."""
+        return self._recent.bytes
+
+    def usage(self) -> Usage:
+        """What it takes of its disk."""
+        return Usage(
+            self._log.size_bytes,
+            self._history.size_bytes,
+            shutil.disk_usage(self.directory).free,
+            self._recent.bytes,
+        )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._sealer.close()
+        self._history.close()
+        self.book.close()
+        self._log.close()
+
+    # --- reading
+
+    @property
+    def head_id(self) -> str:
+        """Which store it is."""
+        return self.book.head_id
+
+    def runs(self) -> Mapping[bytes, StoredRun]:
+        """How far the frames of every agent's runs are here."""
+        return self.book.runs()
+
+    def settings(self) -> Mapping[str, Any] | None:
+        """How agents were told to sample last."""
+        return self.book.settings()
+
+    def seen(self, node: int) -> float | None:
+        """When frames of a node came last, None when that is longer ago than its frames are in memory."""
+        return self._seen_us[node] / 1e6 if node in self._seen_us else None
+
+    @property
+    def newest(self) -> float | None:
+        """When frames came last at all."""
+        return self._newest_us / 1e6 if self._newest_us else None
+
+    def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
+        """The last event of a kind, by node."""
+        return self.book.latest(kind)
+
+    def gpus(self) -> list[StoredGpu]:
+        """All GPUs, by node and index."""
+        if self._gpus is None:
+            self._gpus = super().gpus()
+        return list(self._gpus)
+
+
+_ABOUT_GPUS = frozenset({"devices", "node"})
+_PROBE = (NOTHING, b"")
+"""A record that means nothing: it shows whether the disk takes one."""
+
+
+def _pieces(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    piece: list[Entry] = []
+    size = 0
+    for entry in entries:
+        piece.append(entry)
+        size += len(entry.payload)
+        if size >= _RECORD_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece

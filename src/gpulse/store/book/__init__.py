@@ -1,0 +1,1 @@
+"""The book: nodes, runs, sessions and events, in SQLite."""

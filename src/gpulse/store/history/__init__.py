@@ -1,0 +1,1 @@
+"""Samples by time: recent ones in memory, older ones in Parquet files."""

@@ -1,0 +1,166 @@
+"""Segments of minutes become one of an hour, with a row a minute beside every sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpulse.model.metric import CATALOGUE, Scope
+from gpulse.store.disk import disk_errors
+from gpulse.store.history import conversion
+from gpulse.store.history.parquet import describe, write_query, writing
+from gpulse.store.history.segments import SealedFile, Segment, new_segment, remove_segments, write_meta
+from gpulse.store.history.tables import KEYS, literal, quoted, words_of
+
+if TYPE_CHECKING:
+    import duckdb
+
+HOUR_US = 3_600_000_000
+MINUTE_US = 60_000_000
+ROLLUP_SCOPES: tuple[Scope, ...] = ("gpu", "host")
+_THOROUGH = 15
+"""The level of zstd for files that stay for weeks: 6 % smaller for three times the work."""
+_NODES_A_FILE: dict[Scope, int] = {"gpu": 8}
+"""An hour of 64 GPUs can be sorted within little memory, and one GPU's day is found in small files."""
+
+
+def due(segments: Sequence[Segment]) -> list[Segment]:
+    """The oldest neighbours that were received over an hour or more and were not merged yet; often none."""
+    found: list[Segment] = []
+    for segment in segments:
+        if segment.is_compacted:
+            found = []
+            continue
+        if found and segment.first != found[-1].last + 1:
+            found = []
+        found.append(segment)
+        span = _received(found)
+        if len(found) > 1 and span is not None and span[1] - span[0] >= HOUR_US:
+            return found
+    return []
+
+
+def _received(segments: Sequence[Segment]) -> tuple[int, int] | None:
+    times = [time for segment in segments if segment.received for time in segment.received]
+    return (min(times), max(times)) if times else None
+
+
+def compact(database: duckdb.DuckDBPyConnection, directory: str, segments: Sequence[Segment]) -> list[str]:
+    """Merge what is due, and give the names of the segments that became one. For the one writer of the directory.
+
+    Raises:
+        GpulseError: It could not be; everything is as it was.
+    """
+    parts = due(segments)
+    if not parts:
+        return []
+    first, last = parts[0].first, parts[-1].last
+    with new_segment(directory, first, last) as target:
+        files: list[SealedFile] = []
+        for scope, nodes in _shards(parts):
+            files += _merge(database, directory, target, parts, scope, nodes)
+        frames = sum(part.frames for part in parts)
+        merged = Segment(first, last, parts[-1].log, frames, _received(parts), True, tuple(files))
+        write_meta(target, merged)
+    names = [part.name for part in parts]
+    remove_segments(directory, names)
+    return names
+
+
+def _shards(parts: Sequence[Segment]) -> list[tuple[Scope, tuple[int, ...]]]:
+    """Which nodes of which scope share a file."""
+    found: dict[tuple[Scope, int], set[int]] = {}
+    for part in parts:
+        for file in part.files:
+            for node in file.nodes:
+                found.setdefault((file.scope, node // _nodes_a_file(file.scope)), set()).add(node)
+    return [(scope, tuple(sorted(nodes))) for (scope, _), nodes in sorted(found.items())]
+
+
+def _nodes_a_file(scope: Scope) -> int:
+    return _NODES_A_FILE.get(scope, conversion.NODES_A_FILE)
+
+
+def _merge(
+    database: duckdb.DuckDBPyConnection,
+    directory: str,
+    target: str,
+    parts: Sequence[Segment],
+    scope: Scope,
+    nodes: tuple[int, ...],
+) -> list[SealedFile]:
+    inputs = [
+        (f"{directory}/{part.name}/{file.name}", file)
+        for part in parts
+        for file in part.files
+        if file.scope == scope and not file.seconds and not set(nodes).isdisjoint(file.nodes)
+    ]
+    present = {column for _, file in inputs for column in file.columns}
+    columns = _ordered(scope, present)
+    source = ", ".join(literal(path) for path, _ in inputs)
+    query = (
+        f"SELECT {', '.join(map(quoted, columns))} FROM read_parquet([{source}], union_by_name = true) "
+        f"WHERE node_id BETWEEN {nodes[0]} AND {nodes[-1]} ORDER BY node_id, subject, time, sequence"
+    )
+    name = f"{scope}-{nodes[0] // _nodes_a_file(scope):06d}.parquet"
+    whole = _write(database, query, target, SealedFile(name, scope, nodes, 0, 0, 0, 0, {}))
+    if scope not in ROLLUP_SCOPES:
+        return [whole]
+    query = _rollup(scope, f"{target}/{name}", columns)
+    name = name.replace(".parquet", ".60s.parquet")
+    return [whole, _write(database, query, target, SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, 60))]
+
+
+def _ordered(scope: Scope, present: set[str]) -> tuple[str, ...]:
+    """Columns in the order in which sealing writes them."""
+    known = [
+        "node",
+        "node_id",
+        "subject",
+        *words_of(scope),
+        "time",
+        "run",
+        "sequence",
+        *CATALOGUE[scope],
+    ]
+    rest = sorted(present.difference(known))
+    return tuple(column for column in (*known, *rest) if column in present)
+
+
+def _rollup(scope: Scope, path: str, columns: Sequence[str]) -> str:
+    """The query for one row a minute."""
+    words = words_of(scope)
+    metrics = [column for column in columns if column not in (*KEYS, *words)]
+    select = {
+        "node": "any_value(node)",
+        "node_id": "node_id",
+        "subject": "subject",
+        **{word: f"any_value({quoted(word)})" for word in words},
+        "time": f"make_timestamptz(epoch_us(time) // {MINUTE_US} * {MINUTE_US})",
+        "samples": "count(*)::INTEGER",
+    }
+    for metric in metrics:
+        # Seven digits are enough for a mean, but not for that of a counter.
+        entry = CATALOGUE[scope].get(metric)
+        kind = "FLOAT" if entry is not None and entry.kind != "counter" else "DOUBLE"
+        select[metric] = f"avg({quoted(metric)})::{kind}"
+        select[f"min_{metric}"] = f"min({quoted(metric)})"
+        select[f"max_{metric}"] = f"max({quoted(metric)})"
+    wanted = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in select.items())
+    return (
+        f"SELECT {wanted} FROM read_parquet({literal(path)}) "
+        f"GROUP BY node_id, subject, epoch_us(time) // {MINUTE_US} "
+        f"ORDER BY node_id, subject, epoch_us(time) // {MINUTE_US}"
+    )
+
+
+def _write(database: duckdb.DuckDBPyConnection, query: str, target: str, file: SealedFile) -> SealedFile:
+    path = f"{target}/{file.name}"
+    with disk_errors(f"write {path}"):
+        size = write_query(database, query, path, level=_THOROUGH)
+    with writing(path):
+        found = database.execute(
+            "SELECT count(*), min(epoch_us(time)), max(epoch_us(time)) FROM read_parquet(?)", [path]
+        ).fetchone()
+    rows, start, end = found or (0, 0, 0)
+    return file._replace(rows=rows, size_bytes=size, start=start, end=end, columns=describe(database, path))

@@ -1,0 +1,119 @@
+"""From records of the log to a sealed segment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpulse.errors import LogError
+from gpulse.model.metric import Scope
+from gpulse.store.disk import disk_errors
+from gpulse.store.history.parquet import describe, write_table
+from gpulse.store.history.segments import SealedFile, Segment, new_segment, segment_name, write_meta
+from gpulse.store.history.stacks import Piles, Stack
+from gpulse.store.history.tables import build_table
+from gpulse.store.history.words import Words
+from gpulse.store.journal import BATCH, FACT, NOTHING, Batch
+from gpulse.store.log.record import Record
+
+if TYPE_CHECKING:
+    import duckdb
+
+NODES_A_FILE = 64
+"""At eight GPUs a node, a file has at most 512."""
+
+
+class Haul(NamedTuple):
+    """What one segment is made from."""
+
+    first: int
+    last: int
+    piles: Piles
+    received: tuple[int, int] | None
+    missing: int
+    """How many records were dropped from the log before they were sealed."""
+
+
+def collect(records: Iterable[Record], words: Words, first: int, *, most_bytes: int) -> Haul:
+    """Take records in until there are enough for a segment.
+
+    Raises:
+        LogError: One cannot be read.
+    """
+    piles = Piles()
+    last, missing, received = first - 1, 0, None
+    for record in records:
+        missing += record.position - last - 1
+        last = record.position
+        if record.kind == FACT:
+            words.hear(record.payload, record.position)
+        elif record.kind == BATCH:
+            batch = _batch(record, piles)
+            low, high = received or (batch.received_us, batch.received_us)
+            received = min(low, batch.received_us), max(high, batch.received_us)
+        elif record.kind != NOTHING:
+            raise LogError(
+                f"the log has a record of kind {record.kind} at position {record.position}",
+                hint="use the newer version that wrote it",
+            )
+        if piles.size_bytes >= most_bytes:
+            break
+    return Haul(first, last, piles, received, missing)
+
+
+def _batch(record: Record, piles: Piles) -> Batch:
+    try:
+        batch = Batch.from_bytes(record.payload)
+        piles.add(batch)
+    except ValueError as error:
+        raise _unreadable(f"the batch at position {record.position} of the log", error) from error
+    return batch
+
+
+def _unreadable(what: str, error: ValueError) -> LogError:
+    return LogError(f"{what} cannot be read: {error}", hint="use the newer version that wrote it")
+
+
+def write_segment(
+    database: duckdb.DuckDBPyConnection, directory: str, log: str, haul: Haul, words: Words
+) -> Segment:
+    """Seal what was collected; it is visible, and on disk, when this returns.
+
+    Raises:
+        GpulseError: It could not be; nothing of it is left.
+    """
+    piles = haul.piles
+    nodes = piles.nodes()
+    words.learn(piles.layouts(), nodes)
+    with new_segment(directory, haul.first, haul.last) as path:
+        files: list[SealedFile] = []
+        for shard in sorted({node // NODES_A_FILE for node in nodes}):
+            held = [node for node in nodes if node // NODES_A_FILE == shard]
+            try:
+                stacks = piles.take(held, words.layouts)
+            except ValueError as error:
+                name = segment_name(haul.first, haul.last)
+                raise _unreadable(f"a batch in {name} of the log", error) from error
+            files += [
+                _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, words)
+                for scope, found in sorted(stacks.items())
+            ]
+        segment = Segment(haul.first, haul.last, log, piles.frames, haul.received, False, tuple(files))
+        write_meta(path, segment)
+    return segment
+
+
+def _write_file(
+    database: duckdb.DuckDBPyConnection,
+    path: str,
+    name: str,
+    scope: Scope,
+    stacks: list[Stack],
+    words: Words,
+) -> SealedFile:
+    table = build_table(scope, stacks, words.names)
+    with disk_errors(f"write {path}/{name}"):
+        size = write_table(database, table, f"{path}/{name}")
+    nodes = tuple(sorted({stack.node for stack in stacks}))
+    columns = describe(database, f"{path}/{name}")
+    return SealedFile(name, scope, nodes, table.rows, size, table.start, table.end, columns)

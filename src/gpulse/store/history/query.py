@@ -1,0 +1,334 @@
+"""Questions to the sealed history: DuckDB in memory over the Parquet files that may hold the answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import duckdb
+import numpy as np
+
+from gpulse.errors import GpulseError, LogError
+from gpulse.model.metric import Scope
+from gpulse.store.base import Samples, SeriesKey, Statistic
+from gpulse.store.history.segments import SealedFile, Segment, read_segments, sealed_to
+from gpulse.store.history.series import (
+    Points,
+    no_points,
+)
+from gpulse.store.history.tables import quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MINUTE_US = 60_000_000
+_TRIES = 5
+T = TypeVar("T")
+
+_PARTIAL: dict[Statistic, tuple[str, str]] = {
+    "mean": ("avg({0})", "count({0})"),
+    "min": ("min({0})", "0"),
+    "max": ("max({0})", "0"),
+    "last": ("arg_max({0}, time)", "max(epoch_us(time))"),
+}
+"""The value of a step and its weight, by statistic."""
+_ROLLED: dict[Statistic, tuple[str, str, str]] = {
+    "mean": ("", "sum({0} * samples) / sum(samples)", "sum(samples)"),
+    "min": ("min_", "min({0})", "0"),
+    "max": ("max_", "max({0})", "0"),
+}
+"""The same from rows of minutes, with what their columns' names begin with."""
+
+
+class Window(NamedTuple):
+    """What is wanted of a scope."""
+
+    scope: Scope
+    start: int
+    """Microseconds; within."""
+    end: int
+    """Microseconds; not within any more."""
+    nodes: frozenset[int] | None = None
+    subjects: frozenset[str] | None = None
+
+    def files(self, segments: Sequence[Segment], *, seconds: int = 0) -> list[tuple[Segment, SealedFile]]:
+        """The files that may hold some of it."""
+        return [
+            (segment, file)
+            for segment in segments
+            for file in segment.files
+            if file.scope == self.scope
+            and file.seconds == seconds
+            and file.start < self.end
+            and file.end >= self.start
+            and (self.nodes is None or not self.nodes.isdisjoint(file.nodes))
+        ]
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """What a row must meet, and the numbers and names to bind."""
+        words = ["time >= make_timestamptz(?::BIGINT) AND time < make_timestamptz(?::BIGINT)"]
+        bound: list[Any] = [self.start, self.end]
+        for column, wanted in (("node_id", self.nodes), ("subject", self.subjects)):
+            if wanted is not None:
+                words.append(f"{column} IN ({', '.join('?' * len(wanted)) or 'NULL'})")
+                bound += sorted(wanted)
+        return " AND ".join(words), bound
+
+
+class _MovedError(Exception):
+    """A file was merged into another, or removed, since the directory was read."""
+
+
+class History:
+    """The sealed samples. Safe to use from several threads."""
+
+    def __init__(self, data_dir: str | os.PathLike[str], *, threads: int = 2, memory: str = "256MB") -> None:
+        """Look at what is there.
+
+        Args:
+            data_dir: The head's directory.
+            threads: How many of them one query may use.
+            memory: What all queries together may use.
+
+        Raises:
+            LogError: A segment is damaged, or of a newer format.
+            DiskError: The directory cannot be read.
+        """
+        self.path = f"{os.path.abspath(os.fspath(data_dir))}/history"
+        self._refreshing = threading.Lock()
+        self.segments: tuple[Segment, ...] = tuple(read_segments(self.path))
+        """Replaced as a whole by `refresh`."""
+        self._database = duckdb.connect(
+            ":memory:",
+            config={
+                "threads": str(threads),
+                "memory_limit": memory,
+                "temp_directory": "",
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+            },
+        )
+        self._database.execute("SET allowed_directories = [?]", [self.path])
+        for setting in (
+            "parquet_metadata_cache = true",
+            "enable_external_access = false",
+            "lock_configuration = true",
+        ):
+            self._database.execute(f"SET {setting}")
+
+    @property
+    def sealed_to(self) -> int:
+        """Up to which log position everything is in here."""
+        return sealed_to(self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the files take on disk."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def newest_us(self) -> int:
+        """When the last of its batches came, in microseconds; 0 when there is none."""
+        return max((segment.received[1] for segment in self.segments if segment.received), default=0)
+
+    def refresh(self) -> int:
+        """Look again at what is there, and give the position up to which everything is sealed.
+
+        Raises:
+            LogError: A segment is damaged, or of a newer format.
+            DiskError: The directory cannot be read.
+        """
+        with self._refreshing:  # else one who looked earlier could put back what is no longer true
+            self.segments = tuple(read_segments(self.path, self.segments))
+        return self.sealed_to
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._database.close()
+
+    def settled(self, work: Callable[[], T]) -> T:
+        """Do something with the segments, again when one was merged or removed meanwhile.
+
+        Raises:
+            LogError: A file is damaged.
+        """
+        for _ in range(_TRIES):
+            try:
+                return work()
+            except _MovedError:
+                self.refresh()
+        raise GpulseError("the history is being changed all the time", hint="try again")
+
+    def points(
+        self,
+        segments: Sequence[Segment],
+        window: Window,
+        metric: str,
+        step_us: int | None,
+        statistic: Statistic,
+    ) -> list[Points]:
+        """One metric's points; those of one step may come in several pieces."""
+        whole, inner = segments, None
+        if step_us is not None and step_us % _MINUTE_US == 0 and statistic in _ROLLED:
+            inner = window._replace(
+                start=-(-window.start // _MINUTE_US) * _MINUTE_US, end=window.end // _MINUTE_US * _MINUTE_US
+            )
+        if step_us is None or inner is None or inner.start >= inner.end:
+            return [self._points(window.files(whole), window, metric, step_us, statistic)]
+        rolled = [segment for segment in segments if segment.is_compacted]
+        whole = [segment for segment in segments if not segment.is_compacted]
+        edges = window._replace(end=inner.start), window._replace(start=inner.end)
+        return [
+            self._rolled(inner.files(rolled, seconds=60), inner, metric, step_us, statistic),
+            self._points(window.files(whole), window, metric, step_us, statistic),
+            *(self._points(edge.files(rolled), edge, metric, step_us, statistic) for edge in edges),
+        ]
+
+    def _rolled(
+        self,
+        files: list[tuple[Segment, SealedFile]],
+        window: Window,
+        metric: str,
+        step_us: int,
+        statistic: Statistic,
+    ) -> Points:
+        prefix, value, weight = _ROLLED[statistic]
+        column = prefix + metric
+        return self._grouped(files, window, column, step_us, value, weight)
+
+    def _points(
+        self,
+        files: list[tuple[Segment, SealedFile]],
+        window: Window,
+        metric: str,
+        step_us: int | None,
+        statistic: Statistic,
+    ) -> Points:
+        if step_us is not None:
+            return self._grouped(files, window, metric, step_us, *_PARTIAL[statistic])
+        files = [item for item in files if metric in item[1].columns]
+        select = f"node_id, subject, epoch_us(time) AS step, {quoted(metric)}::DOUBLE AS value, 0 AS weight"
+        return self._fetched(files, window, (metric,), select, "")
+
+    def _grouped(
+        self,
+        files: list[tuple[Segment, SealedFile]],
+        window: Window,
+        column: str,
+        step_us: int,
+        value: str,
+        weight: str,
+    ) -> Points:
+        files = [item for item in files if column in item[1].columns]
+        known = f"{quoted(column)}::DOUBLE"
+        select = (
+            f"node_id, subject, epoch_us(time) // {step_us} * {step_us} AS step, "
+            f"{value.format(known)} AS value, {weight.format(known)} AS weight"
+        )
+        rest = f" AND {quoted(column)} IS NOT NULL GROUP BY node_id, subject, step"
+        return self._fetched(files, window, (column,), select, rest)
+
+    def _fetched(
+        self,
+        files: list[tuple[Segment, SealedFile]],
+        window: Window,
+        columns: Sequence[str],
+        select: str,
+        rest: str,
+    ) -> Points:
+        if not files or window.start >= window.end:
+            return no_points()
+        source, bound = self._source(files, columns)
+        condition, more = window.condition()
+        found = self._run(f"SELECT {select} FROM {source} WHERE {condition}{rest}", bound + more, files)
+        keys: dict[tuple[int, str], int] = {}
+        pairs = zip(found["node_id"].tolist(), found["subject"].tolist(), strict=True)
+        series = np.fromiter((keys.setdefault(pair, len(keys)) for pair in pairs), np.int32)
+        return Points(
+            [SeriesKey(*key) for key in keys],
+            series,
+            _plain(found["step"], np.int64),
+            _plain(found["value"], np.float64),
+            _plain(found["weight"], np.int64),
+        )
+
+    def samples(self, segments: Sequence[Segment], window: Window, metrics: Sequence[str]) -> Samples | None:
+        """Every sample of several metrics."""
+        files = window.files(segments)
+        if not files:
+            return None
+        present = [metric for metric in metrics if any(metric in file.columns for _, file in files)]
+        source, bound = self._source(files, metrics)
+        condition, more = window.condition()
+        rows = self._run(
+            f"SELECT DISTINCT node_id, subject FROM {source} WHERE {condition}", bound + more, files
+        )
+        keys = sorted(map(SeriesKey, rows["node_id"].tolist(), rows["subject"].tolist()))
+        places = "SELECT unnest(?::INTEGER[]) AS node_id, unnest(?::VARCHAR[]) AS subject, unnest(?::INTEGER[]) AS place"
+        values = "".join(f", {quoted(metric)}::DOUBLE AS {quoted(metric)}" for metric in present)
+        found = self._run(
+            f"SELECT place, epoch_us(time) AS time, run, sequence{values} FROM {source} "
+            f"JOIN ({places}) USING (node_id, subject) WHERE {condition}",
+            [
+                *bound,
+                [key.node for key in keys],
+                [key.subject for key in keys],
+                list(range(len(keys))),
+                *more,
+            ],
+            files,
+        )
+        size = len(found["place"])
+        return Samples(
+            keys,
+            _plain(found["place"], np.int32),
+            _plain(found["time"], np.int64) / 1e6,
+            _plain(found["run"], np.uint64),
+            _plain(found["sequence"], np.int64),
+            {
+                metric: _plain(found[metric], np.float64) if metric in present else np.full(size, np.nan)
+                for metric in metrics
+            },
+        )
+
+    def _source(
+        self, files: list[tuple[Segment, SealedFile]], columns: Sequence[str]
+    ) -> tuple[str, list[Any]]:
+        """Where to select from. Files whose columns differ are brought together by name, which takes longer."""
+        kinds = [{file.columns.get(column) for _, file in files} for column in columns]
+        union = ", union_by_name = true" if any(len(kind) > 1 for kind in kinds) else ""
+        return f"read_parquet(?{union})", [
+            [f"{self.path}/{segment.name}/{file.name}" for segment, file in files]
+        ]
+
+    def _run(
+        self, query: str, bound: list[Any], files: list[tuple[Segment, SealedFile]]
+    ) -> dict[str, NDArray[Any]]:
+        cursor = self._database.cursor()
+        try:
+            found: dict[str, NDArray[Any]] = cursor.execute(query, bound).fetchnumpy()
+            return found
+        except duckdb.OutOfMemoryException as error:
+            raise GpulseError(
+                "the question needs more memory than queries may use",
+                hint="ask for a shorter time, or for steps",
+            ) from error
+        except duckdb.Error as error:
+            if any(not os.path.exists(f"{self.path}/{segment.name}") for segment, _ in files):
+                raise _MovedError from error
+            what = str(error).strip().split("\n", 1)[0]
+            raise LogError(
+                f"the history in {self.path} cannot be read: {what}",
+                hint="restore the file from a copy, or move its directory away to go on without it",
+            ) from error
+        finally:
+            cursor.close()
+
+
+def _plain(column: NDArray[Any], kind: type[Any]) -> NDArray[Any]:
+    """A column without a mask, NaN where a number is absent."""
+    if isinstance(column, np.ma.MaskedArray):
+        column = column.filled(np.nan if kind is np.float64 else 0)
+    return np.asarray(column, kind)

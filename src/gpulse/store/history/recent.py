@@ -1,0 +1,273 @@
+"""What came since the last sealing, in memory, as the columns it came in."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpulse.model.columns import Layout, split
+from gpulse.model.metric import Scope
+from gpulse.store.base import Samples, Series, SeriesKey, Statistic
+from gpulse.store.history.series import (
+    Points,
+    check_metrics,
+    join_samples,
+    microseconds,
+    step_microseconds,
+    to_series,
+)
+from gpulse.store.history.stacks import Stack, clipped, make_stack, run_number, subject_key
+from gpulse.store.journal import Batch
+
+_FEWEST_FRAMES, _MOST_FRAMES = 8, 64
+"""Chunks grow, since many layouts of processes live for a few frames."""
+
+
+class _Chunk:
+    """Blocks of one layout and node, one after the other in memory that never moves."""
+
+    __slots__ = ("capacity", "count", "frames", "numbers", "size")
+
+    def __init__(self, capacity: int, size: int) -> None:
+        self.capacity = capacity
+        self.size = size
+        self.count = 0
+        self.numbers = bytearray(capacity * size)
+        self.frames = np.zeros((4, capacity), np.uint64)
+        """By frame its log position, time, run and sequence number."""
+
+    def add(self, position: int, time: int, run: int, sequence: int, numbers: bytes) -> None:
+        at = self.count
+        self.numbers[at * self.size : (at + 1) * self.size] = numbers
+        frames = self.frames
+        frames[0, at], frames[1, at], frames[2, at], frames[3, at] = position, time, run, sequence
+        self.count = at + 1
+
+    @property
+    def last(self) -> int:
+        """The position of its last block."""
+        return int(self.frames[0, self.count - 1])
+
+
+class _View(NamedTuple):
+    """A chunk as it was at one moment."""
+
+    node: int
+    layout: int
+    chunk: _Chunk
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
+
+
+class Recent:
+    """Batches that are not sealed yet. Safe to use from several threads."""
+
+    def __init__(self, layouts: Mapping[int, Layout]) -> None:
+        """Begin with nothing.
+
+        Args:
+            layouts: Those that batches refer to, by their numbers; asked when samples are.
+        """
+        self._layouts = layouts
+        self._lock = threading.Lock()
+        self._chunks: dict[tuple[int, int], deque[_Chunk]] = {}
+        self._sizes: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """How long the frames are that it holds."""
+        return self._bytes
+
+    @property
+    def last(self) -> int:
+        """The position of the newest batch; 0 when there is none."""
+        with self._lock:
+            return self._sizes[-1][0] if self._sizes else 0
+
+    def add(self, position: int, batch: Batch) -> None:
+        """Take a batch in; positions only grow.
+
+        Raises:
+            ValueError: It is not made of whole frames.
+        """
+        run, sequence = run_number(batch.run), batch.first
+        frames = list(split(batch.frames))
+        with self._lock:
+            for frame in frames:
+                time = clipped(frame.time_us + batch.shift_us)
+                for layout, numbers in frame.blocks:
+                    chunk = self._chunk(batch.node, layout, len(numbers))
+                    chunk.add(position, time, run, sequence, numbers)
+                sequence += 1
+            self._sizes.append((position, len(batch.frames)))
+            self._bytes += len(batch.frames)
+
+    def _chunk(self, node: int, layout: int, size: int) -> _Chunk:
+        """The chunk that has room for one more."""
+        chunks = self._chunks.get((node, layout))
+        if chunks is None:
+            chunks = self._chunks[node, layout] = deque()
+        if not chunks or chunks[-1].count == chunks[-1].capacity:
+            capacity = min(_MOST_FRAMES, 2 * chunks[-1].capacity) if chunks else _FEWEST_FRAMES
+            chunks.append(_Chunk(capacity, size))
+        return chunks[-1]
+
+    def drop_through(self, position: int) -> None:
+        """Forget what was sealed, once whoever asks finds it in the history."""
+        with self._lock:
+            while self._sizes and self._sizes[0][0] <= position:
+                self._bytes -= self._sizes.popleft()[1]
+            for key, chunks in list(self._chunks.items()):
+                while chunks and chunks[0].last <= position:
+                    chunks.popleft()
+                if not chunks:
+                    del self._chunks[key]
+
+    def view(self) -> RecentView:
+        """What is there now, for several questions about the same moment."""
+        with self._lock:
+            views = [
+                _View(node, layout, chunk, chunk.count)
+                for (node, layout), chunks in self._chunks.items()
+                for chunk in chunks
+            ]
+            after = self._sizes[0][0] - 1 if self._sizes else 0
+        return RecentView(views, self._layouts, after)
+
+    def query(
+        self,
+        scope: Scope,
+        metric: str,
+        *,
+        start: float,
+        end: float,
+        step: float | None = None,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        statistic: Statistic = "mean",
+    ) -> list[Series]:
+        """As `SampleSource.query`, of what is held here."""
+        check_metrics(scope, (metric,))
+        step_us = step_microseconds(step)
+        window = microseconds(start), microseconds(end)
+        points = self.view().points(scope, metric, window, nodes, subjects, statistic)
+        return to_series([points], statistic, step_us)
+
+    def scan(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        stretch_seconds: float = 600.0,
+    ) -> Iterator[Samples]:
+        """As `SampleSource.scan`, of what is held here, which is little enough for one stretch."""
+        del stretch_seconds
+        check_metrics(scope, metrics)
+        window = microseconds(start), microseconds(end)
+        found = list(self.view().samples(scope, metrics, window, nodes, subjects))
+        if found:
+            yield join_samples(found, metrics)
+
+
+class RecentView:
+    """What was held at one moment."""
+
+    def __init__(self, views: Sequence[_View], layouts: Mapping[int, Layout], after: int) -> None:
+        self._views = views
+        self._layouts = layouts
+        self._after = after
+        """Positions up to here are sealed and may still lie in a chunk beside others."""
+
+    def since(self, position: int) -> RecentView:
+        """Only what came after a position."""
+        return RecentView(self._views, self._layouts, max(position, self._after))
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The earliest and the latest time, in microseconds."""
+        times = [view.chunk.frames[1, : view.count] for view in self._views if view.count]
+        if not times:
+            return None
+        return min(int(part.min()) for part in times), max(int(part.max()) for part in times)
+
+    def points(
+        self,
+        scope: Scope,
+        metric: str,
+        window: tuple[int, int],
+        nodes: Collection[int] | None,
+        subjects: Collection[str] | None,
+        statistic: Statistic,
+    ) -> Points:
+        """The samples of one metric as points."""
+        keys: list[SeriesKey] = []
+        series, times, values = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0)]
+        for stack, kept in self._stacks(scope, window, nodes, subjects):
+            found = stack.values(metric)[:, kept]
+            names = [subject_key(scope, stack.layout.subjects[place]) for place in kept]
+            series.append(np.tile(np.arange(len(keys), len(keys) + len(kept), dtype=np.int32), len(found)))
+            keys += [SeriesKey(stack.node, name) for name in names]
+            times.append(np.repeat(stack.times, len(kept)))
+            values.append(found.ravel())
+        when = np.concatenate(times)
+        weights = when if statistic == "last" else np.ones(len(when), np.int64)
+        return Points(keys, np.concatenate(series), when, np.concatenate(values), weights)
+
+    def samples(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        window: tuple[int, int],
+        nodes: Collection[int] | None,
+        subjects: Collection[str] | None,
+    ) -> Iterator[Samples]:
+        """The samples of several metrics, layout by layout."""
+        for stack, kept in self._stacks(scope, window, nodes, subjects):
+            names = [subject_key(scope, stack.layout.subjects[place]) for place in kept]
+            yield Samples(
+                [SeriesKey(stack.node, name) for name in names],
+                np.tile(np.arange(len(kept), dtype=np.int32), len(stack.times)),
+                np.repeat(stack.times / 1e6, len(kept)),
+                np.repeat(stack.runs, len(kept)),
+                np.repeat(stack.sequences, len(kept)),
+                {metric: stack.values(metric)[:, kept].ravel() for metric in metrics},
+            )
+
+    def _stacks(
+        self,
+        scope: Scope,
+        window: tuple[int, int],
+        nodes: Collection[int] | None,
+        subjects: Collection[str] | None,
+    ) -> Iterator[tuple[Stack, list[int]]]:
+        """What lies in a window of time, and the places of the subjects that are wanted."""
+        for view in self._views:
+            if nodes is not None and view.node not in nodes:
+                continue
+            layout = self._layouts[view.layout]
+            if layout.scope != scope:
+                continue
+            kept = [
+                place
+                for place, subject in enumerate(layout.subjects)
+                if subjects is None or subject_key(scope, subject) in subjects
+            ]
+            frames = view.chunk.frames[:, : view.count]
+            times = frames[1].astype(np.int64)
+            wanted = (times >= window[0]) & (times < window[1]) & (frames[0] > self._after)
+            if not kept or not wanted.any():
+                continue
+            size = view.chunk.size
+            numbers = memoryview(view.chunk.numbers)[: view.count * size]
+            stack = make_stack(view.node, layout, times, frames[2], frames[3].astype(np.int64), numbers)
+            if not wanted.all():
+                stack = Stack(view.node, layout, *(column[wanted] for column in stack[2:]))
+            yield stack, kept

@@ -1,0 +1,137 @@
+"""The history and what is not sealed yet as one, without counting anything twice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import get_args
+
+from gpulse.errors import UsageError
+from gpulse.model.metric import Scope
+from gpulse.store.base import Samples, Series, Statistic
+from gpulse.store.history.query import History, Window
+from gpulse.store.history.recent import Recent
+from gpulse.store.history.segments import sealed_to
+from gpulse.store.history.series import (
+    Points,
+    check_metrics,
+    join_samples,
+    microseconds,
+    step_microseconds,
+    to_series,
+)
+
+
+class StoredSamples:
+    """The history together with what is not sealed yet: what the head answers questions from."""
+
+    def __init__(self, history: History, recent: Recent) -> None:
+        """Put two together.
+
+        Args:
+            history: To be refreshed after sealing, before `recent` forgets.
+            recent: Everything from the position after the history's on; earlier batches do no harm.
+        """
+        self._history = history
+        self._recent = recent
+
+    def query(
+        self,
+        scope: Scope,
+        metric: str,
+        *,
+        start: float,
+        end: float,
+        step: float | None = None,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        statistic: Statistic = "mean",
+    ) -> list[Series]:
+        """As `SampleSource.query`.
+
+        Raises:
+            UsageError: There is no such scope, metric or statistic, or the step is not positive.
+            LogError: A file of the history is damaged.
+        """
+        check_metrics(scope, (metric,))
+        if statistic not in get_args(Statistic):
+            raise UsageError(
+                f"there is no statistic {statistic[:40]!r}", hint=f"one of {', '.join(get_args(Statistic))}"
+            )
+        step_us = step_microseconds(step)
+        window = _window(scope, start, end, nodes, subjects)
+
+        def ask() -> list[Points]:
+            # In this order: what is dropped from the one has been in the other before.
+            view = self._recent.view()
+            segments = self._history.segments
+            newer = view.since(sealed_to(segments)).points(
+                scope, metric, (window.start, window.end), window.nodes, window.subjects, statistic
+            )
+            return [*self._history.points(segments, window, metric, step_us, statistic), newer]
+
+        return to_series(self._history.settled(ask), statistic, step_us)
+
+    def scan(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        stretch_seconds: float = 600.0,
+    ) -> Iterator[Samples]:
+        """As `SampleSource.scan`.
+
+        Raises:
+            UsageError: There is no such scope or metric.
+            LogError: A file of the history is damaged.
+        """
+        check_metrics(scope, metrics)
+        length = step_microseconds(stretch_seconds)
+        window = _window(scope, start, end, nodes, subjects)
+        return self._stretches(window, list(metrics), length or 1)
+
+    def _stretches(self, window: Window, metrics: list[str], length: int) -> Iterator[Samples]:
+        begin = window.start
+        while True:
+            spans = [
+                (file.start, file.end)
+                for _, file in window._replace(start=begin).files(self._history.segments)
+            ]
+            if (span := self._recent.view().span) is not None:
+                spans.append(span)
+            begin = max(begin, min((first for first, last in spans if last >= begin), default=window.end))
+            if begin >= window.end:
+                return
+            part = window._replace(start=begin, end=min(begin + length, window.end))
+            begin = part.end
+            found = self._history.settled(lambda part=part: self._samples(part, metrics))  # type: ignore[misc]
+            if any(len(piece.times) for piece in found):
+                yield join_samples(found, metrics)
+
+    def _samples(self, window: Window, metrics: Sequence[str]) -> list[Samples]:
+        view = self._recent.view()
+        segments = self._history.segments
+        sealed = self._history.samples(segments, window, metrics)
+        newer = view.since(sealed_to(segments)).samples(
+            window.scope, metrics, (window.start, window.end), window.nodes, window.subjects
+        )
+        return [*([] if sealed is None else [sealed]), *newer]
+
+
+def _window(
+    scope: Scope,
+    start: float,
+    end: float,
+    nodes: Collection[int] | None,
+    subjects: Collection[str] | None,
+) -> Window:
+    return Window(
+        scope,
+        microseconds(start),
+        microseconds(end),
+        None if nodes is None else frozenset(nodes),
+        None if subjects is None else frozenset(subjects),
+    )

@@ -1,0 +1,293 @@
+"""The directory of sealed segments: which there are, what they hold, and how one becomes visible all at once.
+
+A segment is a directory named by the log positions it was made from. It is written under another name and renamed
+when it is complete on disk, so that the directory itself says what is sealed, and nothing else has to be kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from gpulse.errors import GpulseError, LogError
+from gpulse.model.metric import Scope
+from gpulse.store.disk import disk_errors, sync_directory
+
+FORMAT = 1
+META = "meta.json"
+_NAME = re.compile(r"(\d{20})-(\d{20})")
+_UNFINISHED = ".unfinished-"
+_REMOVED = ".removed-"
+_FILE = re.compile(r"[a-z]+-\d+(\.60s)?\.parquet")
+
+
+class SealedFile(NamedTuple):
+    """One Parquet file of a segment."""
+
+    name: str
+    scope: Scope
+    nodes: tuple[int, ...]
+    """In order."""
+    rows: int
+    size_bytes: int
+    start: int
+    """The earliest time in it, in microseconds."""
+    end: int
+    """The latest one."""
+    columns: Mapping[str, str]
+    """Their SQL types, by name."""
+    seconds: int = 0
+    """How long a row of a rollup stands for; 0 when every sample has a row."""
+
+
+class Segment(NamedTuple):
+    """What was made from one stretch of the log."""
+
+    first: int
+    last: int
+    log: str
+    """The log's own number, as hexadecimal digits."""
+    frames: int
+    received: tuple[int, int] | None
+    """When the first and the last of its batches came, in microseconds; None when there is none."""
+    is_compacted: bool
+    files: tuple[SealedFile, ...]
+
+    @property
+    def name(self) -> str:
+        """Its directory's name."""
+        return segment_name(self.first, self.last)
+
+    @property
+    def size_bytes(self) -> int:
+        """What its files take on disk."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def end(self) -> int | None:
+        """The latest time in it, in microseconds; None when it has no rows."""
+        return max((file.end for file in self.files), default=None)
+
+    def to_json(self) -> str:
+        """What is kept beside the files. Columns that several files share are told once."""
+        shared: list[Mapping[str, str]] = []
+        files = []
+        for file in self.files:
+            if file.columns not in shared:
+                shared.append(file.columns)
+            files.append({**file._asdict(), "columns": shared.index(file.columns)})
+        document = {"format": FORMAT, **self._asdict(), "columns": shared, "files": files}
+        return json.dumps(document, separators=(",", ":"))
+
+
+def segment_name(first: int, last: int) -> str:
+    """The name of the directory for a stretch of the log."""
+    return f"{first:020d}-{last:020d}"
+
+
+def list_names(directory: str) -> list[str]:
+    """The segments that count, oldest first: what lies within another was merged into it.
+
+    Raises:
+        LogError: Two overlap.
+        DiskError: The directory cannot be read.
+    """
+    while True:
+        found = _listed(directory)
+        try:
+            return _outermost(directory, found)
+        except LogError:
+            if found == _listed(directory):
+                raise  # else it was changed while it was being read
+
+
+def _listed(directory: str) -> set[str]:
+    with disk_errors(f"read {directory}"), suppress(FileNotFoundError):
+        return {name for name in os.listdir(directory) if _NAME.fullmatch(name)}
+    return set()
+
+
+def _outermost(directory: str, names: Collection[str]) -> list[str]:
+    ranges = [(int(name[:20]), int(name[21:]), name) for name in names]
+    kept: list[tuple[int, int, str]] = []
+    for first, last, name in sorted(ranges, key=lambda item: (item[0], -item[1])):
+        if last < first:
+            raise _refused(f"{directory}/{name}", "it ends before it begins")
+        if kept and last <= kept[-1][1]:
+            continue
+        if kept and first <= kept[-1][1]:
+            raise _refused(directory, f"{kept[-1][2]} and {name} overlap")
+        kept.append((first, last, name))
+    return [name for _, _, name in kept]
+
+
+def read_segment(directory: str, name: str) -> Segment:
+    """What a segment says about itself, checked against its files.
+
+    Raises:
+        LogError: It is damaged, or of a newer format.
+        FileNotFoundError: It is not there any more.
+    """
+    path = f"{directory}/{name}"
+    try:
+        with open(f"{path}/{META}", encoding="utf-8") as file:
+            document = json.load(file)
+        if document["format"] > FORMAT:
+            raise LogError(
+                f"{path} is of format {document['format']}, and this version reads up to {FORMAT}",
+                hint="use the newer version that wrote it, or another directory",
+            )
+        segment = _segment(document)
+        if segment.name != name:
+            raise ValueError("it is another segment's")
+        for sealed in segment.files:
+            size = os.stat(f"{path}/{sealed.name}").st_size
+            if size != sealed.size_bytes:
+                raise ValueError(f"{sealed.name} has {size} bytes instead of {sealed.size_bytes}")
+    except FileNotFoundError as error:
+        if not os.path.isdir(path):
+            raise
+        raise _refused(path, f"{os.path.basename(str(error.filename))} is missing") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _refused(path, str(error)) from error
+    return segment
+
+
+@lru_cache(256)
+def _interned(columns: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """The same object for the same columns: thousands of files have them."""
+    return dict(columns)
+
+
+def _segment(document: dict[str, Any]) -> Segment:
+    files = []
+    shared = [_interned(tuple(columns.items())) for columns in document["columns"]]
+    for raw in document["files"]:
+        file = SealedFile(**{field: raw[field] for field in SealedFile._fields})
+        if not _FILE.fullmatch(file.name):
+            raise ValueError(f"{file.name!r} is no name of a file")
+        files.append(file._replace(nodes=tuple(file.nodes), columns=shared[raw["columns"]]))
+    received = document["received"]
+    return Segment(
+        int(document["first"]),
+        int(document["last"]),
+        str(document["log"]),
+        int(document["frames"]),
+        None if received is None else (int(received[0]), int(received[1])),
+        bool(document["is_compacted"]),
+        tuple(files),
+    )
+
+
+def _refused(path: str, why: str) -> LogError:
+    return LogError(
+        f"{path} is damaged: {why}",
+        hint="restore it from a copy, or move the directory away to go on without it",
+    )
+
+
+def read_segments(directory: str, known: Iterable[Segment] = ()) -> list[Segment]:
+    """All segments now, oldest first.
+
+    Args:
+        directory: Where they are.
+        known: Those that were read before; a segment never changes.
+
+    Raises:
+        LogError: One is damaged, or of a newer format.
+        DiskError: They cannot be read.
+    """
+    before = {segment.name: segment for segment in known}
+    while True:
+        names = list_names(directory)
+        try:
+            with disk_errors(f"read {directory}"):
+                return [before.get(name) or read_segment(directory, name) for name in names]
+        except GpulseError:
+            if names == list_names(directory):
+                raise  # else one was merged or removed since the directory was listed
+
+
+@contextmanager
+def new_segment(directory: str, first: int, last: int) -> Iterator[str]:
+    """A directory to fill, which becomes the segment when the block ends well.
+
+    What is in it must be on disk by then.
+
+    Raises:
+        DiskError: It cannot be made or renamed.
+    """
+    name = segment_name(first, last)
+    unfinished = f"{directory}/{_UNFINISHED}{name}"
+    with disk_errors(f"write {unfinished}"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        os.mkdir(unfinished, 0o700)
+    try:
+        yield unfinished
+        with disk_errors(f"write {directory}/{name}"):
+            sync_directory(unfinished)
+            os.rename(unfinished, f"{directory}/{name}")
+            sync_directory(directory)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def write_meta(path: str, segment: Segment) -> None:
+    """Write what a segment says about itself, and wait until it is on disk.
+
+    Raises:
+        DiskError: It cannot be written.
+    """
+    with disk_errors(f"write {path}/{META}"), open(f"{path}/{META}", "x", encoding="utf-8") as file:
+        file.write(segment.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def remove_segments(directory: str, names: Collection[str]) -> None:
+    """Take segments out of sight at once, then remove their files.
+
+    Raises:
+        DiskError: They cannot be removed.
+    """
+    with disk_errors(f"remove segments in {directory}"):
+        gone = []
+        for name in sorted(names):
+            with suppress(FileNotFoundError):
+                os.rename(f"{directory}/{name}", f"{directory}/{_REMOVED}{name}")
+                gone.append(f"{directory}/{_REMOVED}{name}")
+        sync_directory(directory)
+        for path in gone:
+            shutil.rmtree(path)
+
+
+def tidy(directory: str) -> list[str]:
+    """Make the directory, or remove from it what an ended process left: for the one writer, when it starts.
+
+    Raises:
+        LogError: Two segments overlap.
+        DiskError: It cannot be made or changed.
+    """
+    with disk_errors(f"write {directory}"):
+        if not os.path.isdir(directory):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            sync_directory(os.path.dirname(os.path.abspath(directory)))
+        names = os.listdir(directory)
+        left = [name for name in names if name.startswith((_UNFINISHED, _REMOVED))]
+        for name in left:
+            shutil.rmtree(f"{directory}/{name}")
+    merged = sorted({name for name in names if _NAME.fullmatch(name)}.difference(list_names(directory)))
+    remove_segments(directory, merged)
+    return sorted([*left, *merged])
+
+
+def sealed_to(segments: Sequence[Segment]) -> int:
+    """Up to which log position everything is sealed; 0 when nothing is."""
+    return segments[-1].last if segments else 0

@@ -1,0 +1,217 @@
+"""The rows of one Parquet file as columns: stacks of several layouts brought together, sorted, with their SQL types."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gpulse.model.columns import MISSING_NARROW, MISSING_WIDE, Column
+from gpulse.model.metric import CATALOGUE, Scope
+from gpulse.store.history.stacks import Stack, plain, subject_key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WORDS: dict[Scope, dict[str, str]] = {
+    "gpu": {"gpu": "VARCHAR", "model": "VARCHAR"},
+    "process": {"pid": "BIGINT", "start_time": "DOUBLE", "gpu": "VARCHAR"},
+}
+"""What else is told of the subjects of a scope, beside their names."""
+KEYS = ("node", "node_id", "subject", "time", "run", "sequence")
+"""Columns of every file that are no metrics."""
+_NAME = re.compile("[a-z][a-z0-9_]{0,99}")
+"""How every metric of any version is called; SQL takes names that differ in their case alone for the same."""
+_MOST_NARROW_DIGITS, _MOST_DIGITS = 9, 18
+"""How many digits a DECIMAL of 32 and of 64 bits has."""
+
+
+class Field(NamedTuple):
+    """A column of a file."""
+
+    name: str
+    expression: str
+    """What to select from the arrays; the names in it are quoted."""
+
+
+class Table(NamedTuple):
+    """Rows that belong into one file."""
+
+    arrays: dict[str, NDArray[Any]]
+    fields: list[Field]
+    rows: int
+    start: int
+    """The earliest time, in microseconds."""
+    end: int
+    """The latest one."""
+
+
+def quoted(name: str) -> str:
+    """A name as SQL quotes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text as SQL spells it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def words_of(scope: Scope) -> tuple[str, ...]:
+    """The columns with words about the subjects of a scope."""
+    return tuple(_WORDS.get(scope, ()))
+
+
+def build_table(scope: Scope, stacks: Sequence[Stack], names: Mapping[int, str]) -> Table:
+    """All rows of some stacks, sorted by node, subject, time and sequence number.
+
+    Args:
+        scope: Whose stacks they are.
+        stacks: At least one.
+        names: The names of the nodes.
+    """
+    parts = [_keys(scope, stack) for stack in stacks]
+    subjects = sorted({subject for part in parts for subject in part})
+    ranks = {subject: rank for rank, subject in enumerate(subjects)}
+    counts = [len(stack.times) for stack in stacks]
+    node = np.concatenate(
+        [
+            np.full(count * len(part), s.node, np.int32)
+            for s, part, count in zip(stacks, parts, counts, strict=True)
+        ]
+    )
+    rank = np.concatenate(
+        [np.repeat([ranks[key] for key in part], count) for part, count in zip(parts, counts, strict=True)]
+    ).astype(np.int32)
+    time = np.concatenate([np.tile(s.times, len(part)) for s, part in zip(stacks, parts, strict=True)])
+    run = np.concatenate([np.tile(s.runs, len(part)) for s, part in zip(stacks, parts, strict=True)])
+    sequence = np.concatenate(
+        [np.tile(s.sequences, len(part)) for s, part in zip(stacks, parts, strict=True)]
+    )
+    order = np.lexsort((sequence, time, rank, node))
+    known = {"node_id": node[order], "rank": rank[order], "run": run[order], "sequence": sequence[order]}
+    known["time"] = time[order]
+    numbers, places = np.unique(known["node_id"], return_inverse=True)
+    arrays: dict[str, NDArray[Any]] = {
+        "node": _spelled([plain(names.get(number, f"node {number}")) for number in numbers.tolist()])[places],
+        "subject": _spelled(subjects)[known.pop("rank")],
+        **known,
+    }
+    fields = [Field(name, "make_timestamptz(time)" if name == "time" else quoted(name)) for name in KEYS]
+    for word, kind in reversed(_WORDS.get(scope, {}).items()):
+        told = [_word(word, subject) for stack in stacks for subject in stack.layout.subjects]
+        spans = [count for stack, count in zip(stacks, counts, strict=True) for _ in stack.layout.subjects]
+        column = np.repeat(_spelled(told), spans)
+        arrays[word] = column[order]
+        fields.insert(3, Field(word, f"{quoted(word)}::{kind}"))
+    for column_name in _metrics(scope, stacks, (*KEYS, *words_of(scope))):
+        array, expression = _metric(column_name, stacks, order)
+        arrays[column_name] = array
+        fields.append(Field(column_name, expression))
+    return Table(arrays, fields, len(order), int(time.min()), int(time.max()))
+
+
+def _keys(scope: Scope, stack: Stack) -> list[str]:
+    return [subject_key(scope, subject) for subject in stack.layout.subjects]
+
+
+def _spelled(words: Sequence[Any]) -> NDArray[np.object_]:
+    column = np.empty(len(words), object)
+    column[:] = words
+    return column
+
+
+def _word(word: str, subject: Mapping[str, Any]) -> Any:
+    if word == "gpu" and "index" in subject:
+        part = subject.get("mig_index")
+        return str(subject["index"]) if part is None else f"{subject['index']}:{part}"
+    value = subject.get("name" if word == "model" else word)
+    if word == "pid":
+        return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
+    if word == "start_time":
+        return float(value) if isinstance(value, int | float) else None
+    return None if value is None else plain(str(value))
+
+
+def _metrics(scope: Scope, stacks: Sequence[Stack], taken: Sequence[str]) -> list[str]:
+    """The metrics that any stack has, in the catalogue's order, those it does not know at the end."""
+    present = {column.name for stack in stacks for column in (*stack.layout.wide, *stack.layout.narrow)}
+    known = [name for name in CATALOGUE[scope] if name in present]
+    return known + sorted(name for name in present.difference(known, taken) if _NAME.fullmatch(name))
+
+
+def _metric(name: str, stacks: Sequence[Stack], order: NDArray[np.intp]) -> tuple[NDArray[Any], str]:
+    """A metric's numbers in the order of the rows, and the expression that makes values of them."""
+    found = [stack.column(name) for stack in stacks]
+    columns = {item[0] for item in found if item is not None}
+    common = next(iter(columns)) if len(columns) == 1 else _common(columns)
+    if common is None:
+        values = np.concatenate([stack.values(name).T.ravel() for stack in stacks])[order]
+        return values, f"CASE WHEN isnan({quoted(name)}) THEN NULL ELSE {quoted(name)} END"
+    is_narrow = len(columns) == 1 and all(item is None or item[2] == MISSING_NARROW for item in found)
+    missing = MISSING_NARROW if is_narrow else MISSING_WIDE
+    kind = np.int32 if is_narrow else np.int64
+    pieces = []
+    for stack, item in zip(stacks, found, strict=True):
+        if item is None:
+            pieces.append(np.full(len(stack.times) * len(stack.layout.subjects), missing, kind))
+        else:
+            pieces.append(_rescaled(*item, common, missing, kind))
+    numbers = np.concatenate(pieces)[order]
+    return numbers, _expression(name, common, numbers, missing, is_narrow=is_narrow)
+
+
+def _common(columns: set[Column]) -> Column | None:
+    """Steps in which the numbers of several columns are whole; None when there are none that fit."""
+    steps = math.lcm(*(column.steps for column in columns))
+    size = math.gcd(*(column.size for column in columns))
+    if steps > 1 and max(column.size for column in columns) > 1:
+        size = 1
+    return None if steps > 10**9 else Column("", steps, size)
+
+
+def _rescaled(
+    column: Column,
+    numbers: NDArray[Any],
+    old: int,
+    common: Column,
+    missing: int,
+    kind: type[np.signedinteger[Any]],
+) -> NDArray[Any]:
+    flat = numbers.T.ravel()
+    factor = common.steps // column.steps * (column.size // common.size)
+    if factor == 1 and old == missing:
+        return flat
+    return np.where(flat == old, missing, flat.astype(np.int64) * factor).astype(kind)
+
+
+def _expression(name: str, column: Column, numbers: NDArray[Any], missing: int, *, is_narrow: bool) -> str:
+    """Values in the base unit, of the type that is both true and small on disk.
+
+    Decimals are kept as integers, which the writer packs by their differences. A number of KiB becomes a DOUBLE, whose
+    last bytes are zero and vanish when bytes of one place are compressed together; as an integer its zero bits cost half a
+    byte.
+    """
+    value = f"nullif({quoted(name)}, {missing})"
+    digits = _scale(column.steps)
+    present = numbers[numbers != missing]
+    largest = max(int(present.max()), -int(present.min())) if len(present) else 0
+    if column.steps > 1:
+        width = _MOST_NARROW_DIGITS if is_narrow and largest < 10**_MOST_NARROW_DIGITS else _MOST_DIGITS
+        if digits is None or digits > width or largest >= 10**_MOST_DIGITS:
+            return f"{value} / {column.steps}::DOUBLE"
+        one = f"0.{'1':0>{digits}}::DECIMAL({digits}, {digits})"
+        whole = f"{value}::DECIMAL({width if is_narrow else _MOST_DIGITS}, 0)"
+        return f"({whole} * {one})::DECIMAL({width}, {digits})"
+    if column.size > 1:
+        is_binary = is_narrow and column.size & (column.size - 1) == 0
+        is_huge = largest * column.size >= 1 << 63
+        return f"{value}::{'DOUBLE' if is_binary or is_huge else 'BIGINT'} * {column.size}"
+    return value
+
+
+def _scale(steps: int) -> int | None:
+    digits = len(str(steps)) - 1
+    return digits if steps == 10**digits else None

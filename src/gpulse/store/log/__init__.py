@@ -1,0 +1,1 @@
+"""The append-only log: what is in it survives whatever happens to the process."""

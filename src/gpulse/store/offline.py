@@ -1,0 +1,97 @@
+"""Reads a store that nobody writes, and leaves it as it is: what is in the log alone is read into memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack
+from typing import Self
+
+from gpulse.errors import GpulseError
+from gpulse.store.book.book import Book
+from gpulse.store.disk import disk_errors
+from gpulse.store.entry import Entry
+from gpulse.store.history.query import History
+from gpulse.store.history.recent import Recent
+from gpulse.store.history.samples import StoredSamples
+from gpulse.store.holder import holder
+from gpulse.store.log.reader import LogReader
+from gpulse.store.view import StoreView
+
+
+class OfflineStore(StoreView):
+    """A store as it was left (`store.base.Store`)."""
+
+    def __init__(self, directory: str) -> None:
+        """Open it.
+
+        Args:
+            directory: Where a head kept its data.
+
+        Raises:
+            GpulseError: There is none, it is damaged, of a newer version, or cannot be read.
+        """
+        self.directory = os.path.abspath(directory)
+        log = LogReader(f"{self.directory}/log")
+        if not os.path.isdir(log.directory):
+            raise GpulseError(
+                f"{self.directory} is no data directory of a head",
+                hint="name the one that the head was given",
+            )
+        with ExitStack() as stack:
+            book = _book(self.directory, log, stack)
+            layouts = book.layouts()
+            recent = Recent(layouts)
+            history = History(self.directory)
+            stack.callback(history.close)
+            super().__init__(book, StoredSamples(history, recent))
+            self._newest_us = history.newest_us
+            for record in log.read(history.sealed_to + 1):
+                batch = Entry.of_record(record).batch
+                if batch is not None:
+                    recent.add(record.position, batch)
+                    self._newest_us = max(self._newest_us, batch.received_us)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._stack.close()
+
+    @property
+    def newest(self) -> float | None:
+        """When frames came last; None when there are none."""
+        return self._newest_us / 1e6 if self._newest_us else None
+
+
+def open_offline(directory: str) -> OfflineStore:
+    """A store that nobody writes, to be read.
+
+    Raises:
+        GpulseError: There is none, it is damaged, of a newer version, or cannot be read.
+    """
+    return OfflineStore(directory)
+
+
+def _book(directory: str, log: LogReader, stack: ExitStack) -> Book:
+    """The book as it would be if the head had closed it.
+
+    It is a copy: SQLite would tidy up what the head left, even for somebody who only reads.
+    """
+    path = f"{directory}/book.sqlite"
+    copy = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='gpulse-'))}/book.sqlite"
+    with disk_errors(f"copy {path}"):
+        for suffix in ("", "-wal"):
+            if os.path.exists(path + suffix):
+                shutil.copyfile(path + suffix, copy + suffix)
+    if holder(directory) is not None:
+        raise GpulseError(f"a head has begun to write {directory}", hint="try again, it will be asked")
+    book = stack.enter_context(Book(copy))
+    book.replay(log.read(book.applied + 1))
+    return book

@@ -1,0 +1,102 @@
+"""A store as those see it who only read: the book and the samples, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from gpulse.model.metric import Scope
+from gpulse.model.session import Session
+from gpulse.store.base import (
+    Samples,
+    SampleSource,
+    Series,
+    Statistic,
+    StoredEvent,
+    StoredGpu,
+    StoredNode,
+    StoredProcess,
+)
+from gpulse.store.book.book import Book
+
+
+class StoreView:
+    """The reading half of a store (`store.base.Store`)."""
+
+    def __init__(self, book: Book, samples: SampleSource) -> None:
+        self._book = book
+        self._samples = samples
+
+    def nodes(self) -> dict[int, StoredNode]:
+        """All nodes, by their numbers."""
+        return self._book.nodes()
+
+    def gpus(self) -> list[StoredGpu]:
+        """All GPUs, by node and index."""
+        return self._book.gpus()
+
+    def sessions(self) -> list[Session]:
+        """All sessions, oldest first."""
+        return self._book.sessions()
+
+    def events(
+        self,
+        *,
+        start: float,
+        end: float,
+        kinds: Collection[str] | None = None,
+        nodes: Collection[int] | None = None,
+    ) -> list[StoredEvent]:
+        """What happened in `[start, end)`, oldest first."""
+        return self._book.events(start=start, end=end, kinds=kinds, nodes=nodes)
+
+    def processes(
+        self, *, start: float, end: float, nodes: Collection[int] | None = None
+    ) -> list[StoredProcess]:
+        """The processes that lived in `[start, end)`."""
+        return self._book.processes(start=start, end=end, nodes=nodes)
+
+    def query(
+        self,
+        scope: Scope,
+        metric: str,
+        *,
+        start: float,
+        end: float,
+        step: float | None = None,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        statistic: Statistic = "mean",
+    ) -> list[Series]:
+        """One metric over `[start, end)`; see `store.base.SampleSource`."""
+        return self._samples.query(
+            scope,
+            metric,
+            start=start,
+            end=end,
+            step=step,
+            nodes=nodes,
+            subjects=subjects,
+            statistic=statistic,
+        )
+
+    def scan(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        stretch_seconds: float = 600.0,
+    ) -> Iterator[Samples]:
+        """Every sample of `[start, end)`; see `store.base.SampleSource`."""
+        return self._samples.scan(
+            scope,
+            metrics,
+            start=start,
+            end=end,
+            nodes=nodes,
+            subjects=subjects,
+            stretch_seconds=stretch_seconds,
+        )

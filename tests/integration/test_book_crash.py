@@ -1,0 +1,195 @@
+"""The book in the real world: writers that are killed in the middle of a step, disks that fill up or turn read-only."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpulse.errors import DiskError
+from gpulse.store.book.book import Book, Step
+from gpulse.store.book import file as book_file
+from gpulse.store.journal import BATCH, FACT, fact_bytes
+from gpulse.store.log.log import Log
+from gpulse.store.log.reader import LogReader
+from tests.unit.books import RUN, batch, content, fact, node_fact, process
+
+_PATIENCE_SECONDS = 60.0
+_KILLS = 15
+_RECORDS = 20_000
+
+_WRITER = """
+import itertools, os, random, sys
+from gpulse.store.book import file as book_file
+from gpulse.store.book.book import Book
+from gpulse.store.log.reader import LogReader
+
+directory, local, seed = sys.argv[1:]
+book_file.is_local = lambda _: local == "local"
+chance = random.Random(int(seed))
+book = Book(f"{directory}/book.sqlite")
+os.write(1, b"applied %d\\n" % book.applied)
+records = LogReader(f"{directory}/log").read(book.applied + 1)
+while piece := list(itertools.islice(records, chance.randrange(1, 60))):
+    book.replay(piece, at_once=chance.randrange(1, 40))
+    os.write(1, b"applied %d\\n" % book.applied)
+    if chance.random() < 0.1:
+        os.write(1, b"durable %d\\n" % book.checkpoint())
+"""
+
+
+@contextmanager
+def child(*arguments: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that brings the book up to date; it ends with the block."""
+    process = subprocess.Popen([sys.executable, "-c", _WRITER, *arguments], stdout=subprocess.PIPE)
+    guard = threading.Timer(_PATIENCE_SECONDS, process.kill)
+    guard.start()
+    try:
+        yield process
+    finally:
+        guard.cancel()
+        guard.join()
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def killed_after(directory: Path, local: str, seed: int, lines: int) -> list[int]:
+    """The positions that a writer reported before kill -9 ended it somewhere after so many lines."""
+    with child(directory, local, str(seed)) as writer:
+        assert writer.stdout is not None
+        said = [writer.stdout.readline() for _ in range(lines)]
+        writer.send_signal(signal.SIGKILL)
+        said += writer.stdout.readlines()
+    return [int(line.split()[1]) for line in said if line.endswith(b"\n")]
+
+
+def fill(log: Log) -> None:
+    """Records of which each leaves one event that holds its position."""
+    payloads: list[tuple[int, bytes]] = []
+    for position in range(1, _RECORDS + 1):
+        if position % 3:
+            detail = {"n": position}
+            fact = fact_bytes("event", time=float(position), kind="x", node=1, detail=detail)
+            payloads.append((FACT, fact))
+        else:
+            events = [{"event": "x", "n": position}, process(position % 50, name=str(position))]
+            text = json.dumps(events).encode()
+            payloads.append((BATCH, batch((float(position), text), run=RUN, first=position)))
+    log.append_many(payloads)
+
+
+@pytest.mark.parametrize("local", ["local", "shared"])
+def test_a_book_outlives_kills_in_the_middle_of_steps(tmp_path: Path, local: str) -> None:
+    """It reaches at least what was reported, holds exactly what the log has up to there, and in the end everything."""
+    with Log(tmp_path / "log") as log:
+        fill(log)
+    chance = random.Random(15)
+    path = str(tmp_path / "book.sqlite")
+    for seed in range(_KILLS):
+        reported = killed_after(tmp_path, local, seed, chance.randrange(1, 25))
+        with Book(path, read_only=True) as book:
+            reached = book.applied
+            events = book.events(start=0, end=1e9)
+            last = book.runs()[RUN].last if reached >= 3 else 0
+        assert reported == sorted(reported)
+        assert reached >= max(reported, default=0)
+        assert [*range(1, reached + 1)] == [event.detail["n"] for event in events]
+        assert reached // 3 * 3 == last
+    assert 0 < reached < _RECORDS
+
+    records = list(LogReader(tmp_path / "log").read())
+    with Book(path) as book, Book(str(tmp_path / "fresh.sqlite")) as fresh:
+        assert _RECORDS - reached == book.replay(records)
+        assert _RECORDS == fresh.replay(records)
+        assert content(fresh) == content(book)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 1 MiB, where the machine lets us mount one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    target = tmp_path / "disk"
+    target.mkdir()
+    if libc.mount(b"tmpfs", os.fsencode(target), b"tmpfs", 0, b"size=1m"):
+        pytest.skip(f"cannot mount a tmpfs here: {os.strerror(ctypes.get_errno())}")
+    yield target
+    assert 0 == libc.umount(os.fsencode(target))
+
+
+def large(position: int) -> Step:
+    """A step of some 20 kB."""
+    detail = {"text": "x" * 1000}
+    return Step(position, [fact("event", time=1.0, kind="x", node=1, detail=detail) for _ in range(20)])
+
+
+def fill_up(book: Book) -> None:
+    """Apply until something gives way."""
+    for _ in range(100):
+        book.apply(large(book.applied + 1))
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_disk_that_is_full_and_then_is_not(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    """Each refusal leaves the book as it was, and after somebody makes room it goes on without being opened again."""
+    monkeypatch.setattr(book_file, "is_local", lambda _: local)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(640 << 10))
+    with Book(str(small_disk / "book.sqlite")) as book:
+        with pytest.raises(DiskError, match="No space left") as caught:
+            fill_up(book)
+        assert caught.value.hint is not None
+        before = content(book)
+        for _ in range(3):
+            with pytest.raises(DiskError, match="No space left"):
+                book.apply(large(book.applied + 1))
+            assert before == content(book)
+        ballast.unlink()
+        assert book.apply(large(book.applied + 1))
+        assert book.applied * 20 == len(book.events(start=0, end=10))
+        assert book.applied == book.checkpoint()
+        expected = content(book)
+    with Book(str(small_disk / "book.sqlite")) as book:
+        assert expected == content(book)
+
+
+def test_a_book_is_not_begun_on_a_full_disk(small_disk: Path) -> None:
+    """It says so, and begins once there is room."""
+    ballast = small_disk / "ballast"
+    path = str(small_disk / "book.sqlite")
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(2 << 20))
+    with pytest.raises(DiskError, match="cannot open"):
+        Book(path)
+    ballast.unlink()
+    with Book(path) as book:
+        assert book.apply(Step(1, [node_fact()]))
+
+
+def test_a_filesystem_that_turned_read_only(small_disk: Path) -> None:
+    """The book can be read, and opening it to write is refused with a reason."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = str(small_disk / "book.sqlite")
+    with Book(path) as book:
+        book.apply(Step(1, [node_fact()]))
+        expected = content(book)
+    read_only_remount = 0x1 | 0x20
+    assert 0 == libc.mount(None, os.fsencode(small_disk), None, read_only_remount, None)
+    with pytest.raises(DiskError, match="Read-only file system") as caught:
+        Book(path)
+    assert caught.value.hint is not None
+    with Book(path, read_only=True) as book:
+        assert expected == content(book)
