@@ -74,7 +74,7 @@ def plot(seconds: Mapping[str, Sequence[Second]], diagnosis: Diagnosis, path: Pa
     kind = path.suffix.lower()
     drawn = charts(seconds, diagnosis)
     if kind == ".html":
-        _replace(path, html(drawn, diagnosis).encode())
+        replace_file(path, html(drawn, diagnosis).encode())
         return
     figure = _figure(drawn, diagnosis)
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind, {})
@@ -82,10 +82,10 @@ def plot(seconds: Mapping[str, Sequence[Second]], diagnosis: Diagnosis, path: Pa
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         picture = io.BytesIO()
         figure.savefig(picture, format=kind[1:], metadata=metadata)
-    _replace(path, picture.getvalue())
+    replace_file(path, picture.getvalue())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write under another name first, so that a full disk neither cuts a picture off nor costs the one before."""
     path = path.resolve()  # a link stays one
     draft = path.with_name(f".gpulse-{os.getpid()}{path.suffix}")

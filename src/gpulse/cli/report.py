@@ -1,0 +1,59 @@
+"""`gpulse report`: figures and pictures of a session's file."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from gpulse.cli import shell
+from gpulse.errors import GpulseError, MissingExtraError
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PICTURE",
+    help="Also draw it: .pdf, .png, .svg or .html; an existing file is replaced.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1).")
+def command(*, file: Path, plot: Path | None, as_json: bool, no_color: bool) -> int:
+    """Say what the GPUs of a session did: FILE is what the session was written to, as .json or .jsonl.
+
+    \b
+    gpulse report training_run_1.json
+    gpulse report training_run_1.json --plot training_run_1.pdf
+    """  # noqa: D301  click needs the backspace itself
+    return show(file, plot, as_json=as_json, no_color=no_color)
+
+
+def show(file: Path, plot: Path | None, *, as_json: bool = False, no_color: bool = False) -> int:
+    """Print the report of a file, and draw it when asked to; the exit code."""
+    if find_spec("numpy") is None:
+        raise MissingExtraError("a report", "plot")
+    from gpulse.export.report import plot as drawing  # noqa: PLC0415  --help needs none of it
+    from gpulse.export.report.reading import read_report  # noqa: PLC0415
+    from gpulse.terminal.report import report_lines  # noqa: PLC0415
+
+    if plot is not None:
+        drawing.check(plot)
+    report = read_report(file)
+    try:
+        if as_json:
+            shell.write(json.dumps(report.to_dict(), indent=2))
+        else:
+            shell.write("\n".join(report_lines(report, shell.width(), shell.paint(no_color=no_color))))
+    finally:  # whoever reads only the first lines wants the picture too
+        if plot is not None:
+            try:
+                drawing.plot(report, plot)
+            except OSError as error:
+                raise GpulseError(
+                    f"cannot write {plot}: {error.strerror or error}", hint="another --plot FILE"
+                ) from error
+    return 0

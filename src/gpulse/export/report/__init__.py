@@ -1,0 +1,1 @@
+"""A session's file read back: statistics, gaps and pictures of it."""

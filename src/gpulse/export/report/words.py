@@ -1,0 +1,136 @@
+"""How a report says things: the same words in terminals, pictures and pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from gpulse.export.curves import printable
+from gpulse.export.report.gaps import Gap
+from gpulse.export.report.model import Report
+from gpulse.export.report.moments import epoch
+from gpulse.export.session.quantities import BYTES, Quantity
+from gpulse.model.units import UNKNOWN, duration, rate
+
+_WATT_HOUR = 3600.0
+_MOST_GPUS_NAMED = 6
+
+
+def shown(report: Report) -> tuple[Quantity, ...]:
+    """What to show: both directions of a link together, where both are known together."""
+    return tuple(quantity for quantity in report.quantities if not quantity.name.endswith(("_rx", "_tx")))
+
+
+def headline(report: Report) -> str:
+    """What the session is called."""
+    return shortened(report.name, 100)
+
+
+def subtitle(report: Report) -> str:
+    """When it was, how long, and how much of it there is."""
+    gpus, nodes = len(report.gpus), len(report.nodes)
+    return (
+        f"{moment(report.start)} to {moment(report.end, report.start)} ({length(report.end - report.start)}), "
+        f"{_many(report.frames, 'frame')} of {report.interval_seconds:g} s, "
+        f"{_many(gpus, 'GPU')} on {_many(nodes, 'node')}"
+    )
+
+
+def value(quantity: Quantity, number: float | None, *, short: bool = False) -> str:
+    """A value in people's units."""
+    if number is None:
+        return UNKNOWN
+    if quantity.is_percent:
+        return f"{number:.0f}%"
+    text = rate(number * BYTES)
+    return text.removesuffix("B/s").replace(" ", "") if short else text
+
+
+def energy(joules: float | None) -> str:
+    """Energy in watt-hours, as bills have it."""
+    if joules is None:
+        return UNKNOWN
+    hours = joules / _WATT_HOUR
+    if hours >= 1000:
+        return f"{hours / 1000:.3g} kWh" if hours < 1e6 else f"{hours / 1000:,.0f} kWh"
+    return f"{hours:.0f} Wh" if hours >= 10 else f"{hours:.2g} Wh"
+
+
+def availability(ratio: float) -> str:
+    """A share that says 100% only when nothing is missing."""
+    if ratio >= 1:
+        return "100%"
+    return f"{min(99.9, ratio * 100):.1f}%" if ratio >= 0.9 else f"{ratio * 100:.0f}%"
+
+
+def length(seconds: float) -> str:
+    """`0.5s`, `45s`, `1:00:00`."""
+    return f"{seconds:.3g}s" if seconds < 10 else duration(seconds)
+
+
+def moment(when: float, near: float | None = None) -> str:
+    """A moment in local time, without the day when another one on that day was told already."""
+    try:
+        day, clock = (time.strftime(pattern, time.localtime(when)) for pattern in ("%Y-%m-%d", "%H:%M:%S"))
+        is_same = near is not None and time.strftime("%Y-%m-%d", time.localtime(near)) == day
+    except (OverflowError, ValueError, OSError):  # a damaged file can claim any time
+        return UNKNOWN
+    return clock if is_same else f"{day} {clock}"
+
+
+def gap(report: Report, found: Gap) -> str:
+    """`14:00:05 to 14:00:35 (30s): all 8 GPUs of n1`."""
+    start = moment(found.start, report.start)
+    end = moment(found.end, found.start)
+    return f"{start} to {end} ({length(found.seconds)}): {who(report, found.gpus)}"
+
+
+def who(report: Report, gpus: Iterable[int]) -> str:
+    """GPUs, whole nodes by their name."""
+    missing = set(gpus)
+    if len(missing) == len(report.gpus):
+        return "all GPUs"
+    said = []
+    for node in report.nodes:
+        here = [place for place in node.gpus if place in missing]
+        if len(here) == len(node.gpus):
+            said.append(f"{printable(node.name)} ({_many(len(here), 'GPU')})")
+        else:
+            said += [printable(report.gpus[place].short) for place in here]
+    more = len(said) - _MOST_GPUS_NAMED
+    return ", ".join(said[:_MOST_GPUS_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+class Told(NamedTuple):
+    """A finding in words."""
+
+    severity: str
+    place: str
+    summary: str
+    when: str
+
+
+def finding(report: Report, found: Mapping[str, Any]) -> Told:
+    """A finding of a file, which may say anything."""
+    label, node = found.get("label"), found.get("node")
+    start, end = epoch(found.get("first_time")), epoch(found.get("last_time"))
+    when = ""
+    if start is not None and end is not None:
+        when = f"{moment(start, report.start)} to {moment(end, start)} ({length(max(0.0, end - start))})"
+    return Told(
+        str(found.get("severity", "info")),
+        f"{node or '?'}{'' if label is None else f':{label}'}",
+        str(found.get("summary") or found.get("id") or "?"),
+        when,
+    )
+
+
+def shortened(text: str, most: int) -> str:
+    """Foreign text, harmless and no longer than that."""
+    clean = printable(text)
+    return clean if len(clean) <= most else f"{clean[: most - 1]}…"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulse.export.report import words
+from gpulse.export.report.reading import read_report
+from gpulse.terminal.report import report_lines
+from gpulse.terminal.table import painter, width_of
+
+
+def view(path: Path, frames: int = 60, width: int = 120, **more: Any) -> list[str]:
+    """What is printed about two nodes with two GPUs each, of which one is away for a while."""
+    ids = ["a:0:NVIDIA H200", "a:1:NVIDIA H200", "b:0:NVIDIA H200", "b:1:NVIDIA H200"]
+    document = {
+        "session_name": "run",
+        "start_time": 1_800_000_000,
+        "frames": [
+            {
+                "time": 1_800_000_000 + second,
+                "gpu_id": ids,
+                "gpu_util": [50, 60, *([None, None] if 20 <= second < 50 else [90, 100])],
+                "gpu_memory": [10, 20, *([None, None] if 20 <= second < 50 else [30, 40])],
+                "dram_bandwidth": [1.5, 0, *([None, None] if 20 <= second < 50 else [0.02, 12])],
+            }
+            for second in range(frames)
+        ],
+        **more,
+    }
+    path.write_text(json.dumps(document))
+    return list(report_lines(read_report(path), width, painter(color=False)))
+
+
+def test_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of GPUs and nodes, gaps, findings."""
+    monkeypatch.setenv("TZ", "UTC")
+    finding = {
+        "severity": "high",
+        "node": "a",
+        "label": "1",
+        "summary": "GPU 1 waits",
+        "first_time": "2027-01-15T08:00:05Z",
+        "last_time": "2027-01-15T08:00:25Z",
+    }
+    summary = {"a:0:NVIDIA H200": {"energy_joules": 7200}}
+
+    lines = view(tmp_path / "x.json", findings=[finding], summary_by_device=summary)
+
+    assert [
+        "run",
+        "2027-01-15 08:00:00 to 08:01:00 (1:00), 60 frames of 1 s, 4 GPUs on 2 nodes",
+        "",
+        "Node  GPU  Util mean   p50   p95   max  Mem mean  p50  p95  max  PCIe mean        p95        max  Energy  Seen",
+        "a     0          50%   50%   50%   50%       10%  10%  10%  10%   1.5 GB/s   1.5 GB/s   1.5 GB/s    2 Wh  100%",
+        "a     1          60%   60%   60%   60%       20%  20%  20%  20%      0 B/s      0 B/s      0 B/s       -  100%",
+        "b     0          90%   90%   90%   90%       30%  30%  30%  30%  20.0 MB/s  20.0 MB/s  20.0 MB/s       -   50%",
+        "b     1         100%  100%  100%  100%       40%  40%  40%  40%  12.0 GB/s  12.0 GB/s  12.0 GB/s       -   50%",
+    ] == lines[:8]
+    assert [
+        "Gaps",
+        "  08:00:20 to 08:00:50 (30s): b (2 GPUs)",
+        "",
+        "Findings",
+        "  high: a:1: GPU 1 waits  08:00:05 to 08:00:25 (20s)",
+    ] == lines[-5:]
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 120, 200])
+def test_no_line_is_too_wide(width: int, tmp_path: Path) -> None:
+    """Columns give way instead."""
+    for line in view(tmp_path / "x.json", width=width):
+        assert width_of(line) <= width
+
+
+def test_foreign_text_is_harmless(tmp_path: Path) -> None:
+    """Escape sequences in names and findings are shown, not obeyed."""
+    evil = "\x1b[31mred\x07"
+
+    lines = view(
+        tmp_path / "x.json",
+        session_name=evil,
+        labels={evil: evil},
+        findings=[{"severity": evil, "summary": evil, "node": evil}],
+    )
+
+    assert not any("\x1b" in line or "\x07" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [(None, "-"), (0, "0 Wh"), (900, "0.25 Wh"), (360_000, "100 Wh"), (7.2e9, "2,000 kWh")],
+)
+def test_energy_in_watt_hours(joules: float | None, text: str) -> None:
+    """As bills have it."""
+    assert text == words.energy(joules)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(1.0, "100%"), (0.99999, "99.9%"), (0.9512, "95.1%"), (0.5, "50%")]
+)
+def test_availability_is_whole_only_when_nothing_is_missing(ratio: float, text: str) -> None:
+    """99.999 % is not 100 %."""
+    assert text == words.availability(ratio)

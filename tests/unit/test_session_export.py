@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from gpulse.errors import UsageError
+from gpulse.export.session.members import members
+from gpulse.export.session.write import FORMATS, SessionExport, write_session
+from gpulse.model.session import Interruption, Session
+from gpulse.store.base import StoredEvent, StoredGpu
+from tests.unit.session_store import GIB, START, MemoryStore, gpu, session
+
+ROOT = Path(__file__).parents[2]
+TIMES = [START + second + 0.4 for second in range(10)]
+
+
+def steady(
+    *gpus: StoredGpu, times: list[float] | None = None, events: list[StoredEvent] | None = None
+) -> MemoryStore:
+    """A store in which every GPU is half busy, with a quarter of its memory in use."""
+    store = MemoryStore(gpus, events or [])
+    for one in gpus:
+        store.add(
+            one,
+            TIMES if times is None else times,
+            gpu_utilization_ratio=0.5,
+            memory_used_bytes=20 * GIB,
+            memory_total_bytes=80 * GIB,
+            power_watts=300.0,
+            pcie_rx_bytes_per_second=2e9,
+            pcie_tx_bytes_per_second=1e9,
+            nvlink_rx_bytes_per_second=10e9,
+            nvlink_tx_bytes_per_second=20e9,
+        )
+    return store
+
+
+def written(store: MemoryStore, about: Session, output_format: Any = "json") -> bytes:
+    """The file of a session."""
+    file = io.BytesIO()
+    summary = write_session(store, about, file, output_format)
+    assert summary.bytes == len(file.getvalue())
+    return file.getvalue()
+
+
+def document(store: MemoryStore, about: Session) -> dict[str, Any]:
+    """The file of a session, read back."""
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    found: dict[str, Any] = json.loads(written(store, about), parse_constant=refuse)
+    return found
+
+
+def test_the_layout_of_the_seed() -> None:
+    """What readers of gswarm-profiler's files look for is there, as numbers and UTC times."""
+    found = document(steady(gpu(1, 0), gpu(2, 3)), session(bandwidth=True, nvlink=True))
+
+    assert ("run", "2027-01-15T08:00:00.000Z", "2027-01-15T08:00:10.000Z") == (
+        found["session_name"],
+        found["start_time"],
+        found["end_time"],
+    )
+    assert list(range(1, 11)) == [frame["frame_id"] for frame in found["frames"]]
+    assert {
+        "frame_id": 3,
+        "time": "2027-01-15T08:00:02.000Z",
+        "gpu_id": ["n1:0:NVIDIA H200", "n2:3:NVIDIA H200"],
+        "gpu_util": [50.0, 50.0],
+        "gpu_memory": [25.0, 25.0],
+        "dram_bandwidth": [3.0, 3.0],
+        "dram_bandwidth_rx": [2.0, 2.0],
+        "dram_bandwidth_tx": [1.0, 1.0],
+        "gpu_bandwidth": [30.0, 30.0],
+        "available_clients": ["n1", "n2"],
+        "missing_clients": [],
+    } == found["frames"][2]
+    summary = found["summary_by_device"]["n1:0:NVIDIA H200"]
+    assert (50.0, 25.0, 3.0, 30.0) == tuple(
+        summary[f"avg_{name}"] for name in ("gpu_util", "gpu_memory", "dram_bandwidth", "gpu_bandwidth")
+    )
+    assert (10, 1.0, 2700.0) == (summary["samples"], summary["availability_ratio"], summary["energy_joules"])
+
+
+def test_without_bandwidth_there_is_none() -> None:
+    """Neither in frames nor in the summary."""
+    assert "bandwidth" not in written(steady(gpu(1, 0)), session()).decode()
+
+
+def test_a_node_that_was_away_is_null_and_named() -> None:
+    """Its GPUs keep their places in every frame."""
+    there, away = gpu(1, 0), gpu(2, 0)
+    store = steady(there, away)
+    store = MemoryStore([there, away])
+    store.add(there, TIMES, gpu_utilization_ratio=0.0)
+    store.add(away, TIMES[:4] + TIMES[7:], gpu_utilization_ratio=1.0)
+
+    found = document(store, session())
+
+    assert [100.0] * 4 + [None] * 3 + [100.0] * 3 == [frame["gpu_util"][1] for frame in found["frames"]]
+    assert [0.0] * 10 == [frame["gpu_util"][0] for frame in found["frames"]]
+    assert ([], ["n2"]) == (found["frames"][3]["missing_clients"], found["frames"][4]["missing_clients"])
+    assert ["n1"] == found["frames"][4]["available_clients"]
+    assert [1.0, 0.7] == [node["availability_ratio"] for node in found["nodes"]]
+
+
+def test_unknown_memory_is_null() -> None:
+    """Used without total says nothing; the total may also be known from the device alone."""
+    bare, told = gpu(1, 0), gpu(1, 1, device={"facts": {"memory_total_bytes": 40 * GIB}})
+    store = MemoryStore([bare, told])
+    for one in (bare, told):
+        store.add(one, TIMES, gpu_utilization_ratio=0.1, memory_used_bytes=10 * GIB)
+
+    found = document(store, session())
+
+    assert [None, 25.0] == found["frames"][0]["gpu_memory"]
+    assert found["summary_by_device"]["n1:0:NVIDIA H200"]["avg_gpu_memory"] is None
+
+
+def test_what_a_session_says_about_itself() -> None:
+    """Under keys that the seed did not have."""
+    about = session(labels={"model": "llama"}, interruptions=(Interruption(START + 2, START + 4),))
+
+    found = document(steady(gpu(1, 0)), about)
+
+    assert {"name": "gpulse-session", "version": 1} == found["format"]
+    assert ("s1", {"model": "llama"}, 1000) == (found["session_id"], found["labels"], found["interval_ms"])
+    assert [{"start_time": "2027-01-15T08:00:02.000Z", "end_time": "2027-01-15T08:00:04.000Z"}] == found[
+        "interruptions"
+    ]
+    assert ("n1", "580.1", ["n1:0:NVIDIA H200"]) == tuple(
+        found["nodes"][0][key] for key in ("host", "driver", "gpus")
+    )
+
+
+def finding(label: str | None, **more: Any) -> dict[str, Any]:
+    """A finding as agents send it."""
+    return {"id": "launch_bound", "severity": "high", "summary": "waits", "gpu": 0, "label": label, **more}
+
+
+def heard(second: float, kind: str, node: int | None = 1, **detail: Any) -> StoredEvent:
+    """An event so many seconds after the start."""
+    return StoredEvent(START + second, kind, node, detail)
+
+
+def test_findings_become_stretches_of_time() -> None:
+    """From when they came up to when they were told no more, with their newest words; those of other GPUs are not in."""
+    events = [
+        heard(-50, "findings", findings=[finding("0"), finding("7")]),
+        heard(3, "findings", findings=[]),
+        heard(5, "findings", findings=[finding("0", summary="waits more"), finding(None, id="swapping")]),
+        heard(8, "agent_stopping"),
+        heard(9, "findings", node=3, findings=[finding("0")]),
+    ]
+
+    found = document(steady(gpu(1, 0), events=events), session())["findings"]
+
+    assert [
+        ("launch_bound", "n1", "0", "08:00:00", "08:00:08", 6.0, 2, "waits more"),
+        ("swapping", "n1", None, "08:00:05", "08:00:08", 3.0, 1, "waits"),
+    ] == [
+        (
+            item["id"],
+            item["node"],
+            item["label"],
+            item["first_time"][11:19],
+            item["last_time"][11:19],
+            item["active_seconds"],
+            item["times"],
+            item["summary"],
+        )
+        for item in found
+    ]
+
+
+def test_events_of_the_session() -> None:
+    """Those of its time and nodes, and the head's own; processes and findings have other places."""
+    events = [
+        heard(-1, "xid"),
+        heard(1, "xid", xid=79),
+        heard(2, "clock_step", seconds=3600.0),
+        heard(3, "node_lost", node=9),
+        heard(4, "head_started", node=None),
+        heard(5, "process", pid=1),
+        heard(10, "xid"),
+    ]
+
+    found = document(steady(gpu(1, 0), events=events), session())
+
+    assert [("xid", "n1"), ("clock_step", "n1"), ("head_started", None)] == [
+        (event["kind"], event["node"]) for event in found["events"]
+    ]
+    assert [{"time": "2027-01-15T08:00:02.000Z", "seconds": 3600.0}] == found["nodes"][0]["clock_steps"]
+
+
+def test_who_appears() -> None:
+    """GPUs that delivered, and silent ones of nodes that took part; neither absent nodes nor boards replaced before."""
+
+    old, new = gpu(1, 0, uuid="GPU-old"), gpu(1, 0, uuid="GPU-new")
+    silent, gone = gpu(1, 1), gpu(2, 0)
+    store = MemoryStore([old, new, silent, gone])
+    store.add(old, [START - 100], gpu_utilization_ratio=0.5)
+    store.add(new, TIMES, gpu_utilization_ratio=0.5)
+
+    found = document(store, session())
+
+    assert ["n1:0:NVIDIA H200", "n1:1:NVIDIA H200"] == found["frames"][0]["gpu_id"]
+    assert "GPU-new" == found["summary_by_device"]["n1:0:NVIDIA H200"]["uuid"]
+    assert 0.0 == found["summary_by_device"]["n1:1:NVIDIA H200"]["availability_ratio"]
+
+
+def test_a_board_replaced_during_the_session() -> None:
+    """Both are there, told apart."""
+    old, new = gpu(1, 0, uuid="GPU-old"), gpu(1, 0, uuid="GPU-new")
+    store = MemoryStore([old, new])
+    store.add(old, TIMES[:5], gpu_utilization_ratio=0.5)
+    store.add(new, TIMES[5:], gpu_utilization_ratio=0.25)
+
+    found = document(store, session())
+
+    assert ["n1:0:NVIDIA H200", "n1:0:NVIDIA H200#2"] == found["frames"][0]["gpu_id"]
+    assert [[50.0, None], [None, 25.0]] == [found["frames"][place]["gpu_util"] for place in (0, 9)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ((), ["n1:0", "n1:3:0", "n1:3:1", "n2:0", "n2:3"]),
+        (("0",), ["n1:0", "n2:0"]),
+        (("3",), ["n1:3:0", "n1:3:1", "n2:3"]),
+        (("n1:3:1",), ["n1:3:1"]),
+        (("n1:3",), ["n1:3:0", "n1:3:1"]),
+        (("GPU-0002",), ["n2:0", "n2:3"]),
+        (("gpu-00020003", "n1:0"), ["n1:0", "n2:3"]),
+    ],
+)
+def test_choosing_gpus(wanted: tuple[str, ...], expected: list[str]) -> None:
+    """By index, by node and index, by UUID or its beginning."""
+    known = [
+        gpu(1, 0),
+        gpu(1, 3, label="3:0", uuid="MIG-1"),
+        gpu(1, 3, label="3:1", uuid="MIG-2"),
+        gpu(2, 0),
+        gpu(2, 3),
+    ]
+
+    found = members(session(gpus=wanted), known)
+
+    assert expected == [f"{one.node_name}:{one.label}" for one in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": ("n1", "n9")}, "no node with a GPU is called 'n9'"),
+        ({"gpus": ("n1:7",)}, "no GPU is meant by 'n1:7'"),
+        ({"nodes": ("n2",), "gpus": ("n1:0",)}, "no GPU is meant by 'n1:0'"),
+        ({"gpus": ("GPU-",)}, "no GPU is meant by 'GPU-'"),
+        ({"gpus": ("n1",)}, "no GPU is meant by 'n1'"),
+    ],
+)
+def test_names_that_match_nothing(changes: dict[str, Any], message: str) -> None:
+    """Are refused, with what there is."""
+    with pytest.raises(UsageError, match=message) as refused:
+        members(session(**changes), [gpu(1, 0), gpu(2, 0)])
+
+    assert "there are" in (refused.value.hint or "")
+
+
+def test_a_session_of_some_nodes_and_gpus() -> None:
+    """Only they are in it, and a name that has gone missing since does not stop the export."""
+    store = steady(gpu(1, 0), gpu(1, 1), gpu(2, 0))
+
+    found = document(store, session(nodes=("n1", "left"), gpus=("1",)))
+
+    assert ["n1:1:NVIDIA H200"] == found["frames"][0]["gpu_id"]
+    assert ["n1"] == [node["name"] for node in found["nodes"]]
+
+
+def test_lines() -> None:
+    """A head, a line a frame, and what comes after them."""
+    lines = [json.loads(line) for line in written(steady(gpu(1, 0)), session(), "jsonl").splitlines()]
+
+    assert ["n1:0:NVIDIA H200"] == lines[0]["gpu_id"]
+    assert list(range(1, 11)) == [line["frame_id"] for line in lines[1:-1]]
+    assert "summary_by_device" in lines[-1]
+
+
+def test_csv() -> None:
+    """One row for each frame and GPU; names with commas and quotes come back as they were."""
+    odd = gpu(1, 0, name='H200, "big"')
+    store = steady(odd, gpu(2, 0), times=TIMES[1:])
+
+    text = written(store, session(bandwidth=True), "csv").decode()
+
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert 20 == len(rows)
+    assert text.count("\r\n") == 21
+    assert ("1", 'n1:0:H200, "big"', "") == tuple(rows[0][key] for key in ("frame_id", "gpu_id", "gpu_util"))
+    assert ("n1", "0", 'H200, "big"', "50.0", "3.0") == tuple(
+        rows[2][key] for key in ("node", "index", "name", "gpu_util", "dram_bandwidth")
+    )
+
+
+def test_parquet(tmp_path: Path) -> None:
+    """The same table with types, and what the other files say beside it as metadata."""
+    path = tmp_path / "run.parquet"
+    store = steady(gpu(1, 0, name="it's"), gpu(2, 0), times=TIMES[1:])
+    path.write_bytes(written(store, session(labels={"a": "it's"}), "parquet"))
+
+    with duckdb.connect() as connection:
+        rows = connection.execute(
+            f"SELECT frame_id, epoch(time), gpu_id, gpu_util FROM '{path}' ORDER BY frame_id, gpu_id"
+        ).fetchall()
+        about = connection.execute(f"SELECT value FROM parquet_kv_metadata('{path}')").fetchall()
+
+    assert [
+        (1, START, "n1:0:it's", None),
+        (1, START, "n2:0:NVIDIA H200", None),
+        (2, START + 1, "n1:0:it's", 50.0),
+    ] == rows[:3]
+    assert 20 == len(rows)
+    found = json.loads(about[0][0])
+    assert ({"a": "it's"}, 9) == (found["labels"], found["summary_by_device"]["n1:0:it's"]["samples"])
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_session_without_anything(output_format: Any) -> None:
+    """No node, no sample: still a whole file."""
+    found = written(MemoryStore([]), session(), output_format)
+
+    assert found
+    if output_format == "json":
+        assert 10 == len(json.loads(found)["frames"])
+
+
+def test_a_session_that_goes_on_is_cut_now() -> None:
+    """And one that was interrupted where the head ended."""
+    store = steady(gpu(1, 0))
+
+    going = SessionExport(store, session(end=None, state="active"), now=START + 4.5)
+    broken = session(end=None, state="interrupted", interruptions=(Interruption(START + 3),))
+
+    assert 5 == going.plan.steps
+    assert 3 == SessionExport(store, broken, now=START + 9).plan.steps
+    with pytest.raises(ValueError, match="needs a time"):
+        SessionExport(store, session(end=None, state="active"))
+
+
+def test_a_format_that_is_none() -> None:
+    """Is refused with those there are."""
+    with pytest.raises(UsageError, match="'xml'"):
+        written(MemoryStore([]), session(), "xml")
+
+
+def test_samples_are_read_in_stretches() -> None:
+    """Many GPUs mean shorter ones, so that little is held at once."""
+    gpus = [gpu(node, index) for node in range(1, 41) for index in range(8)]
+    store = steady(*gpus, times=[START + second for second in np.arange(0, 1200.0, 1.0)])
+
+    export = SessionExport(store, session(end=START + 1200))
+    store.widest_stretch = 0
+    frames = sum(piece.count(b'"frame_id"') for piece in export)
+
+    assert 1200 == frames
+    assert store.widest_stretch <= 250_000
+
+
+LARGE = """
+import sys, time
+import numpy as np
+from gpulse.export.session.write import write_session
+from tests.unit.session_store import *
+
+gpus = [gpu(node, index) for node in range(1, 9) for index in range(8)]
+store = MemoryStore(gpus)
+noise = np.random.default_rng(1)
+for one in gpus:
+    times = START + np.arange(3600) + 0.02 * one.node + noise.uniform(0, 0.01, 3600)
+    store.add(one, times, gpu_utilization_ratio=noise.integers(0, 101, 3600) / 100,
+              memory_used_bytes=noise.uniform(0, 80, 3600) * GIB, memory_total_bytes=80 * GIB, power_watts=300.0,
+              pcie_rx_bytes_per_second=noise.uniform(0, 5e10, 3600), pcie_tx_bytes_per_second=noise.uniform(0, 5e10, 3600),
+              nvlink_rx_bytes_per_second=noise.uniform(0, 5e10, 3600), nvlink_tx_bytes_per_second=noise.uniform(0, 5e10, 3600))
+began = time.process_time()
+with open(sys.argv[1], "wb") as file:
+    summary = write_session(store, session(end=START + 3600, bandwidth=True, nvlink=True), file, sys.argv[2])
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+print(summary.frames, time.process_time() - began, int(peak) / 1024)
+"""
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_an_hour_of_64_gpus(output_format: str, tmp_path: Path) -> None:
+    """Is written in under five seconds of CPU time and 200 MiB, the store's own arrays included."""
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, tmp_path / "run", output_format],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+
+    frames, seconds, megabytes = map(float, done.stdout.split())
+
+    assert 3600 == frames
+    assert seconds < 5
+    assert megabytes < 200

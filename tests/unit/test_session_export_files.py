@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulse.errors import RecordingError, UsageError
+from gpulse.export.session.files import create_session_file
+
+
+def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    """Before that nothing carries it, and afterwards nothing else is left."""
+    with create_session_file(tmp_path, "run", ".json") as out:
+        out.file.write(b"{}")
+        assert [".run.json.part"] == os.listdir(tmp_path)
+        path = out.publish()
+
+    assert str(tmp_path / "run.json") == path
+    assert b"{}" == Path(path).read_bytes()
+    assert ["run.json"] == os.listdir(tmp_path)
+
+
+def test_nothing_is_ever_overwritten(tmp_path: Path) -> None:
+    """A name that is taken, even by a dangling link, gets a number."""
+    (tmp_path / "run.json").write_text("mine")
+    (tmp_path / "run-2.json").symlink_to(tmp_path / "nowhere")
+
+    with create_session_file(tmp_path, "run", ".json") as out:
+        path = out.publish()
+
+    assert str(tmp_path / "run-3.json") == path
+    assert "mine" == (tmp_path / "run.json").read_text()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_export_that_failed_leaves_nothing(tmp_path: Path) -> None:
+    """Neither under its name nor under another."""
+
+    def export() -> None:
+        with create_session_file(tmp_path, "run", ".json") as out:
+            out.file.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        export()
+
+    assert [] == os.listdir(tmp_path)
+
+
+def test_two_at_the_same_time(tmp_path: Path) -> None:
+    """Each has a file of its own."""
+    with (
+        create_session_file(tmp_path, "run", ".csv") as one,
+        create_session_file(tmp_path, "run", ".csv") as two,
+    ):
+        one.file.write(b"1")
+        two.file.write(b"2")
+        paths = [two.publish(), one.publish()]
+
+    assert [str(tmp_path / "run.csv"), str(tmp_path / "run-2.csv")] == paths
+    assert [b"2", b"1"] == [Path(path).read_bytes() for path in paths]
+
+
+def test_what_a_crash_left_is_used_again(tmp_path: Path) -> None:
+    """So that such files do not pile up; nothing of it stays."""
+    (tmp_path / ".run.json.part").write_text("half of an older one")
+
+    with create_session_file(tmp_path, "run", ".json") as out:
+        out.file.write(b"new")
+        out.publish()
+
+    assert ["run.json"] == os.listdir(tmp_path)
+    assert "new" == (tmp_path / "run.json").read_text()
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    """What it points at stays as it is."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".run.json.part").symlink_to(victim)
+
+    with pytest.raises(RecordingError):
+        create_session_file(tmp_path, "run", ".json")
+
+    assert "precious" == victim.read_text()
+
+
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the name first and then moves the file there."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "run.json").write_text("mine")
+
+    with create_session_file(tmp_path, "run", ".json") as out:
+        out.file.write(b"new")
+        path = out.publish()
+
+    assert str(tmp_path / "run-2.json") == path
+    assert ["run-2.json", "run.json"] == sorted(os.listdir(tmp_path))
+    assert "mine" == (tmp_path / "run.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "x" * 101, "a\0b"])
+def test_names_that_are_refused(name: str, tmp_path: Path) -> None:
+    """Before anything is made."""
+    with pytest.raises(UsageError):
+        create_session_file(tmp_path, name, ".json")
+
+    assert [] == os.listdir(tmp_path)
+
+
+def test_endings_that_are_refused(tmp_path: Path) -> None:
+    """Only those of the formats there are."""
+    with pytest.raises(UsageError):
+        create_session_file(tmp_path, "run", "/../x.json")
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """Is said to be so."""
+    with pytest.raises(RecordingError, match="no file can be made in"):
+        create_session_file(tmp_path / "nowhere", "run", ".json")
