@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install run demo test lint format typecheck bench docs golden clean
+.PHONY: help install run demo test lint format typecheck bench docs wire golden clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ docs: $(READY) ## Rebuild the documents and pictures that are made from the code
 	$(BIN)/python -m gpulse.export.reference > docs/metrics.md
 	$(BIN)/python -m gpulse.export.manual > docs/diagnosis.md
 	$(BIN)/python docs/pictures.py
+
+wire: ## Make wire_pb2.py anew from wire.proto
+	$(PYTHON) -m venv $(VENV)/wire
+	$(VENV)/wire/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.64.3 'setuptools<80'
+	cd src && ../$(VENV)/wire/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. gpulse/cluster/wire.proto
 
 golden: $(READY) ## Rewrite the golden outputs after a wanted change of the views
 	UPDATE_GOLDEN=1 $(BIN)/pytest -n auto tests/integration/test_cli_golden.py tests/integration/test_verdict_golden.py

@@ -24,7 +24,8 @@ def main() -> None:
     """Run `gpulse`."""
     try:
         code = _run()
-        gc.freeze()  # nothing is left to collect, and looking for it would take as long as drawing the table
+        if "duckdb" not in sys.modules:  # which counts what is left, and complains
+            gc.freeze()  # nothing is left to collect; looking for it would take as long as drawing the table
         sys.exit(code)
     except KeyboardInterrupt:  # before or after the part that deals with it itself
         sys.exit(INTERRUPTED)

@@ -30,6 +30,14 @@ VERBS = {
     ),
     "top": Verb("gpulse.cli.top", "Watch GPUs, processes and host full-screen."),
     "record": Verb("gpulse.cli.record", "Record this machine, or a command's run, into a file."),
+    "head": Verb(
+        "gpulse.cli.head", "Collect from many nodes: keep it, answer for it, cut sessions out of it."
+    ),
+    "agent": Verb("gpulse.cli.agent", "Sample this machine for a head, whatever the network does."),
+    "session": Verb("gpulse.cli.session", "Profiling sessions: start, stop, list, show, recover, export."),
+    "status": Verb("gpulse.cli.status", "How a head is, its nodes, and what is being profiled."),
+    "settings": Verb("gpulse.cli.settings", "Show or change how a head's agents sample."),
+    "report": Verb("gpulse.cli.report", "Statistics and plots of a session's file."),
     "doctor": Verb("gpulse.cli.doctor", "Check what can be read here, and say how to get the rest."),
     "explain": Verb(
         "gpulse.cli.explain",

@@ -1,0 +1,192 @@
+"""A fleet of agents in one process: real connections to a real head, frames made of real recordings."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from gpulse._version import __version__
+from gpulse.cluster import wire
+from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run
+from gpulse.model.columns import Block, PackedFrame
+from gpulse.model.device import Node
+from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.packing import FramePacker
+from gpulse.sources.recording import Recording
+
+RECORDINGS = Path(__file__).parents[1] / "tests/data/recordings"
+
+
+class Script(NamedTuple):
+    """What the agents of a fleet play: the layouts and the blocks of one node, second after second."""
+
+    layouts: list[bytes]
+    seconds: list[tuple[Block, ...]]
+
+
+def recorded(most: int, seconds: int) -> list[list[Frame]]:
+    """Recordings of real runs, thinned to a frame a second."""
+    runs = []
+    for path in sorted(RECORDINGS.glob("*.jsonl.gz"))[:most]:
+        thinned: list[Frame] = []
+        for frame in Recording(path):
+            if not thinned or frame.time - thinned[-1].time >= 0.95:
+                thinned.append(frame)
+        while len(thinned) < seconds:
+            thinned += thinned
+        runs.append(thinned[:seconds])
+    return runs
+
+
+def node_frames(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds: int) -> list[Frame]:
+    """The frames of one node, each of whose GPUs plays another recording."""
+    frames = []
+    for second in range(seconds):
+        readings = []
+        for place in range(gpus):
+            run = runs[(number * gpus + place) % len(runs)]
+            reading = run[(second + 7 * place) % len(run)].gpus[0]
+            uuid = f"GPU-{number:08x}-0000-0000-0000-{place:012x}"
+            device = reading.device._replace(index=place, uuid=uuid)
+            readings.append(GpuReading(device, reading.values, ()))
+        base = runs[number % len(runs)][second % len(runs[number % len(runs)])]
+        frames.append(
+            base._replace(
+                time=float(second),
+                monotonic=float(second),
+                node=Node(f"node{number:04d}"),
+                gpus=tuple(readings),
+                processes=(),
+            )
+        )
+    return frames
+
+
+def script(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds: int) -> Script:
+    """What one node plays."""
+    packer = FramePacker()
+    layouts: list[bytes] = []
+    played = []
+    for frame in node_frames(number, runs, gpus, seconds):
+        packed, new = packer.pack(frame)
+        layouts += new
+        played.append(packed.blocks)
+    return Script(layouts, played)
+
+
+class FleetAgent:
+    """One connection."""
+
+    def __init__(self, number: int, played: Script, address: str, interval: float) -> None:
+        self.number = number
+        self.sent = 0
+        self.durable = 0
+        self.delays: list[float] = []
+        self._played = played
+        self._address = address
+        self._interval = interval
+        self._run = os.urandom(wire.RUN_BYTES)
+        self._taken: deque[tuple[int, float]] = deque()
+
+    async def work(self, start: float, stop: float) -> None:
+        """Connect, then send a frame an interval until the end, and wait for the last acknowledgement."""
+        async with grpc.aio.insecure_channel(self._address, options=wire.channel_options()) as channel:
+            call = channel.stream_stream(wire.STREAM)()
+            await call.write(AgentMessage(hello=self._hello()).SerializeToString())
+            HeadMessage.FromString(await call.read())
+            for text in self._played.layouts:
+                await call.write(AgentMessage(layout=Layout(text=text)).SerializeToString())
+            reader = asyncio.create_task(self._read(call))
+            due = start + self._interval * (self.number % 97) / 97
+            while due < stop:
+                await asyncio.sleep(max(0.0, due - time.time()))
+                await self._send(call)
+                due += self._interval
+            deadline = time.time() + 10.0
+            while self.durable < self.sent and time.time() < deadline:  # noqa: ASYNC110  the reader tells
+                await asyncio.sleep(0.05)
+            reader.cancel()
+            await call.done_writing()
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol=wire.PROTOCOL,
+            version=__version__,
+            host=f"node{self.number:04d}",
+            machine=f"machine-{self.number}",
+            boot="boot",
+            instance="one",
+            pid=1,
+            node=json.dumps({}).encode(),
+            time_us=round(time.time() * 1e6),
+            monotonic_us=round(time.monotonic() * 1e6),
+            runs=[Run(id=self._run, first_kept=1)],
+        )
+
+    async def _send(self, call: Any) -> None:
+        now = time.time()
+        monotonic_us = round(time.monotonic() * 1e6)
+        blocks = self._played.seconds[self.sent % len(self._played.seconds)]
+        frame = PackedFrame(round(now * 1e6), monotonic_us, blocks)
+        self.sent += 1
+        self._taken.append((self.sent, now))
+        batch = Batch(
+            run=self._run, first=self.sent, count=1, sent_monotonic_us=monotonic_us, frames=frame.to_bytes()
+        )
+        await call.write(AgentMessage(batch=batch).SerializeToString())
+
+    async def _read(self, call: Any) -> None:
+        while (data := await call.read()) is not grpc.aio.EOF:
+            message = HeadMessage.FromString(data)
+            if message.WhichOneof("kind") == "durable":
+                self.durable = message.durable.sequence
+                now = time.time()
+                while self._taken and self._taken[0][0] <= self.durable:
+                    self.delays.append(now - self._taken.popleft()[1])
+
+
+async def run(address: str, agents: int, gpus: int, seconds: float, interval: float) -> dict[str, Any]:
+    """A whole fleet for a while; what came of it."""
+    runs = recorded(24, 60)
+    scripts = [script(number, runs, gpus, 30) for number in range(agents)]
+    fleet = [FleetAgent(number, played, address, interval) for number, played in enumerate(scripts)]
+    print(json.dumps({"ready": True}), flush=True)
+    start = time.time() + 5.0 + agents / 250
+    await asyncio.gather(*(agent.work(start, start + seconds) for agent in fleet))
+    delays = sorted(delay for agent in fleet for delay in agent.delays)
+    return {
+        "sent": sum(agent.sent for agent in fleet),
+        "durable": sum(agent.durable for agent in fleet),
+        "p50": delays[len(delays) // 2],
+        "p99": delays[int(len(delays) * 0.99)],
+        "max": delays[-1],
+        "frame_bytes": sum(sum(len(block.numbers) + 12 for block in blocks) for blocks in scripts[0].seconds)
+        / len(scripts[0].seconds),
+    }
+
+
+def main() -> None:
+    """`python -m benchmarks.fleet HOST:PORT --agents N`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--agents", type=int, default=1250)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--interval", type=float, default=1.0)
+    given = parser.parse_args()
+    print(
+        json.dumps(asyncio.run(run(given.address, given.agents, given.gpus, given.seconds, given.interval)))
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""`gpulse agent`: samples this machine for a head."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpulse.cli import service, shell
+from gpulse.errors import GpulseError, UsageError
+
+if TYPE_CHECKING:
+    from gpulse.cli.service import Ready
+    from gpulse.cluster.agent.agent import AgentConfig
+    from gpulse.cluster.agent.link import Tls
+    from gpulse.model.frame import Frame
+    from gpulse.sources.base import Source
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("head", metavar="HEAD[:8090]")
+@click.option("--token-file", type=_FILE, metavar="FILE", help="The head's token, copied from its machine.")
+@click.option("--tls", is_flag=True, help="Speak TLS; any --tls-... option means the same.")
+@click.option(
+    "--tls-ca", type=_FILE, metavar="PEM", help="Who vouches for the head; the system's authorities else."
+)
+@click.option("--tls-cert", type=_FILE, metavar="PEM", help="Certificate of this agent.")
+@click.option("--tls-key", type=_FILE, metavar="PEM", help="Its key.")
+@click.option("--node-name", metavar="NAME", help="What this node is called; its host name else.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="Something to tell about this node."
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where frames wait for the head; in the state directory of this user when left out.",
+)
+@click.option(
+    "--spool-limit",
+    type=service.size,
+    default="1GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="How much may wait on disk; then the oldest goes.",
+)
+@click.option(
+    "--memory-frames",
+    type=click.IntRange(1, 10_000_000),
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="How many frames may wait in memory.",
+)
+@click.option(
+    "-i",
+    "--interval",
+    type=shell.seconds,
+    metavar="SECONDS",
+    help="Time between two frames; the head's else.",
+)
+@click.option("--no-diagnosis", is_flag=True, help="Do not look for what holds the jobs up.")
+@click.option(
+    "--full-commands",
+    is_flag=True,
+    help="Send whole command lines, which may hold secrets, not just program and script.",
+)
+@click.option("--machine-id-file", type=_FILE, metavar="FILE", help="Tells machines of one name apart.")
+@service.background_options
+@shell.source_options
+def command(**options: object) -> int:
+    """Sample this machine for the head at HEAD until Ctrl-C.
+
+    The head says how often. While it cannot be reached, frames wait here, in memory and on disk, and are sent
+    once it is back.
+
+    \b
+    gpulse agent gpu-head:8090
+    gpulse agent gpu-head:8090 --background
+    """  # noqa: D301  click needs the backspace itself
+    return start(**options)  # type: ignore[arg-type]
+
+
+def start(
+    *,
+    head: str,
+    token_file: Path | None = None,
+    tls: bool = False,
+    tls_ca: Path | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    node_name: str | None = None,
+    labels: tuple[str, ...] = (),
+    state_dir: Path | None = None,
+    spool_limit: int = 1 << 30,
+    memory_frames: int = 10_000,
+    interval: float | None = None,
+    no_diagnosis: bool = False,
+    full_commands: bool = False,
+    machine_id_file: Path | None = None,
+    background: bool = False,
+    log_file: Path | None = None,
+    demo: bool = False,
+    replay: Path | None = None,
+) -> int:
+    """Run an agent until it is told to end."""
+    from gpulse.cluster.agent.identity import safe_name  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.agent.spool import LEAST_LIMIT_BYTES  # noqa: PLC0415
+
+    if spool_limit < LEAST_LIMIT_BYTES:
+        raise UsageError("a spool of less than 1 MiB holds next to nothing", hint="--spool-limit 1GiB")
+    if demo and replay is not None:
+        raise click.UsageError("--demo and --replay exclude each other")
+    token = _token(token_file)
+    told = _labels(labels)
+    directory = (state_dir or service.state_dir("agent", safe_name(head))).absolute()
+    ready = service.into_background("agent", directory, log_file) if background else service.Ready()
+    service.start_logging()
+    try:
+        from gpulse.cluster.agent.agent import AgentConfig  # noqa: PLC0415  loads gRPC, which must not be forked
+        from gpulse.cluster.agent.link import LinkConfig, target_of  # noqa: PLC0415
+
+        config = AgentConfig(
+            link=LinkConfig(target_of(head), token, _tls(tls_ca, tls_cert, tls_key, wanted=tls)),
+            state=directory,
+            node_name=node_name,
+            machine_file=machine_id_file,
+            labels=told,
+            interval_seconds=interval,
+            spool_limit_bytes=spool_limit,
+            memory_frames=memory_frames,
+            diagnosis=not no_diagnosis,
+            full_commands=full_commands,
+        )
+        asyncio.run(_run(config, _source(demo=demo, replay=replay, interval=interval), ready))
+    except GpulseError as error:
+        ready.fail(f"{error.message}{f' (try: {error.hint})' if error.hint else ''}")
+        raise
+    return 0
+
+
+async def _run(config: AgentConfig, source: Source, ready: Ready) -> None:
+    from gpulse.cluster.agent.agent import run_agent  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    pid_file = config.state / "agent.pid"
+
+    def up(text: str) -> None:
+        with suppress(OSError):
+            pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
+        ready.say(f"{text} (process {os.getpid()})")
+
+    await run_agent(config, source, stop=stop, ready=up)
+    with suppress(OSError):
+        pid_file.unlink(missing_ok=True)
+
+
+def _source(*, demo: bool, replay: Path | None, interval: float | None) -> Source:
+    other = shell.other_source(demo=demo, replay=replay)
+    if other is not None:
+        return Stamped(other)
+    from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
+
+    return LocalMachine(interval_seconds=interval or 0.5, threads=True)
+
+
+class Stamped:
+    """Another machine's frames as if they were of now."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def sample(self, now: float) -> Frame:
+        """The next frame, with the times of now.
+
+        Raises:
+            EndOfRecordingError: There is none left.
+        """
+        return self._source.sample(now)._replace(time=now, monotonic=time.monotonic())
+
+    def close(self) -> None:
+        """Let the other one go."""
+        self._source.close()
+
+
+def _token(path: Path | None) -> str | None:
+    """The token to show: of the file that was named, of the environment, or of this user's configuration."""
+    from gpulse.cluster.tokens import read_token  # noqa: PLC0415  --help needs none of it
+
+    chosen = path or os.environ.get("GPULSE_TOKEN_FILE")
+    if chosen:
+        return read_token(os.fspath(chosen))
+    if token := os.environ.get("GPULSE_TOKEN", "").strip():
+        return token
+    default = service.default_token_file()
+    return read_token(str(default)) if os.access(default, os.R_OK) else None
+
+
+def _labels(given: tuple[str, ...]) -> dict[str, str]:
+    labels = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{text!r} is no label; write KEY=VALUE", param_hint="--label")
+        labels[key] = value
+    return labels
+
+
+def _tls(ca: Path | None, cert: Path | None, key: Path | None, *, wanted: bool) -> Tls | None:
+    from gpulse.cluster.agent.link import Tls  # noqa: PLC0415  loads gRPC
+
+    if not wanted and ca is None and cert is None and key is None:
+        return None
+    return Tls(*(None if path is None else str(path) for path in (ca, cert, key)))

@@ -1,0 +1,242 @@
+"""`gsprof`: heads, agents and sessions under the names and with the options of the tool they replace."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from gpulse._version import __version__
+from gpulse.cli import recover, remote, session, shell, target
+from gpulse.errors import GpulseError
+from gpulse.terminal import format as f
+
+if TYPE_CHECKING:
+    from gpulse.cluster.client.address import Transport
+
+DATA_DIR = Path(".gswarm_profiler_data")
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_EXISTING_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class _Borrowed(NamedTuple):
+    """A command of gpulse under another name."""
+
+    module: str
+    help: str
+    defaults: dict[str, Any]
+    extra: tuple[click.Parameter, ...] = ()
+
+
+_RESILIENT = click.Option(
+    ["--resilient"],
+    is_flag=True,
+    expose_value=False,
+    help="Accepted; agents always reconnect and keep frames.",
+)
+_BORROWED = {
+    "start": _Borrowed(
+        "gpulse.cli.head",
+        "Start the head: gRPC for agents on 8090, HTTP on 8091, for all machines, data in .gswarm_profiler_data/.",
+        {"host": "0.0.0.0", "data_dir": DATA_DIR},  # noqa: S104  as the users of gsprof expect; a token is needed
+    ),
+    "connect": _Borrowed(
+        "gpulse.cli.agent", "Sample this machine for the head at HEAD until Ctrl-C.", {}, (_RESILIENT,)
+    ),
+}
+
+
+def _borrowed(name: str, borrowed: _Borrowed) -> click.Command:
+    """The other command with its own defaults."""
+    original: click.Command = importlib.import_module(borrowed.module).command
+    parameters: list[click.Parameter] = []
+    for parameter in original.params:
+        mine = copy.copy(parameter)
+        if mine.name in borrowed.defaults:
+            mine.default = borrowed.defaults[mine.name]
+            if isinstance(mine, click.Option):
+                mine.show_default = True
+        parameters.append(mine)
+    return click.Command(
+        name, params=[*parameters, *borrowed.extra], callback=original.callback, help=borrowed.help
+    )
+
+
+class _Group(click.Group):
+    """A group that loads the commands it borrows when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        return [*_BORROWED, *self.commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _BORROWED:
+            return _borrowed(cmd_name, _BORROWED[cmd_name])
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Group, context_settings=_CONTEXT)
+@click.option("--debug", is_flag=True, hidden=True)
+@click.version_option(__version__, prog_name="gsprof (gpulse)")
+def command(*, debug: bool) -> None:
+    """Profile the GPUs of many machines: one head, a client on each machine, named sessions.
+
+    The same programs as `gpulse head`, `gpulse agent`, `gpulse session` and `gpulse report`, which have more.
+    """
+
+
+_SPOKEN: dict[Transport, str] = {"grpc": "gRPC", "http": "HTTP"}
+_PORTS: dict[Transport, int] = {"grpc": 8090, "http": 8091}
+
+
+def _address(transport: Transport) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    return click.argument("head", required=False, metavar=f"[HOST[:{_PORTS[transport]}]]")
+
+
+def _profile(name: str, transport: Transport) -> None:
+    """Add the command that begins a session."""
+
+    @command.command(name, help=f"Begin a session, over {_SPOKEN[transport]}.")
+    @_address(transport)
+    @click.option(
+        "--name", callback=remote.not_empty, help="The session's name; the head finds one when left out."
+    )
+    @target.access_options
+    def profile(*, name: str | None, **given: Any) -> None:
+        chosen = _chosen(given, transport)
+        stop = "gsprof stop" if transport == "grpc" else "gsprof http-stop"
+        session.begin(
+            chosen, {"name": name}, transport=transport, stop=f"{stop} {_where(chosen, transport)} --name"
+        )
+
+
+def _stop(name: str, transport: Transport) -> None:
+    """Add the command that ends sessions."""
+
+    @command.command(name, help=f"End a session, or all of them, over {_SPOKEN[transport]}.")
+    @_address(transport)
+    @click.option("--name", callback=remote.not_empty, help="The session to end; all when left out.")
+    @remote.format_option
+    @target.access_options
+    def stop(*, name: str | None, output_format: str | None, **given: Any) -> int:
+        body = {"name": name, "format": output_format}
+        begin = "profile" if transport == "grpc" else "http-profile"
+        chosen = _chosen(given, transport)
+        with remote.asking(lambda: chosen.connect(transport)) as there:
+            answer = there.call("stop", {key: value for key, value in body.items() if value})
+            sessions = remote.written(there, answer)
+        if not sessions:
+            raise GpulseError(
+                f.plain(str(answer["message"])),
+                hint=f"gsprof {begin} {_where(chosen, transport)} --name NAME",
+            )
+        return remote.tell_written(sessions, verb="stopped")
+
+
+def _status(name: str, transport: Transport) -> None:
+    """Add the command that shows a head."""
+
+    @command.command(name, help=f"Show the head, its nodes and sessions, over {_SPOKEN[transport]}.")
+    @_address(transport)
+    @click.option("--json", "as_json", is_flag=True, help="Print the head's answer as JSON.")
+    @target.access_options
+    def status(*, as_json: bool, **given: Any) -> int:
+        from gpulse.cli.status import show  # noqa: PLC0415  other commands need none of it
+
+        return show(
+            _chosen(given, transport), as_json=as_json, no_color=False, transport=transport, name="gsprof"
+        )
+
+
+_profile("profile", "grpc")
+_status("status", "grpc")
+_stop("stop", "grpc")
+_profile("http-profile", "http")
+_status("http-status", "http")
+_stop("http-stop", "http")
+
+
+def _chosen(given: dict[str, Any], transport: Transport) -> target.Target:
+    """The head that is named, or the one that was started here."""
+    chosen = target.taken(given)
+    if chosen.head or os.environ.get("GPULSE_HEAD"):
+        return chosen
+    here = target.running_at(DATA_DIR, transport)
+    return chosen if here is None else chosen._replace(head=here.target)
+
+
+def _where(chosen: target.Target, transport: Transport) -> str:
+    return chosen.head or chosen.address(transport).target
+
+
+@command.command("exit")
+@_address("grpc")
+@target.access_options
+def end(**given: Any) -> None:
+    """End the head; sessions that go on can be recovered."""
+    with remote.asking(_chosen(given, "grpc").connect) as there:
+        there.call("exit")
+        shell.write(f"the head at {there.place} ends")
+
+
+@command.command("recover")
+@_address("grpc")
+@click.option("--name", callback=remote.not_empty, help="The session.")
+@recover.options
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    default=DATA_DIR,
+    show_default=True,
+    help="Where to look when no head is named.",
+)
+@target.access_options
+def recover_session(*, data_dir: Path, **given: Any) -> None:
+    """List the sessions that were interrupted, go on with one, or export one.
+
+    Without the address of a head it looks into the data directory here, and asks the head that works there.
+    """
+    chosen = target.taken(given)
+    asked = recover.Asked(**given)
+    if chosen.head is None and data_dir.is_dir():
+        recover.in_directory(asked, data_dir, chosen)
+        return
+    try:
+        with remote.asking(chosen.connect) as there:
+            recover.at_head(asked, there)
+    except GpulseError as error:
+        from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
+
+        if chosen.head is not None or not isinstance(error, UnreachableError):
+            raise
+        raise GpulseError(
+            f"there is no {data_dir}/ here, and {error.message}",
+            hint="go where the head was started, or name the head: gsprof recover HOST:8090 --list",
+        ) from error
+
+
+@command.command("stat")
+@click.option("--data", type=_EXISTING_FILE, required=True, metavar="FILE", help="A session's file.")
+@click.option(
+    "--plot", type=_EXISTING_FILE, metavar="PICTURE", help="Also draw it: .pdf, .png, .svg or .html."
+)
+def stat(*, data: Path, plot: Path | None) -> int:
+    """Say what the GPUs of a session did, and draw it."""
+    from gpulse.cli.report import show  # noqa: PLC0415  other commands need none of it
+
+    return show(data, plot)
+
+
+def main() -> None:
+    """The entry point of `gsprof`."""
+    sys.exit(shell.run(command, name="gsprof"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""`gpulse head`: takes what agents send, keeps it, and answers for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpulse.cli import service
+from gpulse.errors import GpulseError, MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from gpulse.cli.service import Ready
+    from gpulse.cluster.api.interface import HeadInterface
+    from gpulse.cluster.head.head import Frontend, HeadConfig, Listening, MakeFrontend
+    from gpulse.cluster.security import Access, TlsFiles
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="gRPC port for agents."
+)
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=8091,
+    show_default=True,
+    help="HTTP port for people and programs; 0 for none.",
+)
+@click.option(
+    "--freq",
+    type=click.IntRange(50, 3_600_000),
+    metavar="MS",
+    help="Milliseconds between two samples of every agent; 500 at first, then as before.",
+)
+@click.option("--enable-bandwidth/--disable-bandwidth", default=None, help="PCIe traffic in sessions.")
+@click.option("--enable-nvlink/--disable-nvlink", default=None, help="NVLink traffic in sessions.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where everything is kept; in the state directory of this user when left out.",
+)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=Path(),
+    metavar="DIR",
+    help="Where files of stopped sessions go; here when left out.",
+)
+@click.option(
+    "--retention",
+    type=service.duration,
+    metavar="TIME",
+    default="30d",
+    show_default=True,
+    help="How long history is kept.",
+)
+@click.option(
+    "--disk-limit",
+    type=service.size,
+    metavar="SIZE",
+    default="50GiB",
+    show_default=True,
+    help="How large it may get.",
+)
+@click.option(
+    "--seal-after",
+    type=service.duration,
+    metavar="TIME",
+    default="10m",
+    show_default=True,
+    help="How long frames stay in the log alone before they become history.",
+)
+@click.option(
+    "--auto-resume", is_flag=True, help="Go on with the sessions that the last head left, without asking."
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The token that other machines need; made when it is not there.",
+)
+@click.option("--insecure", is_flag=True, help="Serve other machines without a token.")
+@click.option(
+    "--cors-origin", "origins", multiple=True, metavar="ORIGIN", help="Pages of this origin may ask."
+)
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PEM",
+    help="Certificate of this head.",
+)
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False), metavar="PEM", help="Its key.")
+@click.option(
+    "--tls-client-ca",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PEM",
+    help="Take only clients with a certificate of this authority.",
+)
+@click.option("--with-agent", is_flag=True, help="Watch this machine too.")
+@service.background_options
+def command(**options: object) -> int:
+    """Collect what agents send: keep it, show it, cut sessions out of it.
+
+    \b
+    gpulse head                          on this machine alone
+    gpulse head --host 0.0.0.0           for agents on other machines
+    gpulse agent HEAD:8090               on each of those
+    gpulse session start training_run    then, wherever you are
+    """  # noqa: D301  click needs the backspace itself
+    return start(**options)  # type: ignore[arg-type]
+
+
+def start(
+    *,
+    host: str,
+    port: int,
+    http_port: int,
+    freq: int | None,
+    enable_bandwidth: bool | None,
+    enable_nvlink: bool | None,
+    data_dir: Path | None,
+    output_dir: Path,
+    retention: float,
+    disk_limit: int,
+    seal_after: float,
+    auto_resume: bool,
+    token_file: Path | None,
+    insecure: bool,
+    origins: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    with_agent: bool,
+    background: bool,
+    log_file: Path | None,
+) -> int:
+    """Run a head until it is told to end."""
+    if port != 0 and port == http_port:
+        raise UsageError("gRPC and HTTP cannot share a port", hint="choose another --http-port")
+    if insecure and token_file is not None:
+        raise UsageError("--insecure needs no token, and --token-file is one", hint="leave out one of them")
+    _check_extra()
+    directory = data_dir or service.state_dir("head")
+    place = output_dir.absolute()
+    ready = service.into_background("head", directory, log_file) if background else service.Ready()
+    service.start_logging()
+    try:
+        from gpulse.cluster.head.head import HeadConfig  # noqa: PLC0415  loads gRPC, which must not be forked
+        from gpulse.cluster.security import Access  # noqa: PLC0415
+
+        access = Access(
+            _token(token_file, host=host, insecure=insecure),
+            origins,
+            names=_own_names(host),
+            insecure=insecure,
+        )
+        config = HeadConfig(
+            data_dir=str(directory.absolute()),
+            output_dir=str(place),
+            host=host,
+            port=port,
+            interval_ms=freq,
+            bandwidth=enable_bandwidth,
+            nvlink=enable_nvlink,
+            keep_seconds=retention,
+            limit_bytes=disk_limit,
+            seal_seconds=max(1.0, seal_after),
+            auto_resume=auto_resume,
+            tls=_tls(tls_cert, tls_key, tls_client_ca),
+        )
+        asyncio.run(_run(config, access, http_port, ready, with_agent=with_agent))
+    except GpulseError as error:
+        ready.fail(f"{error.message}{f' (try: {error.hint})' if error.hint else ''}")
+        raise
+    return 0
+
+
+async def _run(config: HeadConfig, access: Access, http_port: int, ready: Ready, *, with_agent: bool) -> None:
+    from gpulse.cluster.head.head import Head  # noqa: PLC0415
+
+    head = Head(config, access)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, head.stop)
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def up(listening: Listening) -> None:
+        http = f", http://{listening.http}" if listening.http else ""
+        ready.say(f"gpulse head listens on {listening.grpc}{http} (process {os.getpid()})")
+        if with_agent:
+            agents.append(_own_agent(listening, config))
+
+    frontend = _frontend(access, config, http_port) if http_port else None
+    try:
+        await head.run(frontend=frontend, ready=up)
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait()
+
+
+def _own_agent(listening: Listening, config: HeadConfig) -> subprocess.Popen[bytes]:
+    """An agent for this machine; it ends with the head."""
+    port = listening.grpc.rpartition(":")[2]
+    command = [
+        sys.executable,
+        "-m",
+        "gpulse",
+        "agent",
+        f"localhost:{port}",
+        "--state-dir",
+        f"{config.data_dir}/agent",
+    ]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603  our own program
+
+
+def _token(path: Path | None, *, host: str, insecure: bool) -> str | None:
+    """The token that other machines need; None where nobody but this machine can come, or everybody may."""
+    from gpulse.cluster.security import is_loopback, load_or_make_token  # noqa: PLC0415
+
+    if insecure:
+        log.warning("--insecure: whoever reaches this head can read and control it")
+        return None
+    if path is None and (host == "localhost" or is_loopback(host)):
+        return None
+    chosen = path or service.default_token_file()
+    token = load_or_make_token(str(chosen))
+    log.info("other machines need the token in %s", chosen)
+    return token
+
+
+def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    from gpulse.cluster.security import TlsFiles  # noqa: PLC0415
+
+    if cert is None and key is None and client_ca is None:
+        return None
+    if cert is None or key is None:
+        raise UsageError("TLS needs --tls-cert and --tls-key", hint="give both")
+    return TlsFiles(str(cert), str(key), str(client_ca) if client_ca else None).checked()
+
+
+def _check_extra() -> None:
+    try:
+        import duckdb  # noqa: F401, PLC0415
+        import numpy  # noqa: F401, ICN001, PLC0415
+        import starlette  # noqa: F401, PLC0415
+        import uvicorn  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingExtraError("gpulse head", "head") from error
+
+
+def _own_names(host: str) -> set[str]:
+    """The names by which this machine may be asked from itself."""
+    names = (
+        {socket.gethostname(), socket.getfqdn()} if host not in ("127.0.0.1", "::1", "localhost") else set()
+    )
+    return {name for name in names | {host} if name and name not in ("0.0.0.0", "::")}  # noqa: S104  compared, not bound
+
+
+def _frontend(access: Access, config: HeadConfig, port: int) -> MakeFrontend:
+    from gpulse.web.frontend import open_frontend  # noqa: PLC0415
+
+    async def make(head: HeadInterface, clock: Callable[[], float]) -> Frontend:
+        return await open_frontend(head, access, host=config.host, port=port, tls=config.tls, clock=clock)
+
+    return make

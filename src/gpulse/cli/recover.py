@@ -1,0 +1,160 @@
+"""Sessions whose head ended under them: listed, resumed or written to files, with a head or without one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import click
+
+from gpulse.cli import remote, shell, target
+from gpulse.errors import GpulseError, MissingExtraError, UsageError
+from gpulse.terminal import format as f
+
+if TYPE_CHECKING:
+    from gpulse.cluster.api.interface import Document
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class Asked(NamedTuple):
+    """What somebody wants of interrupted sessions."""
+
+    name: str | None = None
+    session_id: str | None = None
+    listed: bool = False
+    exported: bool = False
+    output_format: str | None = None
+    output: Path | None = None
+    as_json: bool = False
+    no_color: bool = False
+
+    @property
+    def wanted(self) -> str:
+        """The name or the id.
+
+        Raises:
+            UsageError: There is neither.
+        """
+        found = self.session_id or self.name
+        if not found:
+            raise UsageError("which session?", hint="give its name, or see which there are with --list")
+        return found
+
+
+def options(command: Command) -> Command:
+    """The options that make an `Asked`, the name aside."""
+    for option in reversed(
+        (
+            click.option("--session-id", metavar="ID", help="The session, when several have one name."),
+            click.option("--list", "listed", is_flag=True, help="List the sessions that can be recovered."),
+            click.option(
+                "--export", "exported", is_flag=True, help="Write its file here instead of going on."
+            ),
+            remote.format_option,
+            click.option(
+                "-o",
+                "--output",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="With --export: a new file or a directory.",
+            ),
+            click.option("--json", "as_json", is_flag=True, help="With --list: print JSON."),
+            click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1)."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def at_head(asked: Asked, head: remote.Head) -> None:
+    """Do it at a head."""
+    if asked.listed or not (asked.name or asked.session_id):
+        answer = head.call("sessions")
+        _list(asked, [session for session in answer["sessions"] if session["recoverable"]])
+    elif asked.exported:
+        remote.fetch(
+            head, asked.wanted, remote.chosen_format(asked.output_format, asked.output), asked.output
+        )
+    else:
+        body = {"session_id": asked.session_id} if asked.session_id else {"name": asked.wanted}
+        session = head.call("recover", body)["session"]
+        shell.write(f"{f.plain(str(session['name']))} goes on{_gap(session)}")
+
+
+def in_directory(asked: Asked, directory: Path, chosen: target.Target) -> None:
+    """Do it with the data of a head: ask the head if one holds it, else look into it.
+
+    Raises:
+        GpulseError: A head holds it and does not say where it is, or it is no such directory.
+    """
+    if holder_of(directory) is not None:
+        address = target.running_at(directory)
+        if address is None:
+            raise GpulseError(
+                f"a head is at work in {directory}, and does not say where it listens",
+                hint="wait until it is up, or name it: HOST:8090",
+            )
+        with remote.asking(chosen._replace(head=address.target).connect) as head:
+            at_head(asked, head)
+        return
+    try:
+        from gpulse.cluster.client import offline  # noqa: PLC0415  loads numpy and DuckDB
+    except ImportError as error:
+        raise MissingExtraError("reading the data of a head", "head") from error
+    if asked.listed or not (asked.name or asked.session_id):
+        with remote.Waiting(f"reading {directory}"):
+            sessions = offline.described(str(directory), time.time())
+        _list(asked, [session for session in sessions if session["recoverable"]])
+    elif asked.exported:
+        _export(asked, directory)
+    else:
+        session = offline.recover(
+            str(directory), name=asked.name, session_id=asked.session_id, now=time.time()
+        )
+        shell.write(f"{f.plain(session.name)} goes on when a head is started with {directory}")
+
+
+def _export(asked: Asked, directory: Path) -> None:
+    from gpulse.cluster.client import offline  # noqa: PLC0415  loads numpy and DuckDB
+
+    kind = remote.chosen_format(asked.output_format, asked.output)
+    with offline.opened(str(directory)) as store:
+        session = offline.find(store, asked.wanted)
+        remote.save(
+            session.name,
+            kind,
+            asked.output,
+            lambda file, told: offline.write(store, session, kind, file, told),
+        )
+
+
+def holder_of(directory: Path) -> int | None:
+    """The process that holds the data of a head, 0 when it does not say; None when nobody does."""
+    from gpulse.store.holder import holder  # noqa: PLC0415  --help needs none of it
+
+    return holder(str(directory))
+
+
+def _list(asked: Asked, sessions: Sequence[Document]) -> None:
+    if asked.as_json:
+        shell.write(json.dumps({"sessions": list(sessions)}, indent=2))
+        return
+    if not sessions:
+        shell.write("there is no session to recover")
+        return
+    from gpulse.terminal.cluster import session_lines  # noqa: PLC0415
+
+    paint = shell.paint(no_color=asked.no_color)
+    shell.write("\n".join(session_lines(sessions, now=time.time(), width=shell.width(), paint=paint)))
+
+
+def _gap(session: Document) -> str:
+    from gpulse.terminal.cluster import seconds_of  # noqa: PLC0415
+
+    gaps = session.get("interruptions") or [{}]
+    start, end = seconds_of(gaps[-1].get("start_time")), seconds_of(gaps[-1].get("end_time"))
+    return f", with a gap of {f.duration(end - start)}" if start is not None and end is not None else ""

@@ -1,0 +1,162 @@
+"""What commands that stay share: where their state is, their log, and running in the background."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from gpulse.errors import GpulseError
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_DURATIONS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def duration(text: str) -> float:
+    """A length of time from the command line, in seconds: `90`, `10m`, `1h30m`, `30d`.
+
+    Raises:
+        click.BadParameter: It is none.
+    """
+    given = text.strip().lower()
+    if re.fullmatch(r"\d{1,12}(\.\d+)?", given):
+        return float(given)
+    parts = re.findall(r"(\d{1,12}(?:\.\d+)?)(ms|[smhdw])", given)
+    if not parts or "".join(number + unit for number, unit in parts) != given:
+        raise click.BadParameter(f"{text!r} is no length of time; write 90, 10m, 1h30m or 30d")
+    return sum(float(number) * _DURATIONS[unit] for number, unit in parts)
+
+
+def size(text: str) -> int:
+    """A number of bytes from the command line: `500MB`, `50GiB`.
+
+    Raises:
+        click.BadParameter: It is none.
+    """
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no size; write 500MB or 50GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def config_dir() -> Path:
+    """Where this user's settings are."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gpulse"
+
+
+def state_dir(*parts: str) -> Path:
+    """Where this user's state on this machine is: homes may be shared by many machines."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base.joinpath("gpulse", platform.node() or "localhost", *parts)
+
+
+def default_token_file() -> Path:
+    """Where the token is when nobody says otherwise."""
+    return config_dir() / "token"
+
+
+def start_logging() -> None:
+    """Say what happens on standard error, a line each."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname).1s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        force=True,
+    )
+    for name in ("asyncio", "uvicorn"):  # a client that hangs up is nothing to tell
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def background_options(command: Command) -> Command:
+    """The options of commands that can run in the background."""
+    flag = click.option(
+        "--background", is_flag=True, help="Go on in the background, and say where the log is."
+    )
+    log_file = click.option(
+        "--log-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Where the log goes in the background; beside the data when left out.",
+    )
+    return flag(log_file(command))
+
+
+class Ready:
+    """Tells whoever started a command that it is up, or why it is not."""
+
+    def __init__(self, channel: int | None = None) -> None:
+        self._channel = channel
+
+    def say(self, text: str) -> None:
+        """It is up."""
+        self._send(f"+{text}")
+
+    def fail(self, text: str) -> None:
+        """It will not come up."""
+        self._send(f"-{text}")
+
+    def _send(self, text: str) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with suppress(OSError):
+                os.write(channel, text.encode()[:4000])
+            os.close(channel)
+
+
+def into_background(name: str, directory: Path, log_file: Path | None) -> Ready:
+    """Go on in a process of its own; the one that was started waits until that is up, says so, and ends.
+
+    Must be called before anything starts a thread.
+
+    Raises:
+        GpulseError: The log cannot be written.
+    """
+    log_path = (log_file or directory / f"{name}.log").absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise GpulseError(
+            f"cannot write {log_path}: {error.strerror}", hint="name another place with --log-file"
+        ) from error
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        os.close(log)
+        os._exit(_report(name, reading, log_path))
+    os.close(reading)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return Ready(writing)
+
+
+def _report(name: str, channel: int, log_path: Path) -> int:
+    """Wait for the child's word and pass it on; the exit code."""
+    said = b""
+    with suppress(KeyboardInterrupt):
+        while piece := os.read(channel, 4096):
+            said += piece
+    text = said.decode("utf-8", "replace")
+    if text.startswith("+"):
+        print(f"{text[1:]}; log: {log_path}", flush=True)
+        return 0
+    print(f"gpulse {name}: {text[1:] or 'it ended at once'}; see {log_path}", file=sys.stderr, flush=True)
+    return 1

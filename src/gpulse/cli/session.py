@@ -1,0 +1,297 @@
+"""`gpulse session`: begin, end, list and fetch profiling sessions of a head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpulse.cli import recover, remote, service, shell, target
+from gpulse.errors import UsageError
+from gpulse.terminal import format as f
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from gpulse.cluster.api.interface import Document
+
+_OUTPUT = click.Path(path_type=Path, allow_dash=True)
+_COMPLETION_SECONDS = 1.0
+
+
+def _names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of sessions, for a shell that completes one; none when the head does not answer at once."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+    from gpulse.errors import GpulseError  # noqa: PLC0415
+
+    try:
+        chosen = target.Target(head=ctx.params.get("head"))
+        with chosen.connect(call_seconds=_COMPLETION_SECONDS) as client:
+            found = client.call("sessions")["sessions"]
+    except GpulseError:
+        return []
+    return [
+        CompletionItem(session["name"], help=session["state"])
+        for session in reversed(found)
+        if session["name"].startswith(incomplete)
+    ]
+
+
+@click.group()
+def command() -> None:
+    """Named profiling sessions over all nodes of a head.
+
+    \b
+    gpulse session start training_run      from now on; --since 10m: ten minutes ago already
+    gpulse session list
+    gpulse session stop training_run       writes training_run.json where the head was started
+    gpulse session export training_run     brings it here
+    """  # noqa: D301  click needs the backspace itself
+
+
+@command.command()
+@click.argument("name", required=False, callback=remote.not_empty)
+@click.option(
+    "--since",
+    type=service.duration,
+    metavar="TIME",
+    help="Begin in the past, such as 10m: it is stored already.",
+)
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Only this node; can be given again.")
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="GPU",
+    help="Only this GPU, as index, NODE:INDEX or UUID; can be given again.",
+)
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Something to find it by.")
+@click.option(
+    "--freq",
+    "interval_ms",
+    type=click.IntRange(50, 3_600_000),
+    metavar="MS",
+    help="One frame of its file for so many milliseconds; as agents sample when left out.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@target.options
+def start(
+    *,
+    name: str | None,
+    since: float | None,
+    nodes: tuple[str, ...],
+    gpus: tuple[str, ...],
+    labels: tuple[str, ...],
+    interval_ms: int | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Begin a session called NAME; the head finds a name when there is none."""
+    body: dict[str, Any] = {
+        "name": name,
+        "since": since,
+        "nodes": list(nodes),
+        "gpus": list(gpus),
+        "labels": pairs(labels),
+        "interval_ms": interval_ms,
+    }
+    begin(target.taken(given), body, as_json=as_json)
+
+
+def begin(
+    chosen: target.Target,
+    body: Document,
+    *,
+    as_json: bool = False,
+    transport: Any = "grpc",
+    stop: str = "gpulse session stop",
+) -> None:
+    """Begin a session, and say how to end it."""
+    with remote.asking(lambda: chosen.connect(transport)) as head:
+        answer = head.call(
+            "start", {key: value for key, value in body.items() if value not in (None, [], {})}
+        )
+    if as_json:
+        shell.write(json.dumps(answer, indent=2))
+        return
+    from gpulse.terminal.cluster import seconds_of  # noqa: PLC0415  --help needs none of it
+
+    session = answer["session"]
+    name = f.plain(str(session["name"]))
+    began = seconds_of(session["start_time"])
+    earlier = f", from {f.duration(body['since'])} ago on" if body.get("since") and began else ""
+    there = f" --head {chosen.head}" if chosen.head and not stop.startswith("gsprof") else ""
+    shell.write(f"{name} is being profiled{earlier}; end it with: {stop} {name}{there}")
+
+
+@command.command()
+@click.argument("name", required=False, shell_complete=_names, callback=remote.not_empty)
+@click.option("--all", "everything", is_flag=True, help="All sessions that go on.")
+@remote.format_option
+@click.option(
+    "-o",
+    "--output",
+    type=_OUTPUT,
+    metavar="FILE",
+    help="Also bring the file here; a directory takes it under its own name.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@target.options
+def stop(
+    *,
+    name: str | None,
+    everything: bool,
+    output_format: str | None,
+    output: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """End the session NAME, and wait until its file is written.
+
+    NAME can be left out when only one goes on.
+    """
+    if name and everything:
+        raise UsageError("NAME means one session, --all means all", hint="leave out one of them")
+    kind = remote.chosen_format(output_format, output)
+    with remote.asking(target.taken(given).connect) as head:
+        names = [name] if name else active_names(head, all_of_them=everything)
+        if len(names) > 1 and output is not None and not output.is_dir():
+            raise UsageError("several sessions do not fit into one file", hint="give a directory with -o")
+        sessions = []
+        for each in names:
+            outcome = head.call("stop", {"name": each, "format": kind})
+            sessions += remote.written(head, outcome)
+        if as_json:
+            shell.write(json.dumps({"sessions": sessions}, indent=2))
+            code = int(any(session["export"]["state"] == "failed" for session in sessions))
+        else:
+            aside = output is not None and str(output) == remote.STDOUT
+            code = remote.tell_written(sessions, verb="stopped", say=shell.remark if aside else shell.write)
+        if output is not None:
+            for session in sessions:
+                remote.fetch(head, session["session_id"], kind, output)
+    return code
+
+
+def active_names(head: remote.Head, *, all_of_them: bool) -> list[str]:
+    """The sessions that go on: the only one, or all when all are meant.
+
+    Raises:
+        UsageError: There is none, or it is not clear which one is meant.
+    """
+    names = [str(session["name"]) for session in head.call("sessions")["sessions"] if session["is_active"]]
+    if not names:
+        raise UsageError("no session is active", hint="gpulse session list")
+    if len(names) > 1 and not all_of_them:
+        raise UsageError(
+            f"{len(names)} sessions are active: {', '.join(map(f.plain, names))}",
+            hint="give the name of one, or --all",
+        )
+    return names
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print the head's answer as JSON.")
+@click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1).")
+@target.options
+def list_sessions(*, as_json: bool, no_color: bool, **given: Any) -> None:
+    """List all sessions, the newest last."""
+    with remote.asking(target.taken(given).connect) as head:
+        answer = head.call("sessions")
+        now = head.call("status").get("time")
+    if as_json:
+        shell.write(json.dumps(answer, indent=2))
+    elif not answer["sessions"]:
+        shell.write("there is no session yet; start one with: gpulse session start NAME")
+    else:
+        from gpulse.terminal.cluster import seconds_of, session_lines  # noqa: PLC0415
+
+        paint = shell.paint(no_color=no_color)
+        lines = session_lines(answer["sessions"], now=seconds_of(now), width=shell.width(), paint=paint)
+        shell.write("\n".join(lines))
+
+
+@command.command()
+@click.argument("name", shell_complete=_names)
+@click.option("--json", "as_json", is_flag=True, help="Print the head's answer as JSON.")
+@click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1).")
+@target.options
+def show(*, name: str, as_json: bool, no_color: bool, **given: Any) -> None:
+    """Show everything about the session NAME, which can be an id too."""
+    with remote.asking(target.taken(given).connect) as head:
+        session = head.call("session", {"name": name})
+        now = head.call("status").get("time")
+    if as_json:
+        shell.write(json.dumps(session, indent=2))
+        return
+    from gpulse.terminal.cluster import seconds_of, session_facts  # noqa: PLC0415
+
+    paint = shell.paint(no_color=no_color)
+    lines = session_facts(session, now=seconds_of(now), width=shell.width(), paint=paint)
+    shell.write("\n".join(lines))
+
+
+@command.command()
+@click.argument("name", shell_complete=_names)
+@remote.format_option
+@click.option(
+    "-o",
+    "--output",
+    type=_OUTPUT,
+    metavar="FILE",
+    help="A new file or a directory, - for standard output; NAME.json here when left out.",
+)
+@target.options
+def export(*, name: str, output_format: str | None, output: Path | None, **given: Any) -> None:
+    """Bring the file of the session NAME here, also while it goes on.
+
+    Nothing is overwritten: where there is NAME.json already, NAME-2.json is made.
+    """
+    kind = remote.chosen_format(output_format, output)
+    with remote.asking(target.taken(given).connect) as head:
+        remote.fetch(head, name, kind, output)
+
+
+@command.command("recover")
+@click.argument("name", required=False, shell_complete=_names, callback=remote.not_empty)
+@recover.options
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Look into the data of a head that does not run.",
+)
+@target.options
+def recover_session(*, data_dir: Path | None, **given: Any) -> None:
+    """Go on with a session that was interrupted because its head ended.
+
+    \b
+    gpulse session recover --list          which can be recovered
+    gpulse session recover NAME            go on; the gap stays visible in its data
+    gpulse session recover --export NAME   bring what there is here, and leave it as it is
+    """  # noqa: D301  click needs the backspace itself
+    chosen = target.taken(given)
+    asked = recover.Asked(**given)
+    if data_dir is not None:
+        recover.in_directory(asked, data_dir, chosen)
+        return
+    with remote.asking(chosen.connect) as head:
+        recover.at_head(asked, head)
+
+
+def pairs(labels: tuple[str, ...]) -> dict[str, str]:
+    """Labels from the command line.
+
+    Raises:
+        UsageError: One is none.
+    """
+    found = {}
+    for text in labels:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{text!r} is no label", hint="--label KEY=VALUE")
+        found[key] = value
+    return found

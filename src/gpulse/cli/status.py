@@ -1,0 +1,59 @@
+"""`gpulse status`: how a head is, who is connected, which sessions go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from gpulse.cli import remote, shell, target
+
+NOT_RUNNING = 3
+
+
+@click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="Every node, however many there are.")
+@click.option("--json", "as_json", is_flag=True, help="Print the head's answer as JSON.")
+@click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1).")
+@target.options
+def command(*, everything: bool, as_json: bool, no_color: bool, **given: Any) -> int:
+    """Show the head, its storage, its nodes and the sessions that go on.
+
+    The exit code is 3 when no head runs there.
+    """
+    return show(target.taken(given), as_json=as_json, no_color=no_color, everything=everything)
+
+
+def show(
+    chosen: target.Target,
+    *,
+    as_json: bool,
+    no_color: bool,
+    everything: bool = False,
+    transport: Any = "grpc",
+    name: str = "gpulse",
+) -> int:
+    """Print a head's status; the exit code."""
+    from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
+
+    try:
+        with remote.asking(lambda: chosen.connect(transport)) as head:
+            status = head.call("status")
+    except UnreachableError as error:
+        shell.complain(name, error.message, error.hint)
+        return NOT_RUNNING
+    if as_json:
+        shell.write(json.dumps(status, indent=2))
+        return 0
+    from gpulse.terminal.cluster import status_lines  # noqa: PLC0415
+
+    lines = status_lines(
+        status,
+        head.place,
+        width=shell.width(),
+        paint=shell.paint(no_color=no_color),
+        every_node=everything,
+    )
+    shell.write("\n".join(lines))
+    return 0

@@ -1,0 +1,131 @@
+"""What happened from one frame to the next, in words: processes that came and went, health, findings, clock steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpulse.model.finding import Finding
+from gpulse.model.frame import Frame
+from gpulse.model.health import Health
+from gpulse.model.process import ProcessIdentity, ProcessReading
+
+STEP_SECONDS = 1.0
+"""A difference between two clocks from which on somebody set one of them."""
+FINDINGS_SECONDS = 30.0
+"""How often findings are told again when only their numbers have changed."""
+_SCRIPTS = (".py", ".sh", ".jl", ".pl", ".rb", ".js", ".lua", ".r", ".ipynb")
+_WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
+
+Event = dict[str, Any]
+_Key = tuple[int, float | None]
+
+
+class Changes:
+    """Takes the frames of one run, one after the other, and gives the events that go with each."""
+
+    def __init__(self, *, version: str, pid: int, full_commands: bool = False) -> None:
+        """Know nothing yet.
+
+        Args:
+            version: Of gpulse.
+            pid: Of the agent.
+            full_commands: Tell whole command lines, which may hold secrets.
+        """
+        self._started: Event | None = {"event": "agent_started", "version": version, "pid": pid}
+        self._full_commands = full_commands
+        self._offset: float | None = None
+        self._processes: dict[_Key, tuple[ProcessIdentity, bool]] = {}
+        self._health: tuple[object, ...] = ()
+        self._findings: tuple[object, ...] = ()
+        self._findings_told = 0.0
+
+    def __call__(self, frame: Frame, findings: Sequence[Finding] = ()) -> list[Event]:
+        """The events of the next frame.
+
+        Args:
+            frame: The frame.
+            findings: What is wrong as of it.
+        """
+        events: list[Event] = []
+        if self._started is not None:
+            events.append(self._started)
+            self._started = None
+        events += self._clock(frame)
+        if frame.host is not None or frame.gpus:  # else nothing could be read, which is no end of anything
+            events += self._process_events(frame.processes)
+        events += self._health_event(frame.health)
+        events += self._findings_event(findings, frame.monotonic)
+        return events
+
+    def _clock(self, frame: Frame) -> Iterable[Event]:
+        offset = frame.time - frame.monotonic
+        before, self._offset = self._offset, offset
+        if before is not None and abs(offset - before) > STEP_SECONDS:
+            yield {"event": "clock_step", "seconds": round(offset - before, 6)}
+
+    def _process_events(self, readings: Iterable[ProcessReading]) -> Iterable[Event]:
+        now = {_key(reading.identity): (reading.identity, reading.on_gpu) for reading in readings}
+        if now == self._processes:
+            return
+        for pid, start in self._processes.keys() - now.keys():
+            yield {"event": "process_end", "pid": pid, "start_time": start}
+        for key, (identity, on_gpu) in now.items():
+            if self._processes.get(key) != (identity, on_gpu):
+                yield self._process(identity, on_gpu=on_gpu)
+        self._processes = now
+
+    def _process(self, identity: ProcessIdentity, *, on_gpu: bool) -> Event:
+        command = identity.command if self._full_commands else shortened(identity.command)
+        return {
+            "event": "process",
+            "pid": identity.pid,
+            "start_time": identity.start_time,
+            "parent_pid": identity.parent_pid,
+            "name": identity.name,
+            "command": list(command),
+            "owner": identity.owner._asdict(),
+            "on_gpu": on_gpu,
+        }
+
+    def _health_event(self, entries: Sequence[Health]) -> Iterable[Event]:
+        # How long something has been silent is no change.
+        now = tuple(entry._replace(detail=entry.detail.translate(_WITHOUT_DIGITS)) for entry in entries)
+        if now != self._health:
+            self._health = now
+            yield {"event": "health", "entries": [_health(entry) for entry in entries]}
+
+    def _findings_event(self, findings: Sequence[Finding], now: float) -> Iterable[Event]:
+        keys = tuple(sorted((item.id, item.label or "", item.severity) for item in findings))
+        is_old = bool(findings) and now - self._findings_told >= FINDINGS_SECONDS
+        if keys != self._findings or is_old:
+            self._findings, self._findings_told = keys, now
+            yield {
+                "event": "findings",
+                "findings": [item.to_dict() for item in findings],
+                "verdict": findings[0].summary if findings else None,
+            }
+
+
+def _key(identity: ProcessIdentity) -> _Key:
+    return identity.pid, identity.start_time
+
+
+def _health(entry: Health) -> Event:
+    return {**entry._asdict(), "metrics": list(entry.metrics)}
+
+
+def shortened(command: Sequence[str]) -> tuple[str, ...]:
+    """Program and script, or module, of a command line: the rest of it may hold secrets."""
+    words = os.path.basename(command[0]).split() if command else []
+    if not words:
+        return ()
+    for place, argument in enumerate(command[1:], 1):
+        if argument == "-c":  # what follows is a program, not the name of one
+            break
+        if argument == "-m" and place + 1 < len(command):
+            return words[0], "-m", command[place + 1]
+        if argument.lower().endswith(_SCRIPTS) and not argument.startswith("-"):
+            return words[0], os.path.basename(argument)
+    return (words[0],)

@@ -1,0 +1,189 @@
+"""Keeps an agent connected to its head: opens one stream after the other, and waits between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from gpulse.cluster import wire
+from gpulse.cluster.agent.backoff import Backoff
+from gpulse.cluster.agent.stream import Side, Stream, printable
+from gpulse.cluster.tls import channel_credentials
+from gpulse.errors import GpulseError, UsageError
+
+_QUIET_SECONDS = 600.0
+"""The same failure is told again after so long."""
+
+_REFUSALS = {
+    grpc.StatusCode.UNAUTHENTICATED: "copy the head's token file to this machine and name it with --token-file",
+    grpc.StatusCode.PERMISSION_DENIED: "check that the token is the head's: --token-file",
+    grpc.StatusCode.FAILED_PRECONDITION: "install the same version of gpulse here and at the head",
+    grpc.StatusCode.INVALID_ARGUMENT: "install the same version of gpulse here and at the head",
+    grpc.StatusCode.UNIMPLEMENTED: "something else than a gpulse head answers there: check address and port",
+}
+
+_BRACKETS = re.compile(r"\[([0-9A-Fa-f:.%\w]+)\](?::(\d{1,5}))?", re.ASCII)
+_PLAIN = re.compile(r"([^:]+)(?::(\d{1,5}))?", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._%:-]{1,253}", re.ASCII)
+
+_log = logging.getLogger(__name__)
+
+
+class RefusedByHeadError(GpulseError):
+    """The head does not want this agent."""
+
+
+class Tls(NamedTuple):
+    """How to speak TLS, as PEM files."""
+
+    ca: str | None = None
+    """Who vouches for the head; the system's when None."""
+    cert: str | None = None
+    key: str | None = None
+
+
+class LinkConfig(NamedTuple):
+    """Where the head is, and what to show it."""
+
+    target: str
+    """`host:port`, IPv6 addresses in brackets."""
+    token: str | None = None
+    tls: Tls | None = None
+
+
+class Link:
+    """Connects again and again."""
+
+    def __init__(self, config: LinkConfig, side: Side, chance: Callable[[], float]) -> None:
+        """Prepare to connect.
+
+        Args:
+            config: Where to.
+            side: What there is to send, and who listens.
+            chance: Numbers from 0 to 1.
+        """
+        self._config = config
+        self._side = side
+        self._backoff = Backoff(chance)
+        self._stream: Stream | None = None
+        self._stopping = asyncio.Event()
+        self._was_welcome = False
+        self._said: tuple[str, float] = ("", 0.0)
+        self.contacted = asyncio.Event()
+        """Set once the first attempt has come to something, or to nothing."""
+
+    def wake(self) -> None:
+        """There is something new to send."""
+        if self._stream is not None:
+            self._stream.awake.set()
+
+    def announce(self) -> None:
+        """There are runs that the head has not been told of: say hello again."""
+        stream = self._stream
+        if stream is not None and not {run.note.id for run in self._side.buffer.runs()} <= stream.told_runs:
+            stream.end()
+
+    def stop(self) -> None:
+        """Send what there is, say goodbye, and end `run`."""
+        self._stopping.set()
+        if self._stream is not None:
+            self._stream.stop()
+
+    async def run(self) -> None:
+        """Stay connected until `stop`.
+
+        Raises:
+            RefusedByHeadError: The head does not want this agent, and never did.
+        """
+        while not self._stopping.is_set():
+            stream = Stream(open_channel(self._config), self._config.token, self._side)
+            self._stream = stream
+            try:
+                wait = await self._attempt(stream)
+            finally:
+                self._stream = None
+                await stream.close()
+            await self._pause(wait)
+
+    async def _attempt(self, stream: Stream) -> float:
+        """Be connected for as long as it lasts; how long to wait then."""
+        began = self._side.monotonic()
+        try:
+            await stream.run(self._connected)
+        except grpc.aio.AioRpcError as error:
+            code, why = error.code(), printable(error.details() or error.code().name.lower())
+            if code in _REFUSALS:
+                return self._refused(stream, why, _REFUSALS[code])
+        except OSError as error:  # a timeout is one, too
+            why = str(error) or "it did not answer in time"
+        except GpulseError as error:
+            why = error.message
+        else:
+            return 0.0
+        lasted = 0.0 if stream.welcomed_as is None else self._side.monotonic() - began
+        wait = self._backoff.failed(lasted)
+        self._say(stream, why, wait)
+        return wait
+
+    def _connected(self, name: str) -> None:
+        self._was_welcome = True
+        self.contacted.set()
+        self._said = ("", 0.0)
+        _log.info("connected to %s%s", self._config.target, f" as {printable(name)}" if name else "")
+
+    def _refused(self, stream: Stream, why: str, hint: str) -> float:
+        if not self._was_welcome:
+            raise RefusedByHeadError(f"the head at {self._config.target} refuses: {why}", hint=hint)
+        wait = self._backoff.refused()
+        self._say(stream, why, wait)
+        return wait
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _say(self, stream: Stream, why: str, wait: float) -> None:
+        """One line for a connection that was lost, few for those that never came to be."""
+        self.contacted.set()
+        now = self._side.monotonic()
+        target = self._config.target
+        if stream.welcomed_as is not None:
+            _log.warning("lost the connection to %s (%s), trying again in %.1f s", target, why, wait)
+        elif self._said[0] != why or now - self._said[1] > _QUIET_SECONDS:
+            _log.warning("not connected to %s (%s), trying again in %.1f s, and so on", target, why, wait)
+            self._said = (why, now)
+
+
+def open_channel(config: LinkConfig) -> grpc.aio.Channel:
+    """A channel to the head; nothing is sent yet.
+
+    Raises:
+        UsageError: A certificate cannot be used.
+    """
+    options: Any = wire.channel_options()
+    if config.tls is None:
+        return grpc.aio.insecure_channel(config.target, options=options)
+    return grpc.aio.secure_channel(config.target, channel_credentials(*config.tls), options=options)
+
+
+def target_of(address: str) -> str:
+    """`host:port` of what people write as a head's address: the port may be missing, IPv6 may lack its brackets.
+
+    Raises:
+        UsageError: It is no address.
+    """
+    match = _BRACKETS.fullmatch(address) or (None if address.count(":") > 1 else _PLAIN.fullmatch(address))
+    host, port = (match[1], match[2]) if match else (address, None)
+    is_ipv6 = ":" in host
+    if not _NAME.fullmatch(host) or host.count(":") == 1 or (port is not None and not 0 < int(port) < 65536):
+        raise UsageError(f"{address!r} is not the address of a head", hint="gpulse agent HOST:8090")
+    return f"[{host}]:{port or wire.DEFAULT_PORT}" if is_ipv6 else f"{host}:{port or wire.DEFAULT_PORT}"

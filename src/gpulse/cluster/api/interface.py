@@ -1,0 +1,146 @@
+"""What a head can be asked and told: the one interface behind gRPC, HTTP and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from gpulse.errors import GpulseError
+from gpulse.model.finding import Finding
+from gpulse.model.frame import Frame
+from gpulse.model.metric import Scope
+from gpulse.model.process import ProcessIdentity
+from gpulse.store.base import Statistic
+
+Document = dict[str, Any]
+"""A JSON object."""
+Format = Literal["json", "jsonl", "csv", "parquet"]
+NodeState = Literal["healthy", "late", "lost"]
+
+
+class RefusedError(GpulseError):
+    """The head will not do what it was asked."""
+
+    def __init__(self, status: int, message: str, *, hint: str | None = None) -> None:
+        """Say no.
+
+        Args:
+            status: As in HTTP: 400 it makes no sense, 401 who are you, 403 you may not, 404 no such thing, 409 it
+                cannot be now, 503 not at the moment.
+            message: What is wrong.
+            hint: What to try.
+        """
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class LiveNode(NamedTuple):
+    """A node as it was heard of last."""
+
+    id: int
+    name: str
+    state: NodeState
+    connected: bool
+    seen: float
+    """When the head last got something from it."""
+    frame: Frame | None
+    """The newest frame; its times are on the head's clock. None when nothing came since the head started."""
+    processes: Mapping[int, ProcessIdentity]
+    findings: Sequence[Finding | Mapping[str, Any]]
+    labels: Mapping[str, str]
+    version: str
+
+
+class Download(NamedTuple):
+    """A file on its way to somebody."""
+
+    name: str
+    media_type: str
+    pieces: AsyncIterator[bytes]
+
+
+class HeadInterface(Protocol):
+    """Everything that can be done with a head. What it refuses raises RefusedError."""
+
+    def info(self) -> Document:
+        """Who this is."""
+
+    def status(self) -> Document:
+        """How the head is, what it stores, who is connected."""
+
+    def clients(self) -> Document:
+        """The nodes and their GPUs."""
+
+    def latest(self) -> Document:
+        """The newest readings of every node."""
+
+    def sessions(self) -> Document:
+        """All sessions."""
+
+    def session(self, name: str) -> Document:
+        """One session, by its id or the newest of that name."""
+
+    async def start_session(
+        self,
+        *,
+        name: str | None,
+        since_seconds: float | None = None,
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        interval_ms: int | None = None,
+    ) -> Document:
+        """Begin a session, in the past when asked to."""
+
+    async def stop_sessions(self, *, name: str | None = None, output_format: Format = "json") -> Document:
+        """End one session, or all that are active, and write their files."""
+
+    async def recover_session(self, *, name: str | None = None, session_id: str | None = None) -> Document:
+        """Go on with a session that was interrupted."""
+
+    async def export_session(self, *, name: str, output_format: Format = "json") -> Document:
+        """Write a session's file again, where the head keeps such files."""
+
+    def download(self, *, name: str, output_format: Format = "json") -> Download:
+        """A session's file, piece by piece."""
+
+    async def query(
+        self,
+        *,
+        metric: str,
+        scope: Scope = "gpu",
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        start: float | None = None,
+        end: float | None = None,
+        step: float | None = None,
+        statistic: Statistic = "mean",
+    ) -> Document:
+        """The history of one metric."""
+
+    async def events(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        kinds: Sequence[str] = (),
+        nodes: Sequence[str] = (),
+    ) -> Document:
+        """What happened."""
+
+    def findings(self) -> Document:
+        """What is wrong now, worst first."""
+
+    async def change_settings(
+        self, *, interval_ms: int | None = None, bandwidth: bool | None = None, nvlink: bool | None = None
+    ) -> Document:
+        """Change how agents sample; they follow at once."""
+
+    def live(self) -> list[LiveNode]:
+        """Every node with its newest frame."""
+
+    async def wait(self, after: int, timeout_seconds: float) -> int:
+        """Wait until something new came than what was there at `after`; the number to give next time."""
+
+    def shut_down(self) -> Document:
+        """End the head, gently."""

@@ -1,0 +1,1 @@
+"""How commands speak to a head, or to the directory of one that is gone."""

@@ -1,0 +1,77 @@
+"""One agent's connection, as the head sees it: what is to be told to it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NoReturn, Protocol
+
+import grpc
+
+from gpulse.cluster.head.fleet import Member
+from gpulse.cluster.wire_pb2 import Durable, HeadMessage, Hello
+
+log = logging.getLogger(__name__)
+
+
+class Context(Protocol):
+    """What gRPC gives a handler."""
+
+    def peer(self) -> str:
+        """Who calls."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call with an error."""
+
+    async def write(self, message: bytes) -> None:
+        """Send one message."""
+
+
+class Stream:
+    """One agent's connection."""
+
+    def __init__(self, member: Member, hello: Hello, task: asyncio.Task[None]) -> None:
+        self.member = member
+        self.instance = hello.instance
+        self.boot = hello.boot
+        self.boots = {run.id: run.boot for run in hello.runs}
+        self.task = task
+        self.reason: tuple[grpc.StatusCode, str] | None = None
+        """Why it is being ended by the head."""
+        self.clock_offset_us: int | None = None
+        """Head's time minus agent's monotonic time; the smallest seen, which had the least delay in it."""
+        self._due: dict[bytes, int] = {}
+        self._messages: list[HeadMessage] = []
+        self._wake = asyncio.Event()
+
+    def acknowledge(self, run: bytes, sequence: int) -> None:
+        """Tell the agent how far its frames are on disk."""
+        self._due[run] = sequence
+        self._wake.set()
+
+    def tell(self, message: HeadMessage) -> None:
+        """Send the agent something else."""
+        self._messages.append(message)
+        self._wake.set()
+
+    def end(self, code: grpc.StatusCode, reason: str) -> None:
+        """End the connection."""
+        self.reason = (code, reason)
+        self.task.cancel()
+
+    def sender_ended(self, sender: asyncio.Task[None]) -> None:
+        """Without its sender a connection is worth nothing."""
+        if not sender.cancelled() and sender.exception() is not None:
+            log.warning("cannot write to %s: %s", self.member.name, sender.exception())
+            self.end(grpc.StatusCode.UNAVAILABLE, "the connection cannot be written to")
+
+    async def send(self, context: Context) -> None:
+        """Send what there is to send until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages, self._messages = self._messages, []
+            due, self._due = self._due, {}
+            messages += [HeadMessage(durable=Durable(run=run, sequence=last)) for run, last in due.items()]
+            for message in messages:
+                await context.write(message.SerializeToString())

@@ -1,0 +1,148 @@
+"""How a head describes its nodes and sessions: the fields of the profiler's API, and ours beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from gpulse.cluster.api.interface import Document, LiveNode
+from gpulse.model.device import Device
+from gpulse.model.frame import GpuReading
+from gpulse.model.session import Session
+
+_GIGA = 1e9
+
+
+def iso(seconds: float | None) -> str | None:
+    """A time as ISO 8601 in UTC."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def gpu_id(node: str, device: Device) -> str:
+    """`host:3:NVIDIA H200`."""
+    return f"{node}:{device.label}:{device.name}"
+
+
+def node_gpus(node: LiveNode) -> list[Document]:
+    """A node's GPUs, as the profiler's API lists them."""
+    if node.frame is None:
+        return []
+    return [
+        {
+            "id": gpu_id(node.name, gpu.device),
+            "name": gpu.device.name,
+            "physical_idx": gpu.device.index,
+            "uuid": gpu.device.uuid,
+        }
+        for gpu in node.frame.gpus
+    ]
+
+
+def client(node: LiveNode, now: float) -> Document:
+    """One node with its GPUs."""
+    gpus = node_gpus(node)
+    return {
+        "client_id": node.name,
+        "hostname": node.name.partition("#")[0],
+        "gpu_count": len(gpus),
+        "gpus": gpus,
+        **_how(node, now),
+    }
+
+
+def _how(node: LiveNode, now: float) -> Document:
+    return {
+        "state": node.state,
+        "connected": node.connected,
+        "last_seen": iso(node.seen),
+        "silent_seconds": round(max(0.0, now - node.seen), 3),
+        "version": node.version,
+        "labels": dict(node.labels),
+    }
+
+
+def reading(node: LiveNode, gpu: GpuReading, *, bandwidth: bool, nvlink: bool) -> Document:
+    """One GPU's newest values, as the profiler's API gives them, and all others under their own names."""
+    used, total = gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes")
+    document: Document = {
+        "gpu_id": gpu_id(node.name, gpu.device),
+        "physical_idx": gpu.device.index,
+        "name": gpu.device.name,
+        "gpu_util": _percent(gpu.get("gpu_utilization_ratio")),
+        "gpu_memory": None if used is None or not total else round(100 * used / total, 3),
+    }
+    if bandwidth:
+        received, sent = gpu.get("pcie_rx_bytes_per_second"), gpu.get("pcie_tx_bytes_per_second")
+        document["dram_bandwidth"] = _giga(received, sent)
+        document["dram_bandwidth_rx"], document["dram_bandwidth_tx"] = _giga(received), _giga(sent)
+    if nvlink:
+        document["gpu_bandwidth"] = _giga(
+            gpu.get("nvlink_rx_bytes_per_second"), gpu.get("nvlink_tx_bytes_per_second")
+        )
+    document["values"] = gpu.values
+    return document
+
+
+def _percent(ratio: float | None) -> float | None:
+    return None if ratio is None else round(100 * ratio, 3)
+
+
+def _giga(*parts: float | None) -> float | None:
+    if any(part is None for part in parts):
+        return None
+    return round(sum(part or 0.0 for part in parts) / _GIGA, 6)
+
+
+def session(session: Session, now: float) -> Document:
+    """One session."""
+    end = session.end
+    if end is None:
+        end = session.interruptions[-1].start if session.state == "interrupted" else now
+    return {
+        "name": session.name,
+        "session_id": session.id,
+        "is_active": session.is_active,
+        "state": session.state,
+        "recoverable": session.state == "interrupted",
+        "start_time": iso(session.start),
+        "end_time": iso(session.end),
+        "frame_count": max(0, int((end - session.start) * 1000 / session.interval_ms)),
+        "interval_ms": session.interval_ms,
+        "output_file": session.output or f"{session.name}.json",
+        "labels": dict(session.labels),
+        "nodes": list(session.nodes),
+        "gpus": list(session.gpus),
+        "enable_bandwidth_profiling": session.bandwidth,
+        "enable_nvlink_profiling": session.nvlink,
+        "interruptions": [
+            {"start_time": iso(part.start), "end_time": iso(part.end)} for part in session.interruptions
+        ],
+    }
+
+
+def nodes(live: Iterable[LiveNode], now: float) -> list[Document]:
+    """Every node in a line."""
+    return [
+        {"name": node.name, "gpu_count": len(node.frame.gpus) if node.frame else None, **_how(node, now)}
+        for node in live
+    ]
+
+
+def findings(live: Iterable[LiveNode]) -> list[dict[str, Any]]:
+    """What is wrong now on all nodes, worst first."""
+    order = {"critical": 0, "high": 1, "medium": 2, "low": 3, "info": 4}
+    found = [
+        {"node": node.name, **(item if isinstance(item, dict) else item.to_dict())}  # type: ignore[union-attr]
+        for node in live
+        if node.state != "lost"
+        for item in node.findings
+    ]
+    return sorted(found, key=lambda item: (order.get(str(item.get("severity")), 5), -_weight(item)))
+
+
+def _weight(item: dict[str, Any]) -> float:
+    lost = item.get("lost_ratio")
+    return float(lost) if isinstance(lost, int | float) else 0.0

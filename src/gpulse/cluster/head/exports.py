@@ -1,0 +1,130 @@
+"""Sessions on their way into files: written beside everything else, never in the way of frames."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from gpulse.cluster.api.interface import Document, Download, Format, RefusedError
+from gpulse.errors import GpulseError
+from gpulse.export.session.files import create_session_file
+from gpulse.export.session.members import members
+from gpulse.export.session.write import SessionExport, write_session
+from gpulse.model.session import Session
+from gpulse.store.base import Store, StoredGpu
+from gpulse.store.disk import disk_error
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPES: dict[Format, str] = {
+    "json": "application/json",
+    "jsonl": "application/x-ndjson",
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+class _State(NamedTuple):
+    state: str
+    path: str | None = None
+    error: str | None = None
+
+
+class Exports:
+    """Writes sessions' files, one after the other."""
+
+    def __init__(self, store: Store, directory: str, *, now: Callable[[], float]) -> None:
+        """Prepare to write.
+
+        Args:
+            store: Where the frames are.
+            directory: Where files go.
+            now: The head's clock.
+        """
+        self.directory = directory
+        self._store = store
+        self._now = now
+        self._states: dict[str, _State] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+
+    def gpus(self, nodes: Sequence[str], gpus: Sequence[str]) -> list[StoredGpu]:
+        """The GPUs that these words mean.
+
+        Raises:
+            RefusedError: Some of them mean none.
+        """
+        wish = Session("", "", 0.0, 0.0, 1000, nodes=tuple(nodes), gpus=tuple(gpus))
+        try:
+            return members(wish, self._store.gpus())
+        except GpulseError as error:
+            raise RefusedError(404, error.message, hint=error.hint) from error
+
+    def begin(self, session: Session, output_format: Format, written: Callable[[Session, str], None]) -> None:
+        """Write a session's file; `written` is told where it is once it is complete."""
+        if session.id in self._tasks:
+            return
+        self._states[session.id] = _State("writing")
+        task = asyncio.create_task(self._write(session, output_format, written))
+        self._tasks[session.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(session.id, None))
+
+    async def finished(self, ids: Collection[str], timeout_seconds: float) -> None:
+        """Wait until these are written, but not for longer than that."""
+        tasks = [self._tasks[name] for name in ids if name in self._tasks]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        await self.finished(list(self._tasks), 60.0)
+
+    def state(self, session: Session) -> Document:
+        """How far a session's file is."""
+        state = self._states.get(session.id) or _State("done" if session.output else "none", session.output)
+        return {"state": state.state, "path": state.path, "error": state.error}
+
+    def download(self, session: Session, output_format: Format, now: float) -> Download:
+        """A session's file for somebody, piece by piece."""
+        pieces = _pieces(self._store, session, output_format, now)
+        return Download(f"{session.name}.{output_format}", MEDIA_TYPES[output_format], _from_thread(pieces))
+
+    async def _write(
+        self, session: Session, output_format: Format, written: Callable[[Session, str], None]
+    ) -> None:
+        try:
+            async with self._turn:
+                path = await asyncio.to_thread(self._write_file, session, output_format)
+        except GpulseError as error:
+            log.error("session %s could not be written: %s", session.name, error.message)
+            self._states[session.id] = _State("failed", error=error.message)
+            return
+        except Exception as error:
+            log.exception("session %s could not be written", session.name)
+            self._states[session.id] = _State("failed", error=f"{type(error).__name__}: {error}")
+            return
+        log.info("session %s is in %s", session.name, path)
+        self._states[session.id] = _State("done", path)
+        written(session, path)
+
+    def _write_file(self, session: Session, output_format: Format) -> str:
+        with create_session_file(self.directory, session.name, f".{output_format}") as draft:
+            try:
+                write_session(self._store, session, draft.file, output_format, now=self._now())
+            except OSError as error:
+                raise disk_error(
+                    f"write {session.name}.{output_format} in {self.directory}", error
+                ) from error
+            return draft.publish()
+
+
+def _pieces(store: Store, session: Session, output_format: Format, now: float) -> Iterator[bytes]:
+    """The file's bytes; nothing is looked up before the first of them is asked for."""
+    yield from SessionExport(store, session, output_format, now=now)
+
+
+async def _from_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece

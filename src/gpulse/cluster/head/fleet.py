@@ -1,0 +1,245 @@
+"""The nodes as they are now: their runs, their newest frames, and what they said about themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from gpulse.cluster.api.interface import LiveNode, NodeState
+from gpulse.cluster.head.membership import Register, state_of
+from gpulse.model.columns import Layout, PackedFrame
+from gpulse.model.device import Node
+from gpulse.model.frame import Frame
+from gpulse.model.health import Health
+from gpulse.model.packing import unpack_frame
+from gpulse.model.process import Owner, ProcessIdentity
+from gpulse.store.base import StoredNode, StoredProcess
+
+_QUICK_SCOPES = frozenset({"gpu", "host"})
+
+
+class Past(Protocol):
+    """What is known from before."""
+
+    def nodes(self) -> dict[int, StoredNode]:
+        """All nodes, by their numbers."""
+
+    def processes(
+        self, *, start: float, end: float, nodes: Collection[int] | None = None
+    ) -> list[StoredProcess]:
+        """The processes that lived in `[start, end)`."""
+
+    def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
+        """The last event of a kind, by node."""
+
+    def seen(self, node: int) -> float | None:
+        """When something came from a node last, as far as that is known."""
+
+
+class Run:
+    """One life of an agent: how far its frames came."""
+
+    def __init__(self, node: int, last: int = 0) -> None:
+        self.node = node
+        self.received = last
+        """The newest frame that came, on disk or not."""
+        self.durable = last
+        """The newest frame on disk."""
+        self.dropped = 0
+        """How many its agent had to give up, as far as was told."""
+        self.killed = False
+        """Whether it was told that it ended badly."""
+
+
+class Member:
+    """One node while the head runs."""
+
+    def __init__(self, stored: StoredNode, seen: float) -> None:
+        self.stored = stored
+        self.seen = seen
+        """When something came from it last, on the head's clock."""
+        self.state: NodeState = "healthy"
+        self.connected = False
+        self.version = ""
+        self.shift_us = 0
+        self.processes: dict[int, ProcessIdentity] = {}
+        self.findings: Sequence[Mapping[str, Any]] = ()
+        self.health: tuple[Health, ...] = ()
+        self._newest: tuple[PackedFrame, int] | None = None
+        self._slow: PackedFrame | None = None
+        self._decoded: Frame | None = None
+
+    @property
+    def name(self) -> str:
+        """How people name it."""
+        return self.stored.name
+
+    def take(self, packed: PackedFrame, layouts: Mapping[int, Layout], shift_us: int) -> None:
+        """The newest frame came."""
+        self._newest = (packed, shift_us)
+        self._decoded = None
+        if any(layouts[block.layout].scope not in _QUICK_SCOPES for block in packed.blocks):
+            self._slow = packed
+
+    def frame(self, layouts: Mapping[int, Layout]) -> Frame | None:
+        """The newest frame, taken apart when somebody asks for it."""
+        if self._decoded is None and self._newest is not None:
+            packed, shift_us = self._newest
+            frame = unpack_frame(
+                node_of(self.stored),
+                layouts,
+                packed,
+                slow=self._slow,
+                identities=self.processes,
+                shift_us=shift_us,
+            )
+            self._decoded = frame._replace(health=self.health)
+        return self._decoded
+
+    def happened(self, events: bytes) -> None:
+        """Take in what an agent said in one frame; what cannot be understood is passed over."""
+        try:
+            documents = json.loads(events)
+        except ValueError:
+            return
+        for document in documents if isinstance(documents, list) else ():
+            if isinstance(document, dict):
+                self._happened(document)
+
+    def _happened(self, document: dict[str, Any]) -> None:
+        match document.get("event"):
+            case "process":
+                identity = identity_of(document)
+                if identity is not None:
+                    self.processes[identity.pid] = identity
+            case "process_end":
+                self.processes.pop(document.get("pid", -1), None)
+            case "agent_started":
+                self.processes.clear()
+            case "findings":
+                found = document.get("findings")
+                self.findings = [f for f in found if isinstance(f, dict)] if isinstance(found, list) else ()
+            case "health":
+                entries = document.get("entries")
+                self.health = tuple(_health_of(entries)) if isinstance(entries, list) else ()
+
+
+class Fleet:
+    """All nodes that this head knows."""
+
+    def __init__(
+        self, nodes: Mapping[int, StoredNode], runs: Mapping[bytes, Run], layouts: dict[int, Layout]
+    ) -> None:
+        self.register = Register(nodes.values())
+        self.members: dict[int, Member] = {}
+        self.runs = dict(runs)
+        self.layouts = layouts
+        """Shared with the store, which reads frames by them."""
+
+    def member(self, stored: StoredNode, now: float) -> Member:
+        """The node as it is now, heard of this moment if it is new."""
+        self.register.put(stored)
+        member = self.members.get(stored.id)
+        if member is None:
+            member = self.members[stored.id] = Member(stored, now)
+        member.stored = stored
+        return member
+
+    def restore(self, store: Past, now: float) -> None:
+        """Take up the nodes where the head before this one left them; none of them was heard of yet."""
+        living = store.processes(start=now, end=now + 1.0)
+        findings, health = store.latest("findings"), store.latest("health")
+        for node in store.nodes().values():
+            member = self.member(node, store.seen(node.id) or node.first_seen)
+            member.state = "lost"
+            for process in living:
+                identity = identity_of(process.identity) if process.node == node.id else None
+                if identity is not None:
+                    member.processes[identity.pid] = identity
+            for event, latest in (("findings", findings), ("health", health)):
+                if node.id in latest:
+                    member.happened(json.dumps([{**latest[node.id][1], "event": event}]).encode())
+
+    def check(self, now: float, interval_seconds: float) -> list[tuple[Member, NodeState]]:
+        """The nodes whose state is another one by now, and the one it was before."""
+        changed = []
+        for member in self.members.values():
+            state = state_of(now - member.seen, interval_seconds)
+            if state != member.state:
+                changed.append((member, member.state))
+                member.state = state
+        return changed
+
+    def live(self) -> list[LiveNode]:
+        """Every node with its newest frame, by name."""
+        return [
+            LiveNode(
+                member.stored.id,
+                member.name,
+                member.state,
+                member.connected,
+                member.seen,
+                member.frame(self.layouts),
+                member.processes,
+                member.findings,
+                member.stored.labels,
+                member.version,
+            )
+            for member in sorted(self.members.values(), key=lambda member: member.name)
+        ]
+
+
+def node_of(stored: StoredNode) -> Node:
+    """The node of the model that a stored one is."""
+    known = {name: stored.facts[name] for name in Node._fields[1:] if name in stored.facts}
+    known["numa_cpus"] = tuple(map(str, known.get("numa_cpus", ())))
+    return Node(stored.name, **known)
+
+
+def identity_of(document: Mapping[str, Any]) -> ProcessIdentity | None:
+    """The process that an event speaks of, None when it speaks of none."""
+    pid, owner = document.get("pid"), document.get("owner")
+    if not isinstance(pid, int):
+        return None
+    owner = owner if isinstance(owner, dict) else {}
+    command = document.get("command")
+    return ProcessIdentity(
+        pid,
+        _number(document.get("parent_pid")),
+        _time(document.get("start_time")),
+        _text(document.get("name")),
+        tuple(map(str, command)) if isinstance(command, list) else (),
+        Owner(
+            _text(owner.get("user")),
+            _number(owner.get("uid")),
+            _text(owner.get("job")),
+            _text(owner.get("container")),
+            _text(owner.get("pod")),
+        ),
+        _text(document.get("cgroup")),
+    )
+
+
+def _health_of(entries: Sequence[Any]) -> list[Health]:
+    known = []
+    for entry in entries:
+        try:
+            fields = {name: entry[name] for name in Health._fields if name in entry}
+            fields["metrics"] = tuple(fields.get("metrics", ()))
+            known.append(Health(**fields))
+        except (TypeError, KeyError):
+            continue
+    return known
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

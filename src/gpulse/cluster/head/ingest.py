@@ -1,0 +1,358 @@
+"""What agents send: checked, deduplicated, handed to the commit, and acknowledged when it is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from gpulse._version import __version__
+from gpulse.cluster import wire
+from gpulse.cluster.head.checks import (
+    check_moments,
+    check_numbers,
+    checked_frames,
+    checked_layout,
+    unzipped,
+)
+from gpulse.cluster.head.commit import Committer, Trouble
+from gpulse.cluster.head.connection import Stream
+from gpulse.cluster.head.fleet import Fleet, Member, Run
+from gpulse.cluster.head.greeting import Refused, checked_hello
+from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
+from gpulse.model.columns import PackedFrame, layout_id
+from gpulse.store.base import StoredNode
+from gpulse.store.book.frames import FrameEvents
+from gpulse.store.entry import Entry
+from gpulse.store.journal import Batch
+
+log = logging.getLogger(__name__)
+
+_HELLO_SECONDS = 10.0
+_SILENT_SECONDS = 10.0
+"""An agent that was silent for so long does not keep another one of its machine out."""
+_SKEW_SECONDS = 2.0
+"""Clocks that differ by less are taken to agree: the agent's own times are more exact than the delay of a message."""
+_SKEW_CHANGE_SECONDS = 0.5
+
+
+class Ingest:
+    """Takes agents' streams."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        committer: Callable[[], Committer],
+        *,
+        head_id: str,
+        now: Callable[[], float],
+        settings: Callable[[], Settings],
+        allowed: Callable[[str, Mapping[str, str]], str | None],
+    ) -> None:
+        """Prepare to take streams.
+
+        Args:
+            fleet: The nodes.
+            committer: What makes entries durable.
+            head_id: Which store this is.
+            now: The head's clock.
+            settings: How agents are to sample.
+            allowed: From the peer and the metadata of a call, why it is refused, or None.
+        """
+        self._fleet = fleet
+        self._committer = committer
+        self._head_id = head_id
+        self._now = now
+        self._settings = settings
+        self._allowed = allowed
+        self.streams: dict[int, Stream] = {}
+        """By node."""
+        self.frames = 0
+        """How many came since the head started."""
+        self.version = 0
+        """Grows with every batch."""
+        self._news = asyncio.Event()
+
+    # --- the connection
+
+    async def stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Handle one agent from hello to goodbye."""
+        metadata = {
+            key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
+        }
+        refused = self._allowed(context.peer(), metadata)
+        if refused is not None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
+        iterator = aiter(requests)
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                first = AgentMessage.FromString(await anext(iterator))
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came")
+        except Exception:  # noqa: BLE001  protobuf's errors differ between its versions
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is not one of an agent")
+        try:
+            stream = self._greet(first, context.peer())
+        except Refused as refusal:
+            log.warning("refused %s: %s", context.peer(), refusal.reason)
+            await context.abort(refusal.code, refusal.reason)
+        sender: asyncio.Task[None] | None = None
+        try:
+            # One at a time: gRPC does not take a message while it writes another.
+            await context.write(self._welcome(stream, first.hello).SerializeToString())
+            sender = asyncio.create_task(stream.send(context))
+            sender.add_done_callback(stream.sender_ended)
+            await self._listen(stream, iterator)
+        except Refused as refusal:
+            log.warning("ended the connection of %s: %s", stream.member.name, refusal.reason)
+            await context.abort(refusal.code, refusal.reason)
+        except asyncio.CancelledError:
+            if stream.reason is None:
+                raise
+            await context.abort(*stream.reason)
+        finally:
+            if sender is not None:
+                sender.cancel()
+            if self.streams.get(stream.member.stored.id) is stream:
+                del self.streams[stream.member.stored.id]
+                stream.member.connected = False
+
+    def _greet(self, message: AgentMessage, peer: str) -> Stream:
+        if message.WhichOneof("kind") != "hello":
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "an agent says hello first")
+        trouble = self._committer().trouble
+        if trouble is not None:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, f"the head cannot store anything: {trouble.message}")
+        hello = message.hello
+        facts = checked_hello(hello)
+        now = self._now()
+        stored = self._known(hello, facts, now)
+        member = self._fleet.member(stored, now)
+        self._take_over(member, hello)
+        member.seen, member.connected, member.version = now, True, hello.version
+        for run in hello.runs:
+            self._announced(run, stored, hello, now)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  handlers run in tasks
+        stream = Stream(member, hello, task)
+        stream.clock_offset_us = round(now * 1e6) - hello.monotonic_us
+        self.streams[stored.id] = stream
+        log.info("%s is connected (%s, gpulse %s)", member.name, peer, hello.version)
+        return stream
+
+    def _known(self, hello: Hello, facts: Mapping[str, Any], now: float) -> StoredNode:
+        """The node that says hello, under the name it had or gets."""
+        register = self._fleet.register
+        known = register.find(hello.host, hello.machine)
+        node = known or register.new(hello.host, hello.machine, now)
+        node = node._replace(facts=dict(facts), labels=dict(hello.labels))
+        if node != known:
+            self.note("node", **_node_fact(node))
+        if known is None:
+            register.put(node)
+            self.event("node_joined", node.id, name=node.name)
+            namesakes = register.namesakes(node)
+            if namesakes:
+                text = f"several machines call themselves {node.host}: one is shown as {node.name}"
+                log.warning("%s", text)
+                self.event("name_conflict", node.id, name=node.name, host=node.host)
+                for other in namesakes:
+                    if other.id in self.streams:
+                        self.streams[other.id].tell(HeadMessage(warning=text))
+        return node
+
+    def _take_over(self, member: Member, hello: Hello) -> None:
+        """Make place for a stream where there is one of the same machine, or refuse it."""
+        other = self.streams.get(member.stored.id)
+        if other is None:
+            return
+        if other.instance != hello.instance and self._now() - member.seen < _SILENT_SECONDS:
+            raise Refused(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"another agent of {member.name} is connected already; stop it, or give this one a --node-name",
+            )
+        other.end(grpc.StatusCode.ABORTED, "the agent connected anew")
+
+    def _announced(self, run: Any, node: StoredNode, hello: Hello, now: float) -> None:
+        known = self._fleet.runs.get(run.id)
+        if known is None:
+            self._fleet.runs[run.id] = Run(node.id)
+            fields = {"version": hello.version, "pid": hello.pid, "boot": run.boot or hello.boot}
+            self.note("run", run=run.id.hex(), node=node.id, time=now, **fields)
+        elif known.node != node.id:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "it has frames of another node: its state directory was copied from there; remove it",
+            )
+        state = self._fleet.runs[run.id]
+        if (
+            run.ended_badly and not state.killed
+        ):  # it is told with every hello until it is certain to be known
+            state.killed = True
+            self.event("run_killed", node.id, run=run.id.hex(), lost_at_most=run.lost_at_most)
+        self._dropped(node.id, run)
+
+    def _welcome(self, stream: Stream, hello: Hello) -> HeadMessage:
+        welcome = Welcome(
+            protocol=wire.PROTOCOL,
+            version=__version__,
+            head=self._head_id,
+            node=stream.member.name,
+            settings=self._settings(),
+            durable=[Durable(run=run.id, sequence=self._fleet.runs[run.id].durable) for run in hello.runs],
+        )
+        if stream.member.name != hello.host:
+            text = f"another machine is called {hello.host} too: this one is shown as {stream.member.name}"
+            stream.tell(HeadMessage(warning=text))
+        return HeadMessage(welcome=welcome)
+
+    async def _listen(self, stream: Stream, messages: AsyncIterator[bytes]) -> None:
+        committer = self._committer()
+        async for data in messages:
+            try:
+                message = AgentMessage.FromString(data)
+            except Exception:  # noqa: BLE001  protobuf's errors differ between its versions
+                raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "a message that makes no sense") from None
+            stream.member.seen = self._now()
+            match message.WhichOneof("kind"):
+                case "batch":
+                    self._batch(stream, message.batch)
+                    await committer.room()
+                case "layout":
+                    self._layout(stream, message.layout.text)
+                case "dropped":
+                    self._dropped(stream.member.stored.id, message.dropped)
+                case "goodbye":
+                    log.info("%s says goodbye", stream.member.name)
+                    return
+
+    def _dropped(self, node: int, run: Any) -> None:
+        """An agent says how many frames of a run it has given up in all."""
+        state = self._fleet.runs.get(run.id)
+        if state is not None and run.dropped > state.dropped:
+            self.event("frames_dropped", node, run=run.id.hex(), frames=run.dropped - state.dropped)
+            state.dropped = run.dropped
+
+    # --- what comes over it
+
+    def _layout(self, stream: Stream, text: bytes) -> None:
+        name = layout_id(text)
+        layout = self._fleet.layouts.get(name)
+        if layout is None:
+            layout = self._fleet.layouts[name] = checked_layout(text)
+            self.note("layout", id=str(name), text=text.decode())
+        if layout.scope == "gpu":
+            self.note("devices", node=stream.member.stored.id, layout=str(name), time=self._now())
+
+    def _batch(self, stream: Stream, message: Any) -> None:
+        run = self._fleet.runs.get(message.run)
+        if run is None or run.node != stream.member.stored.id:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "frames of a run that was not announced")
+        data = unzipped(message.frames) if message.zipped else message.frames
+        frames = checked_frames(data, message.count, self._fleet.layouts)
+        check_numbers(message.first, message.count)
+        now_us = round(self._now() * 1e6)
+        if stream.clock_offset_us is None or now_us - message.sent_monotonic_us < stream.clock_offset_us:
+            stream.clock_offset_us = now_us - message.sent_monotonic_us
+        first = message.first
+        repeated = run.received - first + 1
+        if repeated > 0:
+            frames = frames[repeated:]
+            data = b"".join(frame.to_bytes() for frame in frames)
+            first += repeated
+        if not frames:
+            if run.received <= run.durable:
+                stream.acknowledge(message.run, run.durable)
+            return
+        if first > run.received + 1:
+            missing = first - run.received - 1
+            self.event("gap", run.node, run=message.run.hex(), frames=missing, before=first)
+        shift_us = self._shift(stream, message.run, frames[-1])
+        check_moments(frames, shift_us)
+        batch = Batch(message.run, run.node, first, len(frames), now_us, shift_us, data)
+        run.received = batch.last
+        happened = tuple(
+            FrameEvents(run.node, batch.run, first + place, (frame.time_us + shift_us) / 1e6, frame.events)
+            for place, frame in enumerate(frames)
+            if frame.events
+        )
+        self._committer().add(Entry.of_batch(batch, happened))
+        member = stream.member
+        for item in happened:
+            member.happened(item.events)
+        slow = next((f for f in reversed(frames[:-1]) if len(f.blocks) > 2), None)
+        if slow is not None:
+            member.take(slow, self._fleet.layouts, shift_us)
+        member.take(frames[-1], self._fleet.layouts, shift_us)
+        self.frames += len(frames)
+        self.version += 1
+        self._news.set()
+
+    def _shift(self, stream: Stream, run: bytes, frame: PackedFrame) -> int:
+        """What to add to the times of these frames to have them on the head's clock."""
+        member = stream.member
+        if stream.clock_offset_us is None or (stream.boots.get(run) or stream.boot) != stream.boot:
+            return member.shift_us
+        off = frame.monotonic_us + stream.clock_offset_us - frame.time_us
+        shift_us = off if abs(off) > _SKEW_SECONDS * 1e6 else 0
+        if abs(shift_us - member.shift_us) > _SKEW_CHANGE_SECONDS * 1e6:
+            member.shift_us = shift_us
+            seconds = round(-shift_us / 1e6, 3)
+            self.event("clock_skew", member.stored.id, seconds=seconds)
+            log.warning("the clock of %s differs by %+.1f s from the head's", member.name, seconds)
+        return member.shift_us
+
+    # --- what is written down
+
+    def note(self, fact: str, **fields: Any) -> None:
+        """Write a fact to the log with the next commit."""
+        self._committer().add(Entry.of_fact(fact, **fields))
+
+    def event(self, kind: str, node: int | None, **detail: Any) -> None:
+        """Write down that something happened."""
+        self.note("event", time=self._now(), kind=kind, node=node, detail=detail)
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """Acknowledge what is on disk by now."""
+        reached: dict[bytes, int] = {}
+        for entry in entries:
+            if entry.batch is not None:
+                reached[entry.batch.run] = entry.batch.last
+        for name, last in reached.items():
+            run = self._fleet.runs[name]
+            run.durable = max(run.durable, last)
+            run.received = max(run.received, last)
+            stream = self.streams.get(run.node)
+            if stream is not None:
+                stream.acknowledge(name, run.durable)
+
+    def failed(self, trouble: Trouble) -> None:
+        """Forget what could not be written, and send the agents away: they keep it and come back."""
+        for run in self._fleet.runs.values():
+            run.received = run.durable
+        for stream in list(self.streams.values()):
+            stream.end(grpc.StatusCode.UNAVAILABLE, f"the head cannot store anything: {trouble.message}")
+
+    async def news(self) -> None:
+        """Wait until the next batch comes."""
+        self._news.clear()
+        await self._news.wait()
+
+    def clock_was_set(self) -> None:
+        """Find out anew how the agents' clocks differ from the head's."""
+        for stream in self.streams.values():
+            stream.clock_offset_us = None
+
+    def settings_changed(self) -> None:
+        """Tell every agent how to sample from now on."""
+        for stream in self.streams.values():
+            stream.tell(HeadMessage(settings=self._settings()))
+
+
+def _node_fact(node: StoredNode) -> dict[str, Any]:
+    fields = node._asdict()
+    fields["time"] = fields.pop("first_seen")
+    return fields

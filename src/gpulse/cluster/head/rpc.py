@@ -1,0 +1,89 @@
+"""The head's gRPC side: agents' streams, and the same operations that HTTP offers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+
+from gpulse.cluster import wire
+from gpulse.cluster.api.answers import dumps, failure, read_body
+from gpulse.cluster.api.interface import HeadInterface
+from gpulse.cluster.api.operations import call, download
+from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.wire_pb2 import Reply, Request
+from gpulse.errors import GpulseError
+
+log = logging.getLogger(__name__)
+
+_MOST_STREAMS = 20_000
+Allowed = Callable[[str, Mapping[str, str]], str | None]
+
+
+class Calls:
+    """Operations over gRPC."""
+
+    def __init__(self, head: HeadInterface, allowed: Allowed) -> None:
+        self._head = head
+        self._allowed = allowed
+
+    async def call(self, data: bytes, context: Any) -> bytes:
+        """One operation."""
+        request = await self._request(data, context)
+        try:
+            body = read_body(request.body)
+        except GpulseError as error:
+            status, document = failure(error)
+        else:
+            status, document = await call(self._head, request.operation, body)
+        return Reply(status=status, body=dumps(document).encode()).SerializeToString()
+
+    async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        """A session's file: the first reply says what comes, the others are its pieces."""
+        request = await self._request(data, context)
+        try:
+            file = download(self._head, read_body(request.body))
+            first = {"name": file.name, "media_type": file.media_type}
+            yield Reply(status=200, body=json.dumps(first).encode()).SerializeToString()
+            async for piece in file.pieces:
+                yield Reply(status=200, body=piece).SerializeToString()
+        except GpulseError as error:
+            status, document = failure(error)
+            yield Reply(status=status, body=json.dumps(document).encode()).SerializeToString()
+
+    async def _request(self, data: bytes, context: Any) -> Request:
+        refused = self._allowed(context.peer(), metadata_of(context))
+        if refused is not None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
+        try:
+            return Request.FromString(data)
+        except Exception:  # noqa: BLE001  protobuf's errors differ between its versions
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not a request")
+            raise AssertionError from None  # abort never returns
+
+
+def metadata_of(context: Any) -> dict[str, str]:
+    """The text among what a caller sent along."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def make_server(ingest: Ingest, calls: Calls) -> grpc.aio.Server:
+    """The server, with no port yet."""
+    server = grpc.aio.server(options=wire.server_options(), maximum_concurrent_rpcs=_MOST_STREAMS)
+    handlers: dict[str, Any] = {
+        "Stream": grpc.stream_stream_rpc_method_handler(ingest.stream),
+        "Call": grpc.unary_unary_rpc_method_handler(calls.call),
+        "Download": grpc.unary_stream_rpc_method_handler(calls.download),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
+    return server
+
+
+async def stop(server: grpc.aio.Server) -> None:
+    """End it, whatever agents do meanwhile."""
+    await server.stop(grace=1.0)
+    await asyncio.sleep(0)

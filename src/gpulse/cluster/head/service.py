@@ -1,0 +1,352 @@
+"""What a head does when it is asked: the interface behind gRPC, HTTP and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+from gpulse._version import __version__
+from gpulse.cluster.api.interface import Document, Download, Format, LiveNode, RefusedError
+from gpulse.cluster.head import describe
+from gpulse.cluster.head.commit import Committer
+from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.fleet import Fleet
+from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.past import Past
+from gpulse.cluster.head.sessions import (
+    LONGEST_INTERVAL_MS,
+    SHORTEST_INTERVAL_MS,
+    Sessions,
+    recovered,
+    stopped,
+)
+from gpulse.cluster.head.settings import Settings
+from gpulse.errors import DiskError
+from gpulse.model.metric import Scope
+from gpulse.model.session import Session
+from gpulse.store.base import Statistic, Store
+
+log = logging.getLogger(__name__)
+
+_EXPORT_PATIENCE_SECONDS = 10.0
+_LAST_FRAME_SECONDS = 1.0
+"""So long a stop waits for the frames that were taken before it and are still on their way."""
+
+
+class Service:
+    """A head's operations (`HeadInterface`)."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        ingest: Ingest,
+        committer: Committer,
+        store: Store,
+        sessions: Sessions,
+        settings: Settings,
+        exports: Exports,
+        storage: Callable[[], Document],
+        now: Callable[[], float],
+        stop: Callable[[], None],
+    ) -> None:
+        self._fleet = fleet
+        self._ingest = ingest
+        self._committer = committer
+        self._sessions = sessions
+        self._settings = settings
+        self._exports = exports
+        self._storage = storage
+        self._now = now
+        self._stop = stop
+        self._past = Past(store, fleet.register, exports.gpus)
+        self._started = now()
+        self._session_lock = asyncio.Lock()
+
+    # --- looking
+
+    def info(self) -> Document:
+        """Who this is."""
+        return {
+            "message": "gpulse head",
+            "name": "gpulse",
+            "version": __version__,
+            "api": "/openapi.json",
+            "endpoints": ["/status", "/clients", "/metrics/latest", "/profiling/sessions", "/metrics"],
+        }
+
+    def status(self) -> Document:
+        """How the head is, what it stores, who is connected."""
+        now, live, active = self._now(), self._fleet.live(), self._sessions.active()
+        newest = active[-1] if active else None
+        described = [describe.session(session, now) for session in active]
+        return {
+            "freq": self._settings.interval_ms,
+            "enable_bandwidth_profiling": self._settings.bandwidth,
+            "enable_nvlink_profiling": self._settings.nvlink,
+            "is_profiling": bool(active),
+            "output_filename": f"{newest.name}.json" if newest else "",
+            "frame_id_counter": described[-1]["frame_count"] if described else 0,
+            "connected_clients": [node.name for node in live if node.connected],
+            "total_gpus": sum(len(node.frame.gpus) for node in live if node.frame),
+            "gpu_info": {node.name: describe.node_gpus(node) for node in live},
+            "active_sessions": described,
+            "recoverable_sessions": [s.name for s in self._sessions.all() if s.state == "interrupted"],
+            "version": __version__,
+            "time": describe.iso(now),
+            "uptime_seconds": round(now - self._started, 1),
+            "frames_received": self._ingest.frames,
+            "nodes": describe.nodes(live, now),
+            "storage": self._storage(),
+        }
+
+    def clients(self) -> Document:
+        """The nodes and their GPUs."""
+        now = self._now()
+        found = [describe.client(node, now) for node in self._fleet.live()]
+        return {"total_clients": len(found), "clients": found}
+
+    def latest(self) -> Document:
+        """The newest readings of every node."""
+        now = self._now()
+        flags = {"bandwidth": self._settings.bandwidth, "nvlink": self._settings.nvlink}
+        return {
+            "timestamp": describe.iso(now),
+            "client_data": {
+                node.name: {
+                    "hostname": node.name.partition("#")[0],
+                    "state": node.state,
+                    "time": describe.iso(node.frame.time),
+                    "age_seconds": round(max(0.0, now - node.frame.time), 3),
+                    "gpus": [describe.reading(node, gpu, **flags) for gpu in node.frame.gpus],
+                    "host": node.frame.host.values if node.frame.host else None,
+                }
+                for node in self._fleet.live()
+                if node.frame is not None
+            },
+        }
+
+    def sessions(self) -> Document:
+        """All sessions."""
+        now, known = self._now(), self._sessions.all()
+        return {
+            "total_sessions": len(known),
+            "active_sessions": sum(session.is_active for session in known),
+            "sessions": [self._described(session, now) for session in known],
+        }
+
+    def session(self, name: str) -> Document:
+        """One session, by its id or the newest of that name."""
+        return self._described(self._sessions.find(name), self._now())
+
+    def findings(self) -> Document:
+        """What is wrong now, worst first."""
+        return {"time": describe.iso(self._now()), "findings": describe.findings(self._fleet.live())}
+
+    def live(self) -> list[LiveNode]:
+        """Every node with its newest frame."""
+        return self._fleet.live()
+
+    async def wait(self, after: int, timeout_seconds: float) -> int:
+        """Wait until something new came than what was there at `after`; the number to give next time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self._ingest.version == after:
+                    await self._ingest.news()
+        except TimeoutError:
+            pass
+        return self._ingest.version
+
+    # --- history
+
+    async def query(
+        self,
+        *,
+        metric: str,
+        scope: Scope = "gpu",
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        start: float | None = None,
+        end: float | None = None,
+        step: float | None = None,
+        statistic: Statistic = "mean",
+    ) -> Document:
+        """The history of one metric."""
+        return await self._past.query(
+            metric=metric,
+            scope=scope,
+            nodes=nodes,
+            gpus=gpus,
+            start=start,
+            end=self._now() if end is None else end,
+            step=step,
+            statistic=statistic,
+        )
+
+    async def events(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        kinds: Sequence[str] = (),
+        nodes: Sequence[str] = (),
+    ) -> Document:
+        """What happened."""
+        return await self._past.events(
+            start=start, end=self._now() if end is None else end, kinds=kinds, nodes=nodes
+        )
+
+    # --- sessions
+
+    async def start_session(
+        self,
+        *,
+        name: str | None,
+        since_seconds: float | None = None,
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        interval_ms: int | None = None,
+    ) -> Document:
+        """Begin a session, in the past when asked to."""
+        if nodes or gpus:
+            self._past.node_ids(nodes)
+            self._exports.gpus(nodes, gpus)
+        async with self._session_lock:
+            session = self._sessions.begin(
+                secrets.token_hex(8),
+                now=self._now(),
+                name=name,
+                since_seconds=since_seconds,
+                nodes=nodes,
+                gpus=gpus,
+                labels=labels or {},
+                interval_ms=self._settings.interval_ms if interval_ms is None else interval_ms,
+                bandwidth=self._settings.bandwidth,
+                nvlink=self._settings.nvlink,
+            )
+            await self._keep(session)
+        log.info("session %s began (%s)", session.name, session.id)
+        return {
+            "success": True,
+            "message": f"Profiling started: session {session.name}",
+            "output_file": f"{session.name}.json",
+            "session": self._described(session, self._now()),
+        }
+
+    async def stop_sessions(self, *, name: str | None = None, output_format: Format = "json") -> Document:
+        """End one session, or all that are active, and write their files."""
+        async with self._session_lock:
+            chosen = self._sessions.to_stop(name)
+            now = self._now()
+            ended = [stopped(session, now) for session in chosen]
+            for session in ended:
+                await self._keep(session)
+        if not ended:
+            return {
+                "success": False,
+                "message": "no session is active",
+                "output_file": None,
+                "sessions": [],
+            }
+        await asyncio.sleep(min(_LAST_FRAME_SECONDS, self._settings.interval_ms / 1000))
+        await self._durable()
+        for session in ended:
+            log.info("session %s ended", session.name)
+            self._exports.begin(session, output_format, self._written)
+        await self._exports.finished([s.id for s in ended], _EXPORT_PATIENCE_SECONDS)
+        return self._outcome("Profiling stopped", ended)
+
+    async def export_session(self, *, name: str, output_format: Format = "json") -> Document:
+        """Write a session's file again, where the head keeps such files."""
+        session = self._sessions.find(name)
+        await self._durable()
+        self._exports.begin(session, output_format, self._written)
+        await self._exports.finished([session.id], _EXPORT_PATIENCE_SECONDS)
+        return self._outcome("Exported", [session])
+
+    def _outcome(self, done: str, sessions: Sequence[Session]) -> Document:
+        now = self._now()
+        described = [self._described(self._sessions.find(session.id), now) for session in sessions]
+        failed = [item for item in described if item["export"]["state"] == "failed"]
+        writing = [item for item in described if item["export"]["state"] == "writing"]
+        files = [item["output_file"] for item in described if item["export"]["state"] == "done"]
+        message = f"{done}: {', '.join(item['name'] for item in described)}"
+        if files:
+            message += f". Data saved to {', '.join(files)}"
+        if writing:
+            message += f". Still being written: {', '.join(item['name'] for item in writing)}"
+        if failed:
+            message += f". Not written: {'; '.join(item['export']['error'] for item in failed)}"
+        return {
+            "success": not failed,
+            "message": message,
+            "output_file": files[0] if files else None,
+            "sessions": described,
+        }
+
+    async def recover_session(self, *, name: str | None = None, session_id: str | None = None) -> Document:
+        """Go on with a session that was interrupted."""
+        async with self._session_lock:
+            session = recovered(self._sessions.to_recover(name, session_id), self._now())
+            await self._keep(session)
+        log.info("session %s goes on", session.name)
+        return {
+            "success": True,
+            "message": f"session {session.name} goes on",
+            "output_file": f"{session.name}.json",
+            "session": self._described(session, self._now()),
+        }
+
+    def download(self, *, name: str, output_format: Format = "json") -> Download:
+        """A session's file, piece by piece."""
+        return self._exports.download(self._sessions.find(name), output_format, self._now())
+
+    def _written(self, session: Session, path: str) -> None:
+        """A session's file is there: remember where."""
+        current = self._sessions.find(session.id)._replace(output=path)
+        self._sessions.put(current)
+        self._ingest.note("session", **current.to_dict())
+
+    async def _keep(self, session: Session) -> None:
+        """Take a session in once it is on disk."""
+        self._ingest.note("session", **session.to_dict())
+        await self._durable()
+        self._sessions.put(session)
+
+    async def _durable(self) -> None:
+        try:
+            await self._committer.durable()
+        except DiskError as error:
+            raise RefusedError(
+                503, f"the head cannot store anything: {error.message}", hint=error.hint
+            ) from error
+
+    def _described(self, session: Session, now: float) -> Document:
+        return {**describe.session(session, now), "export": self._exports.state(session)}
+
+    # --- the head itself
+
+    async def change_settings(
+        self, *, interval_ms: int | None = None, bandwidth: bool | None = None, nvlink: bool | None = None
+    ) -> Document:
+        """Change how agents sample; they follow at once."""
+        if interval_ms is not None and not SHORTEST_INTERVAL_MS <= interval_ms <= LONGEST_INTERVAL_MS:
+            raise RefusedError(
+                400,
+                f"{interval_ms} ms is no interval to sample at",
+                hint=f"{SHORTEST_INTERVAL_MS} to {LONGEST_INTERVAL_MS}",
+            )
+        self._settings.change(interval_ms=interval_ms, bandwidth=bandwidth, nvlink=nvlink)
+        self._ingest.note("settings", time=self._now(), **self._settings.to_dict())
+        self._ingest.settings_changed()
+        log.info("settings changed: %s", self._settings)
+        return {"success": True, "settings": self._settings.to_dict()}
+
+    def shut_down(self) -> Document:
+        """End the head, gently."""
+        log.info("asked to end")
+        asyncio.get_running_loop().call_later(0.1, self._stop)
+        return {"success": True, "message": "the head ends"}

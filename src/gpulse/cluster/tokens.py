@@ -1,0 +1,76 @@
+"""The token that other machines need: a file that nobody but its owner can read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+
+from gpulse.errors import GpulseError, UsageError
+
+_SHORTEST_TOKEN = 16
+_LONGEST_TOKEN = 1000
+
+
+def load_or_make_token(path: str) -> str:
+    """The token of this user, made when there is none yet.
+
+    Raises:
+        UsageError: There is a file, but no token in it, or others can read it.
+        GpulseError: It cannot be read or made.
+    """
+    if os.path.lexists(path):
+        return read_token(path)
+    token = secrets.token_urlsafe(32)
+    draft = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{token}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)  # fails when another head was faster, so that both use one token
+        except FileExistsError:
+            return read_token(path)
+        finally:
+            with suppress(OSError):
+                os.unlink(draft)
+    except OSError as error:
+        raise GpulseError(
+            f"the token file {path} cannot be made: {error.strerror}",
+            hint="name another one with --token-file",
+        ) from error
+    return token
+
+
+def read_token(path: str) -> str:
+    """The token in a file that nobody but its owner can read.
+
+    Raises:
+        UsageError: It holds no token, or others can read it.
+        GpulseError: It cannot be read.
+    """
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(_LONGEST_TOKEN + 2).strip()
+    except OSError as error:
+        raise GpulseError(
+            f"the token file {path} cannot be read: {error.strerror}",
+            hint="copy it from the machine of the head, or name it with --token-file",
+        ) from error
+    if mode & 0o077:
+        raise UsageError(f"others can read the token file {path}", hint=f"chmod 600 {path}")
+    if (
+        not _SHORTEST_TOKEN <= len(text) <= _LONGEST_TOKEN
+        or not text.isascii()
+        or not text.isprintable()
+        or " " in text
+    ):
+        raise UsageError(
+            f"{path} holds no token: one line of {_SHORTEST_TOKEN} characters or more",
+            hint=f"remove it, and the next start of a head makes a new one: rm {path}",
+        )
+    return text

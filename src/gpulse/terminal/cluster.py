@@ -1,0 +1,238 @@
+"""Tables of a cluster: the head and its storage, nodes, sessions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gpulse.terminal import format as f
+from gpulse.terminal.table import Cell, Column, Paint, render, wrapped
+
+Document = Mapping[str, Any]
+
+MOST_NODES = 40
+"""More than so many are summed up, and only those that are not well are listed."""
+_STYLES = {"healthy": "good", "late": "notice", "lost": "warn", "active": "good", "interrupted": "notice"}
+_NODE_COLUMNS = (
+    Column("node", right=False),
+    Column("state", right=False),
+    Column("GPUs"),
+    Column("model", right=False, drop=2, least=8, optional=True),
+    Column("last heard", drop=1),
+    Column("version", right=False, drop=3, optional=True),
+    Column("labels", right=False, drop=4, least=8, optional=True),
+)
+_SESSION_COLUMNS = (
+    Column("session", right=False),
+    Column("state", right=False),
+    Column("began", right=False, drop=1),
+    Column("length"),
+    Column("frames", drop=2),
+    Column("of", right=False, drop=3, least=6, optional=True),
+    Column("labels", right=False, drop=4, least=8, optional=True),
+    Column("id", right=False, drop=6, optional=True),
+    Column("file", right=False, drop=5, least=10, optional=True),
+)
+
+
+def status_lines(
+    status: Document, place: str, *, width: int, paint: Paint, every_node: bool = False
+) -> Iterator[str]:
+    """A head, its storage, its nodes and the sessions that go on.
+
+    Args:
+        status: The head's own words.
+        place: Where it is.
+        width: Columns of the terminal.
+        paint: Puts on colours.
+        every_node: List them all, however many there are.
+    """
+    yield from wrapped(_headline(status, place), width, "  ")
+    yield from wrapped(_sampling(status), width, "  ")
+    storage = status.get("storage") or {}
+    yield from (paint(_storage_style(storage), line) for line in wrapped(_storage(storage), width, "  "))
+    yield ""
+    yield from node_lines(status, width=width, paint=paint, every_node=every_node)
+    sessions = status.get("active_sessions") or []
+    yield ""
+    if sessions:
+        now = seconds_of(status.get("time"))
+        yield from session_lines(sessions, now=now, width=width, paint=paint)
+    else:
+        yield from wrapped("no session is active; start one with: gpulse session start NAME", width, "  ")
+    waiting = [f.plain(str(name)) for name in status.get("recoverable_sessions") or []]
+    if waiting:
+        text = f"interrupted: {', '.join(waiting)}; go on with: gpulse session recover NAME"
+        yield from (paint("notice", line) for line in wrapped(text, width, "  "))
+
+
+def node_lines(status: Document, *, width: int, paint: Paint, every_node: bool = False) -> Iterator[str]:
+    """The nodes, those that are not well first."""
+    nodes: Sequence[Document] = status.get("nodes") or []
+    if not nodes:
+        yield from wrapped("no node yet; on each machine with GPUs run: gpulse agent HEAD:8090", width, "  ")
+        return
+    order = {"lost": 0, "late": 1}
+    ordered = sorted(nodes, key=lambda node: (order.get(str(node.get("state")), 2), str(node.get("name"))))
+    shown = ordered
+    if len(ordered) > MOST_NODES and not every_node:
+        shown = [node for node in ordered if node.get("state") != "healthy"]
+    if len(nodes) > 1:
+        states = Counter(str(node.get("state")) for node in nodes)
+        told = ", ".join(f"{states[state]} {state}" for state in ("healthy", "late", "lost") if states[state])
+        gpus = status.get("total_gpus")
+        yield from wrapped(f"{len(nodes)} nodes with {f.count(gpus)} GPUs: {told}", width, "  ")
+    models = {name: _models(gpus) for name, gpus in (status.get("gpu_info") or {}).items()}
+    if shown:
+        yield from render(_NODE_COLUMNS, (_node_row(node, models) for node in shown), width, paint)
+
+
+def session_lines(sessions: Iterable[Document], *, now: float | None, width: int, paint: Paint) -> list[str]:
+    """Sessions, a line each."""
+    return render(_SESSION_COLUMNS, (_session_row(session, now) for session in sessions), width, paint)
+
+
+def session_facts(session: Document, *, now: float | None, width: int, paint: Paint) -> Iterator[str]:
+    """Everything about one session."""
+    export = session.get("export") or {}
+    told: dict[str, str] = {
+        "state": str(session.get("state")),
+        "id": str(session.get("session_id")),
+        "began": _moment(session.get("start_time")),
+        "ended": _moment(session.get("end_time")),
+        "length": _length(session, now),
+        "frames": f"{session.get('frame_count')}, one every {session.get('interval_ms')} ms",
+        "nodes": ", ".join(map(str, session.get("nodes") or ())) or "all",
+        "GPUs": ", ".join(map(str, session.get("gpus") or ())) or "all",
+        "labels": _labels(session.get("labels")),
+        "file": _file(session, export),
+    }
+    wide = max(map(len, told)) + 2
+    yield paint("title", f.plain(str(session.get("name"))))
+    for name, text in told.items():
+        if text not in ("", f.UNKNOWN):
+            yield from wrapped(f"{name:<{wide}}{f.plain(text)}", width, " " * wide)
+    for gap in session.get("interruptions") or ():
+        end = gap.get("end_time")
+        text = f"{_moment(gap.get('start_time'))} to {_moment(end) if end else 'now'}: no head was there"
+        yield from (paint("notice", line) for line in wrapped(f"{'gap':<{wide}}{text}", width, " " * wide))
+
+
+def seconds_of(text: object) -> float | None:
+    """Epoch seconds of a time that a head wrote."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _headline(status: Document, place: str) -> str:
+    uptime = f.duration(status.get("uptime_seconds"))
+    return f"head at {place}: gpulse {f.plain(str(status.get('version')))}, up {uptime}"
+
+
+def _sampling(status: Document) -> str:
+    extra = [
+        word
+        for word, key in (
+            ("PCIe bandwidth", "enable_bandwidth_profiling"),
+            ("NVLink", "enable_nvlink_profiling"),
+        )
+        if status.get(key)
+    ]
+    kept = f"; sessions hold {' and '.join(extra)}" if extra else ""
+    return f"samples every {status.get('freq')} ms{kept}; {f.count(status.get('frames_received'))} frames received"
+
+
+def _storage(storage: Document) -> str:
+    place = f.plain(str(storage.get("directory")))
+    used = [
+        f"{f.size(storage[key])} {word}"
+        for key, word in (("log_bytes", "log"), ("history_bytes", "history"), ("free_bytes", "free"))
+        if storage.get(key) is not None
+    ]
+    if storage.get("state") == "ok":
+        return f"stores in {place}: {', '.join(used)}"
+    hint = f"; try: {f.plain(str(storage['hint']))}" if storage.get("hint") else ""
+    return f"stores nothing at the moment ({place}): {f.plain(str(storage.get('error')))}{hint}"
+
+
+def _storage_style(storage: Document) -> str:
+    return "" if storage.get("state") == "ok" else "warn"
+
+
+def _node_row(node: Document, models: Mapping[str, str]) -> list[Cell | str]:
+    state, name = str(node.get("state")), str(node.get("name"))
+    return [
+        Cell(f.plain(name), "name"),
+        Cell(f.plain(state), _STYLES.get(state, "")),
+        f.count(node.get("gpu_count")),
+        models.get(name, f.UNKNOWN),
+        _ago(node.get("silent_seconds")),
+        f.plain(str(node.get("version") or f.UNKNOWN)),
+        f.plain(_labels(node.get("labels"))),
+    ]
+
+
+def _session_row(session: Document, now: float | None) -> list[Cell | str]:
+    state = str(session.get("state"))
+    export = session.get("export") or {}
+    chosen = [*map(str, session.get("nodes") or ()), *map(str, session.get("gpus") or ())]
+    path = (
+        f.plain(_file(session, export)) if export.get("state") in ("done", "failed", "writing") else f.UNKNOWN
+    )
+    return [
+        Cell(f.plain(str(session.get("name"))), "name"),
+        Cell(f.plain(state), _STYLES.get(state, "")),
+        _moment(session.get("start_time")),
+        _length(session, now),
+        f.count(session.get("frame_count")),
+        f.plain(",".join(chosen)),
+        f.plain(_labels(session.get("labels"))),
+        f.plain(str(session.get("session_id") or "")),
+        Cell(path, briefer=(path.rpartition("/")[2],) if "/" in path else ()),
+    ]
+
+
+def _models(gpus: Iterable[Document]) -> str:
+    counted = Counter(f.plain(str(gpu.get("name"))) for gpu in gpus)
+    return ", ".join(counted)
+
+
+def _labels(labels: Mapping[str, str] | None) -> str:
+    return " ".join(f"{name}={text}" for name, text in (labels or {}).items())
+
+
+def _file(session: Document, export: Document) -> str:
+    match export.get("state"):
+        case "writing":
+            return "being written"
+        case "failed":
+            return f"failed: {export.get('error')}"
+        case "done":
+            return str(export.get("path"))
+    return f.UNKNOWN if session.get("end_time") is None else "not written"
+
+
+def _length(session: Document, now: float | None) -> str:
+    start, end = seconds_of(session.get("start_time")), seconds_of(session.get("end_time"))
+    if end is None:
+        open_gaps = [gap for gap in session.get("interruptions") or () if gap.get("end_time") is None]
+        end = seconds_of(open_gaps[-1]["start_time"]) if open_gaps else now
+    return f.UNKNOWN if start is None or end is None else f.duration(max(0.0, end - start))
+
+
+def _moment(text: object) -> str:
+    """A time on this machine's clock, with its day."""
+    seconds = seconds_of(text)
+    if seconds is None:
+        return f.UNKNOWN
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _ago(seconds: object) -> str:
+    if not isinstance(seconds, int | float):
+        return f.UNKNOWN
+    return "now" if seconds < 2 else f"{f.duration(float(seconds))} ago"

@@ -1,0 +1,235 @@
+"""The HTTP API of a head, as an ASGI application: routes from the table of operations, and a few of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from gpulse._version import __version__
+from gpulse.cluster.api.answers import failure, read_body
+from gpulse.cluster.api.fields import MOST_REPEATED
+from gpulse.cluster.api.interface import Download, HeadInterface
+from gpulse.cluster.api.operations import OPERATIONS, Operation, call, download
+from gpulse.cluster.security import Access
+from gpulse.errors import GpulseError, UsageError
+from gpulse.export.prometheus import CONTENT_TYPE, Exposed, exposition
+from gpulse.web import openapi, pages
+from gpulse.web.access import Door
+from gpulse.web.answer import drain, json_response, read, refused, without_holding
+from gpulse.web.live import MOST_CONNECTIONS, Live
+from gpulse.web.negotiate import prefers_html
+from gpulse.web.shell import Shell
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+Answer = Callable[[Request], Awaitable[Response]]
+_DRAIN_KNOWN = 256_000_000
+_USUAL_INTERVAL_MS = 1000
+
+
+def make_app(
+    head: HeadInterface,
+    access: Access,
+    *,
+    clock: Callable[[], float] = time.time,
+    routes: Sequence[BaseRoute] = (),
+    page: Answer | None = None,
+    most_live: int = MOST_CONNECTIONS,
+) -> ASGIApp:
+    """The application.
+
+    Args:
+        head: What is asked and told.
+        access: Who may.
+        clock: The head's clock, in epoch seconds.
+        routes: More of them, such as the files of a dashboard; behind the same door.
+        page: What `GET /` answers to who prefers HTML; a plain list of links when left out.
+        most_live: How many live streams may be open at once.
+    """
+    table: dict[str, dict[str, Answer]] = {}
+    for operation in OPERATIONS:
+        for path in operation.paths:
+            table.setdefault(path, {})[operation.method] = _answering(head, operation, clock)
+    table["/"]["GET"] = _negotiated(table["/"]["GET"], page or _overview)
+    table["/metrics"] = {"GET": _metrics(head, clock)}
+    table["/-/healthy"] = {"GET": _healthy}
+    table["/-/ready"] = {"GET": _ready(head)}
+    table["/openapi.json"] = table["/api/v1/openapi.json"] = {"GET": _described}
+    app = Starlette(
+        routes=[
+            *(Route(path, _Methods(answers)) for path, answers in _fixed_first(table)),
+            WebSocketRoute("/api/v1/live", Live(head, clock, most_connections=most_live).serve),
+            *routes,
+        ],
+        exception_handlers={HTTPException: _unknown},
+    )
+    app.router.redirect_slashes = False
+    return Shell(Door(app, access))
+
+
+class _Methods:
+    """One path: which method is answered how."""
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self._answers = answers
+        self._allowed = ", ".join([*answers, *(["HEAD"] if "GET" in answers else []), "OPTIONS"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        method = "GET" if request.method == "HEAD" else request.method
+        if method == "OPTIONS":
+            answer: Response = Response(status_code=204, headers={"Allow": self._allowed})
+        elif method not in self._answers:
+            answer = refused(
+                405,
+                f"{method[:20]} is not possible here",
+                f"there is: {self._allowed}",
+                {"Allow": self._allowed},
+            )
+        else:
+            answer = await self._answers[method](request)
+        if answer.status_code == 413:
+            await drain(receive, most_bytes=_DRAIN_KNOWN, seconds=10.0)
+        await answer(scope, receive, send)
+
+
+class _Given(NamedTuple):
+    """The fields of a request, wherever they were."""
+
+    fields: dict[str, Any]
+
+    @classmethod
+    async def of(cls, request: Request, operation: Operation) -> _Given:
+        fields: dict[str, Any] = dict(request.path_params)
+        if operation.method == "GET":
+            others = _from_query(request, operation)
+        else:
+            others = read_body(await read(request))
+            if request.query_params:
+                raise UsageError(
+                    "fields of a POST are in its body, not in the address", hint="send them as JSON"
+                )
+        for name in others:
+            if name in fields:
+                raise UsageError(f"{name} is in the path already", hint="leave it out elsewhere")
+        return cls({**fields, **others})
+
+
+def _from_query(request: Request, operation: Operation) -> dict[str, Any]:
+    lists = {field.name for field in operation.fields if field.kind.is_list}
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in lists:
+            given.setdefault(name, []).append(value)
+            if len(given[name]) > MOST_REPEATED:
+                raise UsageError(f"{name} is there more than {MOST_REPEATED} times", hint="use commas")
+        elif name in given:
+            raise UsageError(f"{name[:60]!a} is there twice", hint="give it once")
+        else:
+            given[name] = value
+    return given
+
+
+def _answering(head: HeadInterface, operation: Operation, clock: Callable[[], float]) -> Answer:
+    async def answer(request: Request) -> Response:
+        try:
+            given = await _Given.of(request, operation)
+            if operation.is_file:
+                return await _file(request, download(head, given.fields))
+        except GpulseError as error:
+            status, document = failure(error)
+            return await json_response(document, status)
+        status, document = await call(head, operation.name, given.fields, now=clock())
+        return await json_response(document, status)
+
+    return answer
+
+
+async def _file(request: Request, file: Download) -> Response:
+    safe = "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in file.name
+    )
+    headers = {"Content-Disposition": f'attachment; filename="{safe}"', "Content-Type": file.media_type}
+    if request.method == "HEAD":
+        await _close(file.pieces)
+        return Response(headers=headers)
+    return StreamingResponse(file.pieces, headers=headers)
+
+
+async def _close(pieces: AsyncIterator[bytes]) -> None:
+    close = getattr(pieces, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _metrics(head: HeadInterface, clock: Callable[[], float]) -> Answer:
+    async def answer(request: Request) -> Response:
+        headers = {"Content-Type": CONTENT_TYPE}
+        if request.method == "HEAD":
+            return Response(headers=headers)
+        nodes = [Exposed(node.name, node.frame) for node in head.live()]
+        interval = float(head.status().get("freq") or _USUAL_INTERVAL_MS) / 1000
+        pieces = exposition(nodes, now=clock(), interval_seconds=interval, version=__version__)
+        return StreamingResponse(without_holding(pieces), headers=headers)
+
+    return answer
+
+
+async def _healthy(_request: Request) -> Response:
+    return await json_response({"status": "ok", "version": __version__})
+
+
+def _ready(head: HeadInterface) -> Answer:
+    async def answer(_request: Request) -> Response:
+        storage = head.status().get("storage") or {}
+        if storage.get("state", "ok") == "ok":
+            return await json_response({"status": "ok"})
+        return refused(
+            503, f"the head cannot store anything: {storage.get('error')}", "make room on its disk"
+        )
+
+    return answer
+
+
+async def _described(_request: Request) -> Response:
+    return await json_response(openapi.document(__version__))
+
+
+def _negotiated(documents: Answer, page: Answer) -> Answer:
+    async def answer(request: Request) -> Response:
+        chosen = page if prefers_html(request.headers.get("accept")) else documents
+        response = await chosen(request)
+        response.headers["Vary"] = "Accept"
+        return response
+
+    return answer
+
+
+async def _overview(_request: Request) -> Response:
+    links = [
+        (operation.paths[0], operation.help)
+        for operation in OPERATIONS
+        if operation.method == "GET" and not operation.fields and operation.name != "info"
+    ]
+    links += [("/metrics", "For Prometheus."), ("/openapi.json", "All of it, for programs.")]
+    return HTMLResponse(pages.overview(__version__, links))
+
+
+async def _unknown(_request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 404:
+        return refused(404, "there is nothing at this path", "GET /openapi.json lists what there is")
+    return refused(status, str(getattr(error, "detail", error)))
+
+
+def _fixed_first(table: Mapping[str, dict[str, Answer]]) -> Collection[tuple[str, dict[str, Answer]]]:
+    """Paths without a field before those with one, which would match them too."""
+    return sorted(table.items(), key=lambda item: "{" in item[0])

@@ -1,0 +1,298 @@
+"""Real heads and agents as processes, for tests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+PATIENCE_SECONDS = 60.0
+EAGER = {"gpulse.cluster.agent.backoff:GOOD_SECONDS": 0.0}
+"""Agents that count every connection as a good one, and so never wait for more than a second to try again."""
+SEALING = ("--seal-after", "1s")
+"""Heads that seal all the time."""
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    """Wait for something that another process does; what it came to."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
+        time.sleep(0.02)
+
+
+def program(tuned: Mapping[str, float]) -> list[str]:
+    """`python -m gpulse`, or the same with other constants, such as `gpulse.cluster.agent.backoff:GOOD_SECONDS`."""
+    if not tuned:
+        return [sys.executable, "-m", "gpulse"]
+    lines = ["import importlib"]
+    for path, value in tuned.items():
+        module, _, name = path.partition(":")
+        lines.append(
+            f"module = importlib.import_module({module!r}); module.{name}; module.{name} = {value!r}"
+        )
+    return [sys.executable, "-c", "\n".join([*lines, "from gpulse.cli.entry import main", "main()"])]
+
+
+class Process:
+    """One of our programs, and what it said."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        env: dict[str, str] | None = None,
+        tuned: Mapping[str, float] | None = None,
+        prefix: Sequence[str] = (),
+        command: Sequence[str] | None = None,
+    ) -> None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("GPULSE_")}
+        environment |= {"PYTHONUNBUFFERED": "1", **(env or {})}
+        self.popen = subprocess.Popen(
+            [*prefix, *(command or program(tuned or {})), *arguments],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL if command is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    @property
+    def text(self) -> str:
+        """Everything it said."""
+        return "\n".join(self.lines)
+
+    def said(self, words: str, seconds: float = PATIENCE_SECONDS) -> str:
+        """Wait until it says something; the line."""
+        deadline = time.monotonic() + seconds
+        with self._news:
+            seen = 0
+            while True:
+                for line in self.lines[seen:]:
+                    if words in line:
+                        return line
+                seen = len(self.lines)
+                left = deadline - time.monotonic()
+                ended = self.popen.poll() is not None and not self._reader.is_alive()
+                assert left > 0 and not ended, f"it did not say {words!r}:\n{self.text}"  # noqa: PT018
+                self._news.wait(min(left, 0.5))
+
+    def kill(self) -> None:
+        """End it without warning."""
+        self.end(signal.SIGKILL)
+
+    def end(self, number: int = signal.SIGTERM, seconds: float = 30.0) -> int:
+        """End it, and give its exit code."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+        code = self.popen.wait(seconds)
+        self._reader.join(10.0)
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+        return code
+
+
+class HeadProcess(Process):
+    """A head, on ports of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        port: int | None = None,
+        http_port: int | None = None,
+        env: dict[str, str] | None = None,
+        tuned: Mapping[str, float] | None = None,
+        prefix: Sequence[str] = (),
+        wait: bool = True,
+    ) -> None:
+        self.data_dir = directory / "data"
+        self.output_dir = directory / "output"
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        self.port = port or free_port()
+        self.http_port = http_port or free_port()
+        super().__init__(
+            "head",
+            *("--port", str(self.port), "--http-port", str(self.http_port)),
+            *("--data-dir", str(self.data_dir), "--output-dir", str(self.output_dir)),
+            *options,
+            cwd=directory,
+            env={
+                "XDG_STATE_HOME": str(directory / "state"),
+                "XDG_CONFIG_HOME": str(directory / "config"),
+                **(env or {}),
+            },
+            tuned=tuned,
+            prefix=prefix,
+        )
+        if wait:
+            self.said("listening for agents on")
+
+    def ask(
+        self, path: str, body: Any = None, *, method: str | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """One HTTP request; the status and the JSON that came back."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=PATIENCE_SECONDS)
+        try:
+            sent = dict(headers or {})
+            data = None
+            if body is not None:
+                data = json.dumps(body)
+                sent.setdefault("Content-Type", "application/json")
+            connection.request(method or ("GET" if body is None else "POST"), path, data, sent)
+            answer = connection.getresponse()
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """What a path answers."""
+        status, document = self.ask(path)
+        assert status == 200, (status, document)
+        return document
+
+    def post(self, path: str, body: Any) -> Any:
+        """What a path answers to a document."""
+        status, document = self.ask(path, body)
+        assert status == 200, (status, document)
+        return document
+
+    def nodes(self) -> dict[str, str]:
+        """The states of the nodes, by name."""
+        return {node["name"]: node["state"] for node in self.get("/status")["nodes"]}
+
+
+class AgentProcess(Process):
+    """An agent of a simulated machine, or another one."""
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        port: int,
+        *options: str,
+        host: str = "127.0.0.1",
+        source: Sequence[str] = ("--demo",),
+        env: dict[str, str] | None = None,
+        tuned: Mapping[str, float] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.state_dir = directory / f"agent-{name}"
+        super().__init__(
+            "agent",
+            f"{host}:{port}",
+            *source,
+            *("--node-name", name, "--state-dir", str(self.state_dir)),
+            *options,
+            cwd=directory,
+            env={
+                "XDG_STATE_HOME": str(directory / "state"),
+                "XDG_CONFIG_HOME": str(directory / "config"),
+                **(env or {}),
+            },
+            tuned=tuned,
+            prefix=prefix,
+        )
+
+
+class SpyProcess(Process):
+    """A head that hears everything and acknowledges nothing: what it heard is what an agent took."""
+
+    def __init__(self, directory: Path, port: int, *, interval_ms: int) -> None:
+        self._store = directory / f"spy-{port}"
+        super().__init__(
+            *(str(self._store), "--port", str(port), "--interval-ms", str(interval_ms), "--silent"),
+            cwd=Path(__file__).parents[2],
+            command=[sys.executable, "-m", "tests.integration.fake_head"],
+        )
+        self.said("listening")
+
+    @property
+    def heard(self) -> dict[bytes, int]:
+        """The last frame of each run, oldest first."""
+        last: dict[bytes, int] = {}
+        for line in self._store.read_text(encoding="ascii").splitlines(keepends=True):
+            if line.endswith("\n"):
+                run, sequence = line.split()[:2]
+                last[bytes.fromhex(run)] = int(sequence)
+        return last
+
+
+_Kept = TypeVar("_Kept", bound=Process)
+
+
+class Cluster:
+    """Heads and agents that are all gone at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._stack = ExitStack()
+
+    def head(self, *options: str, **given: Any) -> HeadProcess:
+        """Start a head."""
+        return self._kept(HeadProcess(self.directory, *options, **given))
+
+    def agent(self, name: str, port: int, *options: str, **given: Any) -> AgentProcess:
+        """Start an agent."""
+        return self._kept(AgentProcess(self.directory, name, port, *options, **given))
+
+    def spy(self, port: int, *, interval_ms: int) -> SpyProcess:
+        """Start a head that hears everything and acknowledges nothing."""
+        return self._kept(SpyProcess(self.directory, port, interval_ms=interval_ms))
+
+    def _kept(self, process: _Kept) -> _Kept:
+        self._stack.callback(process.end, signal.SIGKILL)
+        return process
+
+    def close(self) -> None:
+        """End everything."""
+        self._stack.close()
+
+
+@contextmanager
+def cluster_in(directory: Path) -> Iterator[Cluster]:
+    """A cluster for one test."""
+    cluster = Cluster(directory)
+    try:
+        yield cluster
+    finally:
+        cluster.close()

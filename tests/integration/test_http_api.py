@@ -1,0 +1,460 @@
+"""The HTTP API over real connections: limits, live streams, TLS, and what happens at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from gpulse.cluster.ports import who_listens
+from gpulse.cluster.security import Access, TlsFiles
+from gpulse.errors import GpulseError
+from gpulse.web.app import make_app
+from gpulse.web.protocol import PatientHttp, PatientWebSocket
+from gpulse.web.server import serve
+from tests.integration.serving import served
+from tests.unit.fake_head import TOKEN, FakeHead
+
+
+@pytest.fixture
+def head() -> FakeHead:
+    """What is asked."""
+    return FakeHead()
+
+
+@pytest.fixture
+async def port(head: FakeHead) -> AsyncIterator[int]:
+    """Where the head is served."""
+    async with served(make_app(head, Access(TOKEN), clock=lambda: head.now, most_live=2)) as made:
+        yield made
+
+
+def outside_address() -> str:
+    """An address of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has loopback alone")
+        address: str = probe.getsockname()[0]
+    return address
+
+
+async def say(port: int, text: bytes, *, host: str = "127.0.0.1") -> bytes:
+    """Send bytes and read until the connection ends."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(text)
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def message(stream: ClientConnection) -> dict[str, Any]:
+    """The next message of a live stream."""
+    async with asyncio.timeout(10):
+        document: dict[str, Any] = json.loads(await stream.recv())
+        return document
+
+
+async def drained(stream: ClientConnection) -> None:
+    """Read until the stream ends."""
+    while True:
+        await message(stream)
+
+
+async def ended(connection: socket.socket) -> None:
+    """Wait until the other side has cut a connection, without reading from it."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    async with asyncio.timeout(20):
+        while not poll.poll(0):  # noqa: ASYNC110  a loop is told only of what can be read
+            await asyncio.sleep(0.02)
+
+
+async def test_curl_as_printed(port: int, head: FakeHead) -> None:
+    """The seed's curl lines work as they are printed."""
+
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("there is no curl here")
+    here = f"http://localhost:{port}"
+    body = ["-X", "POST", "-H", "Content-Type: application/json", "-d", '{"name": "my_experiment"}']
+    for arguments, key in (
+        ([f"{here}/status"], "freq"),
+        ([f"{here}/profiling/start", *body], "success"),
+        ([f"{here}/profiling/stop", *body], "success"),
+        ([f"{here}/profiling/stop", *body[:-1], "{}"], "success"),
+        ([f"{here}/clients"], "total_clients"),
+        ([f"{here}/metrics/latest"], "client_data"),
+        ([f"{here}/profiling/sessions"], "sessions"),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            program, "-sS", *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        assert key in json.loads(output)
+    assert ["start", "stop", "stop"] == [operation for operation, _ in head.asked]
+
+
+async def test_a_live_stream(port: int, head: FakeHead) -> None:
+    """First who is there, then what changed, with the numbers that were asked for."""
+
+    async with connect(f"ws://127.0.0.1:{port}/api/v1/live") as stream:
+        hello = await message(stream)
+        assert ("hello", ["alpha", "beta"]) == (hello["type"], [node["node"] for node in hello["nodes"]])
+        first = await message(stream)
+        assert "update" == first["type"]
+        assert {"alpha", "beta"} == {node["node"] for node in first["nodes"]}
+        alpha = next(node for node in first["nodes"] if node["node"] == "alpha")
+        assert 2 == len(alpha["gpus"]) == len(alpha["values"]["power_watts"])
+        await stream.send(
+            json.dumps(
+                {"nodes": ["beta"], "metrics": ["sm_clock_hertz"], "host_metrics": ["cpus"], "interval": 0.1}
+            )
+        )
+        wanted = await message(stream)
+        while "sm_clock_hertz" not in wanted["nodes"][0]["values"]:
+            wanted = await message(stream)
+        assert ["beta"] == [node["node"] for node in wanted["nodes"]]
+        assert ["cpus"] == list(wanted["nodes"][0]["host"])
+        assert "gpus" in wanted["nodes"][0]
+        await head.advance()
+        after = await message(stream)
+        assert (head.now, False) == (after["nodes"][0]["time"], "gpus" in after["nodes"][0])
+        assert after["sequence"] > wanted["sequence"]
+        head.nodes = [node._replace(state="lost", connected=False) for node in head.nodes]
+        lost = await message(stream)
+        assert ("lost", False) == (lost["nodes"][0]["state"], lost["nodes"][0]["connected"])
+
+
+@pytest.mark.parametrize(
+    "wish", ["", "{", "[]", '{"metrics": ["nope"]}', '{"interval": 0}', '{"interval": "1e9"}', '{"x": 1}', '{"interval": NaN}', '{"host_metrics": ["power_watts"]}']
+)  # fmt: skip
+async def test_wishes_that_make_no_sense(port: int, wish: str) -> None:
+    """A wrong wish is answered with what is wrong, and the stream goes on."""
+
+    async with connect(f"ws://127.0.0.1:{port}/api/v1/live") as stream:
+        await message(stream)
+        await message(stream)
+        await stream.send(wish)
+        if wish:
+            answer = await message(stream)
+            assert "error" == answer["type"]
+            assert answer["error"]
+        await stream.send('{"interval": 0.1}')
+        assert "update" == (await message(stream))["type"]
+
+
+async def test_who_may_listen(port: int) -> None:
+    """A live stream obeys the rules of every other request."""
+
+    url = f"ws://127.0.0.1:{port}/api/v1/live"
+    for headers, status in (
+        ({"Origin": "http://evil.com"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"X-Forwarded-For": "1.2.3.4"}, 401),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "websocket"}, 403),
+    ):
+        with pytest.raises(InvalidStatus) as caught:
+            async with connect(url, additional_headers=headers):
+                pass
+        assert status == caught.value.response.status_code
+        assert "error" in json.loads(caught.value.response.body)
+    async with connect(url, additional_headers={"Origin": f"http://127.0.0.1:{port}"}) as stream:
+        assert "hello" == (await message(stream))["type"]
+    with pytest.raises(InvalidStatus):
+        async with connect(f"ws://127.0.0.1:{port}/status"):
+            pass
+
+
+async def test_only_so_many_live_streams(port: int) -> None:
+    """Beyond the limit a stream is refused; when one ends there is room again."""
+
+    url = f"ws://127.0.0.1:{port}/api/v1/live"
+    async with connect(url) as first:
+        await message(first)
+        async with connect(url) as second:
+            await message(second)
+            with pytest.raises(InvalidStatus) as caught:
+                async with connect(url):
+                    pass
+            assert 503 == caught.value.response.status_code
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    async with connect(url) as third:
+                        assert "hello" == (await message(third))["type"]
+                    break
+                except InvalidStatus:
+                    await asyncio.sleep(0)
+
+
+async def test_slow_readers_get_the_newest(head: FakeHead) -> None:
+    """A client that does not read makes nothing pile up, and sees the newest when it reads again."""
+
+    wide = head.nodes[0].frame
+    assert wide is not None
+    head.nodes = [head.nodes[0]._replace(frame=wide._replace(gpus=wide.gpus * 8000))]
+    async with served(make_app(head, Access(TOKEN))) as port:
+        small = socket.socket()
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        small.connect(("127.0.0.1", port))
+        url = f"ws://127.0.0.1:{port}/api/v1/live"
+        async with connect(url, sock=small, max_queue=1, max_size=None) as stream:
+            assert "hello" == (await message(stream))["type"]
+            await stream.send('{"interval": 0.1}')
+            for _ in range(20):
+                await head.advance()
+                await asyncio.sleep(0.11)  # longer than the interval, so that each could be a message
+            seen = 1
+            while (await message(stream))["nodes"][0]["time"] != head.now:
+                seen += 1
+            assert seen < 12
+
+
+async def test_clients_that_never_read_are_cut_off(head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leaves answers unread loses the connection, over HTTP and over a live stream."""
+
+    monkeypatch.setattr(PatientHttp, "read_seconds", 0.3)
+    monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.3)
+    frame = head.nodes[0].frame
+    assert frame is not None
+    head.nodes = [node._replace(frame=frame._replace(gpus=frame.gpus * 20_000)) for node in head.nodes]
+    upgrade = (
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    )
+    async with served(make_app(head, Access(TOKEN), clock=lambda: head.now)) as port:
+        for path, more in (("/metrics", ""), ("/api/v1/live", upgrade)):
+            with socket.socket() as greedy:
+                greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                greedy.connect(("127.0.0.1", port))
+                greedy.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode())
+                await ended(greedy)
+
+
+async def test_slow_loris(head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that does not arrive in time loses its connection, at every stage; a patient answer does not."""
+
+    monkeypatch.setattr(PatientHttp, "request_seconds", 0.4)
+    post = b"POST /profiling/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    async with served(make_app(head, Access(TOKEN))) as port:
+        for text in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", post):
+            started = time.monotonic()
+            try:
+                answer = await say(port, text)
+            except ConnectionResetError:
+                answer = b""
+            assert b" 200 " not in answer
+            assert 0.3 < time.monotonic() - started < 5
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for letter in b"GET /status HTTP/1.1\r\nHost: localhost\r\n":
+            writer.write(bytes([letter]))
+            await asyncio.sleep(0.05)
+            if reader.at_eof() or writer.is_closing():
+                break
+        assert reader.at_eof() or reader.exception() or writer.is_closing()
+        writer.close()
+        async with httpx.AsyncClient() as asking:
+            for _ in range(4):
+                assert 200 == (await asking.get(f"http://localhost:{port}/status")).status_code
+                await asyncio.sleep(0.15)
+    assert [] == head.asked
+
+
+async def test_idle_connections_make_room(head: FakeHead) -> None:
+    """When all connections are taken by clients that send nothing, a real request is served all the same."""
+
+    async with served(make_app(head, Access(TOKEN)), most_connections=8) as port:
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+        try:
+            async with httpx.AsyncClient() as asking:
+                for _ in range(3):
+                    assert 200 == (await asking.get(f"http://127.0.0.1:{port}/status")).status_code
+        finally:
+            for each in idle:
+                each.close()
+
+
+async def test_busy_connections_are_not_ended_for_new_ones(head: FakeHead) -> None:
+    """When all connections are at work, a new one is told so."""
+
+    async with served(make_app(head, Access(TOKEN)), most_connections=2) as port:
+        url = f"ws://127.0.0.1:{port}/api/v1/live"
+        async with connect(url) as first, connect(url) as second:
+            await message(first)
+            await message(second)
+            answer = await say(port, b"")
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b'"error":"too many connections are open"' in answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+     b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+     b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /"],
+)  # fmt: skip
+async def test_what_is_not_http(port: int, text: bytes) -> None:
+    """Garbage is refused, and the head lives."""
+
+    answer = await say(port, text)
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert b'"error":' in answer
+    async with httpx.AsyncClient() as asking:
+        assert 200 == (await asking.get(f"http://127.0.0.1:{port}/status")).status_code
+
+
+async def test_a_hundred_megabytes(port: int, head: FakeHead) -> None:
+    """A message that is far too large is refused in words, and nothing of it is kept or done."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 1_000_000
+
+    url, kind = f"http://127.0.0.1:{port}/profiling/start", {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(timeout=60) as asking:
+        for headers in (kind, {**kind, "Content-Length": "100000000"}):
+            answer = await asking.post(url, content=pieces(), headers=headers)
+            assert (413, True) == (answer.status_code, "larger" in answer.json()["error"])
+    assert [] == head.asked
+
+
+async def test_from_another_address(head: FakeHead) -> None:
+    """Over a real connection that is not loopback, only the token opens anything."""
+
+    address = outside_address()
+    async with served(make_app(head, Access(TOKEN)), host="0.0.0.0") as port:
+        async with httpx.AsyncClient(base_url=f"http://{address}:{port}") as asking:
+            for headers in (
+                {},
+                {"X-Forwarded-For": "127.0.0.1"},
+                {"Host": "localhost"},
+                {"Forwarded": "for=127.0.0.1"},
+            ):
+                for path in ("/", "/status", "/metrics", "/openapi.json", "/-/healthy"):
+                    assert 401 == (await asking.get(path, headers=headers)).status_code
+            bearer = {"Authorization": f"Bearer {TOKEN}"}
+            assert 200 == (await asking.get("/status", headers=bearer)).status_code
+        url = f"ws://{address}:{port}/api/v1/live"
+        with pytest.raises(InvalidStatus) as caught:
+            async with connect(url):
+                pass
+        assert 401 == caught.value.response.status_code
+        async with connect(url, additional_headers=bearer) as stream:
+            assert "hello" == (await message(stream))["type"]
+        async with httpx.AsyncClient(base_url=f"http://{address}:{port}") as asking:
+            await asking.post("/login", json={"token": TOKEN})
+            cookie = "; ".join(f"{name}={value}" for name, value in asking.cookies.items())
+        async with connect(url, additional_headers={"Cookie": cookie}) as stream:
+            assert "hello" == (await message(stream))["type"]
+        with pytest.raises(InvalidStatus):
+            async with connect(url, additional_headers={"Cookie": cookie, "Origin": "http://evil.com"}):
+                pass
+
+
+async def test_a_port_in_use(port: int) -> None:
+    """Who has the port is said."""
+
+    who = who_listens(port)
+    assert who is not None
+    with pytest.raises(GpulseError, match=f"port {port} is in use by .*pid ") as caught:
+        await serve(make_app(FakeHead(), Access(TOKEN)), host="127.0.0.1", port=port)
+    assert caught.value.hint
+
+
+async def test_addresses_that_cannot_be() -> None:
+    """An address that is not this machine's is named."""
+
+    for host in ("192.0.2.77", "no.such.name.invalid"):
+        with pytest.raises(GpulseError, match=host):
+            await serve(make_app(FakeHead(), Access(TOKEN)), host=host, port=0)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert who_listens(unused.getsockname()[1]) is None
+
+
+async def test_the_end_is_quick(head: FakeHead, caplog: pytest.LogCaptureFixture) -> None:
+    """Ending takes two seconds at most, closes live streams, and leaves nothing, in the log neither."""
+
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    app = make_app(head, Access(TOKEN))
+    serving = asyncio.create_task(serve(app, host="127.0.0.1", port=0, ready=port.set_result))
+    url = f"127.0.0.1:{await port}"
+    half = b"POST /profiling/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", port.result())) as sender:
+        sender.sendall(half)
+        async with connect(f"ws://{url}/api/v1/live") as stream, httpx.AsyncClient() as asking:
+            await message(stream)
+            assert 200 == (await asking.get(f"http://{url}/status")).status_code
+            started = time.monotonic()
+            serving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+            assert time.monotonic() - started < 2.5
+            with pytest.raises(ConnectionClosed):
+                await drained(stream)
+            assert 1012 == stream.close_code
+            assert who_listens(port.result()) is None
+    assert [] == caplog.messages
+
+
+async def test_tls(head: FakeHead, tmp_path: Path) -> None:
+    """HTTPS and secure live streams, and clients that need a certificate of their own."""
+
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl here")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    command = [
+        program,
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert, "-days", "2"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    assert 0 == await process.wait()
+    trusting = ssl.create_default_context(cafile=cert)
+    async with served(make_app(head, Access(TOKEN)), tls=TlsFiles(cert, key)) as port:
+        async with httpx.AsyncClient(verify=trusting) as asking:
+            assert 200 == (await asking.get(f"https://localhost:{port}/status")).status_code
+            answer = await asking.post(f"https://localhost:{port}/login", json={"token": TOKEN})
+            assert "secure" in answer.headers["set-cookie"].lower()
+        async with connect(f"wss://localhost:{port}/api/v1/live", ssl=trusting) as stream:
+            assert "hello" == (await message(stream))["type"]
+    async with served(make_app(head, Access(TOKEN)), tls=TlsFiles(cert, key, cert)) as port:
+        async with httpx.AsyncClient(verify=trusting) as asking:
+            with pytest.raises(httpx.HTTPError):
+                await asking.get(f"https://localhost:{port}/status")
+        trusting.load_cert_chain(cert, key)
+        async with httpx.AsyncClient(verify=trusting) as asking:
+            assert 200 == (await asking.get(f"https://localhost:{port}/status")).status_code
+
+
+async def test_names_with_several_addresses(head: FakeHead) -> None:
+    """The name localhost and the empty host listen on one port of all their addresses."""
+
+    for host in ("localhost", ""):
+        async with served(make_app(head, Access(TOKEN)), host=host) as port, httpx.AsyncClient() as asking:
+            assert 200 == (await asking.get(f"http://127.0.0.1:{port}/status")).status_code

@@ -1,0 +1,85 @@
+"""Small parts of an agent: addresses, identities, batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulse.cluster.agent.buffer import Kept
+from gpulse.cluster.agent.identity import read_identity, safe_name
+from gpulse.cluster.agent.link import target_of
+from gpulse.cluster.agent.stream import _of_one_clock, printable
+from gpulse.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("head", "head:8090"),
+        ("head:1234", "head:1234"),
+        ("10.0.0.1", "10.0.0.1:8090"),
+        ("::1", "[::1]:8090"),
+        ("[::1]", "[::1]:8090"),
+        ("[fe80::1%eth0]:9000", "[fe80::1%eth0]:9000"),
+        ("2001:db8::7", "[2001:db8::7]:8090"),
+    ],
+)
+def test_addresses(address: str, target: str) -> None:
+    """The port may be missing, and IPv6 may lack its brackets."""
+
+    assert target == target_of(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["", ":8090", "head:", "head:0", "head:99999", "http://head:1", "a b", "[::1"]
+)
+def test_what_is_no_address(address: str) -> None:
+    """It is refused before anything starts."""
+
+    with pytest.raises(UsageError, match="not the address"):
+        target_of(address)
+
+
+def test_an_identity_stays(tmp_path: Path) -> None:
+    """Two agents of one machine differ in their instance alone, and each keeps its own."""
+
+    one, two = read_identity(tmp_path / "a"), read_identity(tmp_path / "b", name="n")
+    assert one == read_identity(tmp_path / "a")
+    assert one.instance != two.instance
+    assert (one.machine, one.boot, "n") == (two.machine, two.boot, two.host)
+
+
+def test_a_machine_id_of_ones_own(tmp_path: Path) -> None:
+    """From a file, which must hold something."""
+
+    path = tmp_path / "id"
+    path.write_text("box-7\n")
+    assert "box-7" == read_identity(tmp_path, machine_file=path).machine
+    path.write_text("")
+    with pytest.raises(UsageError, match="no machine id"):
+        read_identity(tmp_path, machine_file=path)
+
+
+def test_state_directories_stay_where_they_belong() -> None:
+    """Whatever a host or head is called."""
+
+    assert "head_8090" == safe_name("head:8090")
+    assert "_.._etc" == safe_name("../../etc")[-7:]
+    assert all(
+        "/" not in safe_name(name) and safe_name(name) not in ("", ".", "..") for name in ("..", "", "/", ".")
+    )
+
+
+def test_a_batch_ends_at_a_step_of_the_clock() -> None:
+    """It has one relation between wall clock and monotonic clock."""
+
+    frames = [Kept(number, b"", (), offset) for number, offset in enumerate([0, 10, 900_000, 3_600_000_000])]
+    assert frames[:3] == _of_one_clock(frames)
+    assert frames[3:] == _of_one_clock(frames[3:])
+
+
+def test_words_of_a_head_are_harmless() -> None:
+    """No control character of another machine reaches a terminal."""
+
+    assert "a?[31mb" == printable("a\x1b[31mb")

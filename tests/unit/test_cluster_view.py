@@ -1,0 +1,191 @@
+"""Tables of a head, its nodes and its sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulse.terminal.cluster import session_facts, session_lines, status_lines
+from gpulse.terminal.table import painter, width_of
+
+PLAIN = painter(color=False)
+NOW = 1_763_200_000.0
+
+
+@pytest.fixture(autouse=True)
+def _utc() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def node(name: str, state: str = "healthy", **changes: Any) -> dict[str, Any]:
+    """A node with eight GPUs."""
+    fields = {"gpu_count": 8, "silent_seconds": 0.4, "version": "0.1.0", "labels": {}}
+    return {"name": name, "state": state, **fields, **changes}
+
+
+def session(name: str = "run", **changes: Any) -> dict[str, Any]:
+    """A session that goes on."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "session_id": "e8691366c8487001",
+        "state": "active",
+        "start_time": "2025-11-15T09:40:00.000Z",
+        "end_time": None,
+        "frame_count": 400,
+        "interval_ms": 500,
+        "labels": {},
+        "nodes": [],
+        "gpus": [],
+        "interruptions": [],
+        "export": {"state": "none", "path": None, "error": None},
+    }
+    return {**fields, **changes}
+
+
+def status(*nodes: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A head with these nodes."""
+    fields: dict[str, Any] = {
+        "version": "0.1.0",
+        "time": "2025-11-15T09:46:40.000Z",
+        "uptime_seconds": 3725.0,
+        "freq": 500,
+        "enable_bandwidth_profiling": True,
+        "enable_nvlink_profiling": False,
+        "frames_received": 12345,
+        "total_gpus": 8 * len(nodes),
+        "gpu_info": {each["name"]: [{"name": "NVIDIA H200"}] * 8 for each in nodes},
+        "nodes": list(nodes),
+        "active_sessions": [],
+        "recoverable_sessions": [],
+        "storage": {"state": "ok", "directory": "/data", "log_bytes": 1 << 20, "free_bytes": 1 << 30},
+    }
+    return {**fields, **changes}
+
+
+def lines(document: dict[str, Any], width: int = 100, **options: Any) -> list[str]:
+    """What is shown of it."""
+    return list(status_lines(document, "gpu-head:8090", width=width, paint=PLAIN, **options))
+
+
+def test_a_head_is_shown_with_its_storage_nodes_and_sessions() -> None:
+    """Everything that somebody wants to know at a glance."""
+    document = status(node("a"), node("b", "lost", silent_seconds=90.0), active_sessions=[session()])
+
+    assert [
+        "head at gpu-head:8090: gpulse 0.1.0, up 1:02:05",
+        "samples every 500 ms; sessions hold PCIe bandwidth; 12.3k frames received",
+        "stores in /data: 1.0M log, 1.0G free",
+        "",
+        "2 nodes with 16 GPUs: 1 healthy, 1 lost",
+        "node  state    GPUs  model        last heard  version",
+        "b     lost        8  NVIDIA H200    1:30 ago  0.1.0",
+        "a     healthy     8  NVIDIA H200         now  0.1.0",
+        "",
+        "session  state   began                length  frames  id",
+        "run      active  2025-11-15 09:40:00    6:40     400  e8691366c8487001",
+    ] == lines(document)
+
+
+def test_a_head_without_nodes_says_what_to_do() -> None:
+    """The next command is on the screen."""
+    shown = lines(status())
+
+    assert "no node yet; on each machine with GPUs run: gpulse agent HEAD:8090" in shown
+    assert "no session is active; start one with: gpulse session start NAME" in shown
+
+
+def test_a_head_that_cannot_store_says_so() -> None:
+    """With what is wrong and what to try."""
+    failing = {
+        "state": "failing",
+        "directory": "/data",
+        "error": "the disk is full",
+        "hint": "free some room",
+    }
+
+    assert "stores nothing at the moment (/data): the disk is full; try: free some room" in lines(
+        status(storage=failing)
+    )
+
+
+def test_of_many_nodes_those_that_are_not_well_are_shown() -> None:
+    """All of them on request."""
+    document = status(*(node(f"n{number:02}") for number in range(50)), node("sick", "late"))
+
+    shown = lines(document)
+    assert "51 nodes with 408 GPUs: 50 healthy, 1 late" in shown
+    assert ["sick"] == [line.split()[0] for line in shown if "NVIDIA" in line]
+    assert 51 == sum("NVIDIA" in line for line in lines(document, every_node=True))
+
+
+def test_interrupted_sessions_are_named() -> None:
+    """With the command that goes on with them."""
+    shown = lines(status(node("a"), recoverable_sessions=["week_long"]))
+
+    assert "interrupted: week_long; go on with: gpulse session recover NAME" == shown[-1]
+
+
+def test_names_from_elsewhere_are_harmless() -> None:
+    """A node can call itself anything."""
+    evil = "\x1b]0;pwned\x07\n"
+    document = status(
+        node(evil, labels={evil: evil}),
+        active_sessions=[session(evil, nodes=[evil])],
+        recoverable_sessions=[evil],
+    )
+
+    assert not any("\x1b" in line or "\x07" in line or "\n" in line for line in lines(document))
+
+
+@given(st.integers(20, 160))
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    """Columns give way instead of wrapping."""
+    document = status(node("a-long-name" * 3), node("b"), active_sessions=[session("s" * 60)])
+
+    assert all(width_of(line) <= width for line in lines(document, width))
+
+
+def test_sessions_that_ended_show_their_file() -> None:
+    """A file that failed says so too."""
+    ended = session(
+        state="finished",
+        end_time="2025-11-15T09:41:00.000Z",
+        export={"state": "done", "path": "/out/run.json", "error": None},
+    )
+    failed = session(state="finished", export={"state": "failed", "path": None, "error": "disk full"})
+
+    shown = session_lines([ended, failed], now=NOW, width=120, paint=PLAIN)
+    assert shown[1].endswith("/out/run.json")
+    assert shown[2].endswith("failed: disk full")
+    assert "1:00" in shown[1]
+
+
+def test_everything_about_a_session() -> None:
+    """Gaps are part of it."""
+    document = session(
+        labels={"model": "llama"},
+        gpus=["a:0"],
+        interruptions=[{"start_time": "2025-11-15T09:41:00.000Z", "end_time": "2025-11-15T09:42:00.000Z"}],
+    )
+
+    assert [
+        "run",
+        "state   active",
+        "id      e8691366c8487001",
+        "began   2025-11-15 09:40:00",
+        "length  6:40",
+        "frames  400, one every 500 ms",
+        "nodes   all",
+        "GPUs    a:0",
+        "labels  model=llama",
+        "gap     2025-11-15 09:41:00 to 2025-11-15 09:42:00: no head was there",
+    ] == list(session_facts(document, now=NOW, width=100, paint=PLAIN))

@@ -1,0 +1,470 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+
+from gpulse.cluster import wire
+from gpulse.cluster.head.commit import Committer
+from gpulse.cluster.head.fleet import Fleet
+from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run, Settings
+from gpulse.errors import DiskError
+from gpulse.model.columns import Block, BlockPacker, PackedFrame
+from gpulse.store.entry import Entry
+
+RUN = b"r" * 16
+NOW = 1_800_000_000.0
+
+
+class AbortedError(Exception):
+    """The head ended the call."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code = code
+        self.details = details
+
+
+class Call:
+    """A stream without a network: what one side writes the other reads."""
+
+    def __init__(self, ingest: Ingest, peer: str = "ipv4:127.0.0.1:1") -> None:
+        self._peer = peer
+        self._to_head: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.answers: asyncio.Queue[HeadMessage] = asyncio.Queue()
+        self.task = asyncio.create_task(ingest.stream(self._requests(), self))
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        while (data := await self._to_head.get()) is not None:
+            yield data
+
+    def say(self, **message: Any) -> None:
+        """Send what an agent sends."""
+        self._to_head.put_nowait(AgentMessage(**message).SerializeToString())
+
+    def raw(self, data: bytes) -> None:
+        """Send anything."""
+        self._to_head.put_nowait(data)
+
+    async def heard(self) -> HeadMessage:
+        """What the head says next."""
+        answer = asyncio.create_task(self.answers.get())
+        await asyncio.wait([answer, self.task], return_when=asyncio.FIRST_COMPLETED, timeout=5.0)
+        if not answer.done():
+            answer.cancel()
+            self.task.result()
+            raise AssertionError("the head said nothing")
+        return answer.result()
+
+    async def refused(self) -> AbortedError:
+        """Why the head ended the call."""
+        with pytest.raises(AbortedError) as error:
+            await asyncio.wait_for(self.task, 5.0)
+        return error.value
+
+    async def hang_up(self) -> None:
+        """End the call from the agent's side."""
+        self._to_head.put_nowait(None)
+        await asyncio.wait_for(self.task, 5.0)
+
+    # what gRPC gives a handler
+
+    def peer(self) -> str:
+        """Who calls."""
+        return self._peer
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        """What was sent along."""
+        return []
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call."""
+        raise AbortedError(code, details)
+
+    async def write(self, message: bytes) -> None:
+        """Take what the head says."""
+        self.answers.put_nowait(HeadMessage.FromString(message))
+
+
+class Scene:
+    """A head's ingest over a log in memory."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        self.log: list[Entry] = []
+        self.full = False
+        self.fleet = Fleet({}, {}, {})
+        self.ingest = Ingest(
+            self.fleet,
+            lambda: self.committer,
+            head_id="head",
+            now=lambda: self.now,
+            settings=lambda: Settings(interval_ms=500),
+            allowed=self.allowed,
+        )
+        self.committer = Committer(
+            self, now=lambda: self.now, done=self.ingest.committed, failed=self.ingest.failed
+        )
+
+    def allowed(self, peer: str, _metadata: Mapping[str, str]) -> str | None:
+        """Only this machine."""
+        return None if "127.0.0.1" in peer else "no token"
+
+    def commit(self, entries: Sequence[Entry]) -> None:
+        """Write, or fail."""
+        if self.full:
+            raise DiskError("no space")
+        self.log += entries
+
+    def repair(self) -> list[Entry]:
+        """Nothing turns up."""
+        return []
+
+    def sequences(self) -> list[int]:
+        """The frames in the log, in its order."""
+        batches = [entry.batch for entry in self.log if entry.batch is not None]
+        return [number for batch in batches for number in range(batch.first, batch.last + 1)]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What happened, of one kind."""
+        facts = [entry.fact for entry in self.log if entry.fact is not None]
+        return [fact["detail"] for fact in facts if fact["fact"] == "event" and fact["kind"] == kind]
+
+    async def connected(self, **given: Any) -> Call:
+        """An agent that was welcomed."""
+        call = Call(self.ingest)
+        call.say(hello=hello(**given))
+        assert (await call.heard()).WhichOneof("kind") == "welcome"
+        call.say(layout=Layout(text=PACKER.text))
+        return call
+
+
+def hello(**given: Any) -> Hello:
+    """What an agent says first."""
+    fields = {
+        "protocol": wire.PROTOCOL,
+        "version": "1",
+        "host": "gpu01",
+        "machine": "m1",
+        "boot": "b1",
+        "instance": "i1",
+        "monotonic_us": 0,
+        "runs": [Run(id=RUN, boot="b1")],
+    }
+    return Hello(**{**fields, **given})
+
+
+PACKER = BlockPacker("host")
+BLOCK = PACKER.pack([{}], [({"load1": 1.0}, {})])[0]
+
+
+def batch(first: int, count: int = 1, *, time: float = NOW, sent: float = 0.0, **given: Any) -> Batch:
+    """Frames as an agent sends them; its monotonic clock is `sent`."""
+    frame = PackedFrame(round(time * 1e6), round(sent * 1e6), (BLOCK,))
+    fields = {"run": RUN, "first": first, "count": count, "sent_monotonic_us": round(sent * 1e6)}
+    return Batch(**{**fields, "frames": frame.to_bytes() * count, **given})
+
+
+async def settled(scene: Scene, call: Call) -> None:
+    """Let the head read what was sent, then commit."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not call.task.done() or call.task.exception() is None
+    await scene.committer.commit()
+
+
+async def test_frames_are_acknowledged_when_they_are_on_disk_and_not_before() -> None:
+    """The whole reliability argument."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, 3))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert call.answers.empty()
+
+    await scene.committer.commit()
+
+    answer = await call.heard()
+    assert (answer.durable.run, answer.durable.sequence) == (RUN, 3)
+    assert scene.sequences() == [1, 2, 3]
+    await call.hang_up()
+
+
+async def test_frames_that_come_twice_are_stored_once() -> None:
+    """An agent that saw no acknowledgement sends again, in other batches."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, 3))
+    await settled(scene, call)
+    await call.hang_up()
+    again = await scene.connected()
+    for first, count in ((1, 2), (2, 3), (5, 1), (1, 5)):
+        again.say(batch=batch(first, count))
+    await settled(scene, again)
+
+    assert scene.sequences() == [1, 2, 3, 4, 5]
+    acknowledged: list[int] = []
+    while not acknowledged or acknowledged[-1] != 5:
+        acknowledged.append((await again.heard()).durable.sequence)
+    assert acknowledged == sorted(acknowledged)
+    await again.hang_up()
+
+
+async def test_a_hole_in_the_numbers_is_an_event() -> None:
+    """What an agent had to give up is not hidden."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, 2))
+    call.say(batch=batch(10))
+    await settled(scene, call)
+
+    assert scene.sequences() == [1, 2, 10]
+    assert [gap["frames"] for gap in scene.events("gap")] == [7]
+    await call.hang_up()
+
+
+async def test_a_welcome_says_how_far_the_frames_came() -> None:
+    """After a restart of either side the agent goes on from there."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, 4))
+    await settled(scene, call)
+    await call.hang_up()
+
+    again = Call(scene.ingest)
+    again.say(hello=hello(runs=[Run(id=b"n" * 16), Run(id=RUN)]))
+    welcome = (await again.heard()).welcome
+
+    assert [(item.run, item.sequence) for item in welcome.durable] == [(b"n" * 16, 0), (RUN, 4)]
+    assert (welcome.node, welcome.settings.interval_ms) == ("gpu01", 500)
+    await again.hang_up()
+
+
+async def test_a_full_disk_sends_agents_away_and_forgets_nothing_that_was_acknowledged() -> None:
+    """They keep their frames, and send them when they are let in again."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, 2))
+    await settled(scene, call)
+    scene.full = True
+    call.say(batch=batch(3, 2))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await scene.committer.commit()
+    gone = await call.refused()
+    assert gone.code is grpc.StatusCode.UNAVAILABLE
+    refused = Call(scene.ingest)
+    refused.say(hello=hello())
+    assert "no space" in (await refused.refused()).details
+
+    scene.full = False
+    await scene.committer._repair()
+    again = await scene.connected()
+    again.say(batch=batch(3, 2))
+    await settled(scene, again)
+
+    assert scene.sequences() == [1, 2, 3, 4]
+    await again.hang_up()
+
+
+async def test_zipped_frames_are_the_same_frames() -> None:
+    """What was kept for long is sent smaller."""
+
+    scene = Scene()
+    call = await scene.connected()
+    plain = batch(1, 50)
+    call.say(batch=batch(1, 50, frames=zlib.compress(plain.frames), zipped=True))
+    await settled(scene, call)
+
+    assert scene.sequences() == list(range(1, 51))
+    assert scene.log[-1].batch is not None
+    assert scene.log[-1].batch.frames == plain.frames
+    await call.hang_up()
+
+
+@pytest.mark.parametrize(
+    ("skew", "expected"), [(0.0, 0.0), (1.5, 0.0), (3600.0, -3600.0), (-3600.0, 3600.0), (-5.0, 5.0)]
+)
+async def test_frames_of_a_wrong_clock_are_put_on_the_heads(skew: float, expected: float) -> None:
+    """Sessions are intervals on the head's clock; a difference of a message's delay changes nothing."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, time=NOW + skew))
+    await settled(scene, call)
+
+    (found,) = [entry.batch.shift_us / 1e6 for entry in scene.log if entry.batch is not None]
+    assert found == pytest.approx(expected, abs=0.01)
+    assert len(scene.events("clock_skew")) == (0 if expected == 0.0 else 1)
+    await call.hang_up()
+
+
+async def test_a_step_of_an_agents_clock_does_not_move_its_frames() -> None:
+    """Its other clock, which nobody sets, tells when they were taken; so do delays in the network not matter."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, time=NOW, sent=0.0))
+    await settled(scene, call)
+    scene.now += 10.0
+    call.say(batch=batch(2, time=NOW + 3605.0, sent=5.0))  # five seconds on its way, an hour ahead
+    await settled(scene, call)
+
+    times = [
+        entry.events or (NOW + second + entry.batch.shift_us / 1e6)
+        for second, entry in zip((0.0, 3605.0), [e for e in scene.log if e.batch], strict=True)
+        if entry.batch is not None
+    ]
+    assert times == [pytest.approx(NOW), pytest.approx(NOW + 5.0)]
+    await call.hang_up()
+
+
+async def test_an_older_protocol_is_refused_with_both_versions() -> None:
+    """So that people know which side to update."""
+
+    call = Call(Scene().ingest)
+    call.say(hello=hello(protocol=0, version="0.0.1"))
+
+    refused = await call.refused()
+
+    assert refused.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "protocol 1" in refused.details
+    assert "protocol 0 (gpulse 0.0.1)" in refused.details
+
+
+async def test_a_second_agent_of_a_machine_is_refused_while_the_first_lives() -> None:
+    """It would send the same GPUs twice; an agent that was started anew takes its own place."""
+
+    scene = Scene()
+    first = await scene.connected()
+    other = Call(scene.ingest)
+    other.say(hello=hello(instance="i2"))
+    assert (await other.refused()).code is grpc.StatusCode.ALREADY_EXISTS
+
+    anew = await scene.connected()
+
+    assert (await first.refused()).code is grpc.StatusCode.ABORTED
+    await anew.hang_up()
+    assert scene.ingest.streams == {}
+
+
+async def test_namesakes_are_told_apart_and_both_warned() -> None:
+    """By their machine ids."""
+
+    scene = Scene()
+    first = await scene.connected()
+    second = Call(scene.ingest)
+    second.say(hello=hello(machine="m2", instance="i2", runs=[Run(id=b"2" * 16)]))
+
+    welcome = (await second.heard()).welcome
+
+    assert welcome.node == "gpu01#2"
+    assert "gpu01#2" in (await second.heard()).warning
+    assert "gpu01#2" in (await first.heard()).warning
+    await first.hang_up()
+    await second.hang_up()
+
+
+async def test_frames_of_another_node_are_refused() -> None:
+    """A state directory that was copied would double them."""
+
+    scene = Scene()
+    first = await scene.connected()
+    call = Call(scene.ingest)
+    call.say(hello=hello(host="gpu02", machine="m2"))
+
+    assert "another node" in (await call.refused()).details
+    await first.hang_up()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"host": ""},
+        {"host": "a" * 300},
+        {"host": "a\nb"},
+        {"machine": ""},
+        {"runs": []},
+        {"runs": [Run(id=b"short")]},
+        {"node": b"nonsense"},
+        {"node": b"[]"},
+        {"node": json.dumps({"numa_cpus": "x"}).encode()},
+        {"node": json.dumps({"driver": ["x"]}).encode()},
+        {"labels": {"a": "b" * 300}},
+    ],
+)
+async def test_a_hello_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+    """And nothing is written."""
+
+    scene = Scene()
+    call = Call(scene.ingest)
+    call.say(hello=hello(**given))
+
+    assert (await call.refused()).code is grpc.StatusCode.INVALID_ARGUMENT
+    await scene.committer.commit()
+    assert scene.log == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"batch": batch(1, run=b"x" * 16)},
+        {"batch": batch(1, count=2, frames=b"")},
+        {"batch": Batch(run=RUN, first=1, count=2, frames=batch(1).frames)},
+        {"batch": batch(1, frames=batch(1).frames[:-1])},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (Block(7, b""),)).to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (Block(BLOCK.layout, b"1"),)).to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (), b"nonsense").to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (), b"{}").to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (), b"[" * 100_000).to_bytes())},
+        {"batch": batch(1, frames=b"nonsense", zipped=True)},
+        {"batch": batch(1, frames=zlib.compress(b"\0" * (wire.MOST_BATCH_BYTES + 1)), zipped=True)},
+        {"layout": Layout(text=b"nonsense")},
+        {"layout": Layout(text=b"{}")},
+    ],
+)
+async def test_a_message_that_makes_no_sense_ends_the_connection(message: dict[str, Any]) -> None:
+    """Nothing of it is written, and the head goes on."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(**message)
+
+    assert (await call.refused()).code is grpc.StatusCode.INVALID_ARGUMENT
+    await scene.committer.commit()
+    assert scene.sequences() == []
+    again = await scene.connected()
+    await again.hang_up()
+
+
+async def test_bytes_that_are_no_message_end_the_connection() -> None:
+    """At the beginning and later."""
+
+    scene = Scene()
+    call = Call(scene.ingest)
+    call.raw(b"\xff\xff\xff")
+    assert (await call.refused()).code is grpc.StatusCode.INVALID_ARGUMENT
+    later = await scene.connected()
+    later.raw(b"\xff\xff\xff")
+
+    assert (await later.refused()).code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_others_need_a_token() -> None:
+    """Before anything they send is looked at."""
+
+    call = Call(Scene().ingest, peer="ipv4:10.0.0.1:99")
+    call.raw(b"")
+
+    assert (await call.refused()).code is grpc.StatusCode.UNAUTHENTICATED

@@ -1,0 +1,122 @@
+"""The data of a head that does not run: read as it is, and changed only to mark a session to go on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulse.cluster.api.interface import RefusedError
+from gpulse.cluster.client import offline
+from gpulse.errors import GpulseError, LogError
+from gpulse.model.session import Session
+from gpulse.store.archive import Archive
+from gpulse.store.entry import Entry
+from gpulse.store.holder import holder
+from gpulse.store.log.log import Log
+from gpulse.store.offline import open_offline
+from tests.unit.books import RUN, batch, node_fact
+
+RUNNING = Session("id1", "week_long", start=100.0, created=100.0, interval_ms=1000)
+DONE = Session("id2", "done", start=50.0, created=50.0, interval_ms=1000, state="finished", end=60.0)
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """What a head left that was killed: its log is ahead of its book."""
+    directory = tmp_path / "data"
+    fields = {key: value for key, value in node_fact().items() if key != "fact"}
+    with Archive(str(directory)) as archive:
+        archive.commit([Entry.of_fact("node", **fields), Entry.of_fact("session", **DONE.to_dict())])
+    with Log(directory / "log") as log:
+        entry = Entry.of_fact("session", **RUNNING.to_dict())
+        log.append(entry.kind, entry.payload)
+        log.append(1, batch((105.0, b""), run=RUN))
+    return directory
+
+
+def _content(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.name.endswith("-shm")
+    }
+
+
+def test_what_is_only_in_the_log_is_there(left: Path) -> None:
+    """Nothing in the directory changes."""
+    before = _content(left)
+
+    with open_offline(str(left)) as store:
+        assert [DONE, RUNNING] == store.sessions()
+        assert ["a"] == [node.name for node in store.nodes().values()]
+        assert 200.0 == store.newest
+
+    assert before == _content(left)
+
+
+def test_a_directory_that_cannot_be_written_can_be_read(left: Path) -> None:
+    """Whoever looks need not be who started the head."""
+    paths = [left, *left.rglob("*")]
+    for path in paths:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    try:
+        with open_offline(str(left)) as store:
+            assert 2 == len(store.sessions())
+    finally:
+        for path in paths:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def test_a_session_of_a_killed_head_can_be_recovered(left: Path) -> None:
+    """It ended, as far as is known, when the last frames came."""
+    described = {session["name"]: session for session in offline.described(str(left), 1000.0)}
+
+    assert described["week_long"]["recoverable"]
+    assert "1970-01-01T00:03:20.000Z" == described["week_long"]["interruptions"][0]["start_time"]
+    assert not described["done"]["recoverable"]
+
+
+def test_a_session_is_marked_to_go_on(left: Path) -> None:
+    """Once it is, there is nothing left to recover."""
+    session = offline.recover(str(left), name="week_long", session_id=None, now=300.0)
+
+    assert session.is_active
+    assert [(200.0, 300.0)] == [tuple(gap) for gap in session.interruptions]
+    assert not any(session["recoverable"] for session in offline.described(str(left), 400.0))
+    with pytest.raises(RefusedError, match="was stopped, and is complete"):
+        offline.recover(str(left), name="done", session_id=None, now=300.0)
+
+
+def test_a_session_becomes_a_file(left: Path) -> None:
+    """The same that the head would have written."""
+    file, sizes = io.BytesIO(), list[int]()
+
+    with open_offline(str(left)) as store:
+        size = offline.write(store, offline.find(store, "id1"), "json", file, sizes.append)
+
+    assert size == len(file.getvalue()) == sizes[-1]
+    assert "week_long" == json.loads(file.getvalue())["session_name"]
+
+
+def test_who_holds_a_store_is_known(left: Path) -> None:
+    """While a head writes it, it is that head's business."""
+    assert holder(str(left)) is None
+
+    with Archive(str(left)):
+        assert os.getpid() == holder(str(left))
+        with pytest.raises(LogError, match="is being written"):
+            offline.recover(str(left), name="week_long", session_id=None, now=300.0)
+
+    assert holder(str(left / "nothing")) is None
+
+
+def test_no_store_is_no_empty_store(tmp_path: Path) -> None:
+    """A wrong directory is told, and not filled."""
+    with pytest.raises(GpulseError, match="no data directory of a head"):
+        open_offline(str(tmp_path))
+
+    assert [] == os.listdir(tmp_path)

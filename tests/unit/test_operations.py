@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulse.cluster.api import fields
+from gpulse.cluster.api.answers import LARGEST_BODY, read_body
+from gpulse.cluster.api.interface import HeadInterface, RefusedError
+from gpulse.cluster.api.operations import BY_NAME, OPERATIONS, call, download
+from gpulse.errors import CollectionError, DiskError, UsageError
+from gpulse.model.metric import CATALOGUE
+from tests.unit.fake_head import NOW, FakeHead
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+async def refused(head: HeadInterface, operation: str, body: dict[str, Any]) -> tuple[int, str]:
+    """The status and the message of a request that is refused."""
+    status, document = await call(head, operation, body, now=NOW)
+    assert {"error", "hint", "detail"} == set(document)
+    assert document["error"] == document["detail"]
+    return status, document["error"]
+
+
+async def test_every_operation_answers() -> None:
+    """Every operation of the table reaches the head and comes back."""
+
+    head: HeadInterface = FakeHead()
+    assert 200 == (await call(head, "start", {"name": "one"}))[0]
+    needed = {
+        "session": {"name": "one"},
+        "recover": {"name": "one"},
+        "export": {"name": "s1"},
+        "query": {"metric": "power_watts"},
+    }
+    for operation in OPERATIONS:
+        if not operation.is_file and operation.name != "start":
+            status, document = await call(head, operation.name, needed.get(operation.name, {}))
+            assert (200, True) == (status, isinstance(document, dict)), operation.name
+            assert set(operation.response.get("required", ())) <= set(document), operation.name
+
+
+async def test_a_session_with_everything() -> None:
+    """All fields of a start reach the head, in its types."""
+
+    head = FakeHead()
+    body = {
+        "name": "a.b-c_1",
+        "since": "1h30m",
+        "nodes": ["alpha"],
+        "gpus": ["alpha:0"],
+        "labels": {"k": "v", "e": ""},
+        "interval_ms": 500.0,
+    }
+    await call(head, "start", body)
+
+    assert [
+        (
+            "start",
+            {
+                "name": "a.b-c_1",
+                "since_seconds": 5400.0,
+                "nodes": ("alpha",),
+                "gpus": ("alpha:0",),
+                "labels": {"k": "v", "e": ""},
+                "interval_ms": 500,
+            },
+        )
+    ] == head.asked
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"name": None}, {"name": ""}, {"name": None, "nodes": None, "since": None}]
+)
+async def test_a_name_may_be_left_out(body: dict[str, Any]) -> None:
+    """Clients of old send null or nothing for a name that they do not care about."""
+
+    head = FakeHead()
+
+    assert 200 == (await call(head, "start", body))[0]
+    assert 200 == (await call(head, "stop", body if "nodes" not in body else {}))[0]
+    assert head.asked[0][1]["name"] is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "word"),
+    [
+        ("start", {"name": "../../x"}, "cannot be called"),
+        ("start", {"name": "x" * 10_000}, "cannot be called"),
+        ("start", {"name": 7}, "name: 7 is not a name"),
+        ("start", {"name": ["a"]}, "list is not a name"),
+        ("start", {"name": "a\n"}, "cannot be called"),
+        ("start", {"nmae": "x"}, "there is no field 'nmae'"),
+        ("start", {"x" * 5000: 1}, "there is no field"),
+        ("start", {"since": -1}, "not a length of time"),
+        ("start", {"since": math.nan}, "not a length of time"),
+        ("start", {"since": math.inf}, "not a length of time"),
+        ("start", {"since": "soon"}, "not a length of time"),
+        ("start", {"since": True}, "not a length of time"),
+        ("start", {"since": "inf"}, "not a length of time"),
+        ("start", {"since": 10**400}, "not a length of time"),
+        ("start", {"nodes": 5}, "not a list"),
+        ("start", {"nodes": [5]}, "5 is not a text"),
+        ("start", {"nodes": [""]}, "it is empty"),
+        ("start", {"nodes": ["x" * 201]}, "200 are the most"),
+        ("start", {"nodes": ["\ud800"]}, "half a character"),
+        ("start", {"nodes": ["x"] * 10_001}, "10,000 are the most"),
+        ("start", {"labels": ["a"]}, "not an object"),
+        ("start", {"labels": {"a": 1}}, "1 is not a text"),
+        ("start", {"labels": {"": "x"}}, "it is empty"),
+        ("start", {"labels": {str(n): "x" for n in range(51)}}, "50 are the most"),
+        ("start", {"interval_ms": 0}, "whole number from 50 to"),
+        ("start", {"interval_ms": 10.5}, "whole number"),
+        ("start", {"interval_ms": "ten"}, "whole number"),
+        ("start", {"interval_ms": True}, "whole number"),
+        ("start", {"interval_ms": math.inf}, "whole number"),
+        ("stop", {"format": "pickle"}, "none of: json, jsonl, csv, parquet"),
+        ("settings", {"bandwidth": "yes"}, "neither true nor false"),
+        ("settings", {"bandwidth": 1}, "neither true nor false"),
+        ("recover", {}, "name or session_id is missing"),
+        ("session", {}, "name is missing"),
+        ("session", {"name": ""}, "cannot be called"),
+        ("query", {}, "metric is missing"),
+        ("query", {"metric": "power_watts; drop"}, "none of"),
+        ("query", {"metric": "power_watts", "from": "yesterday"}, "not a time"),
+        ("query", {"metric": "power_watts", "from": "-10"}, "not a time"),
+        ("query", {"metric": "power_watts", "statistic": "sum"}, "none of: mean"),
+        ("events", {"kinds": [{}]}, "is not a text"),
+        ("status", {"verbose": True}, "there is no field"),
+        ("download", {"name": "x"}, "a stream"),
+    ],
+)  # fmt: skip
+async def test_requests_that_make_no_sense(operation: str, body: dict[str, Any], word: str) -> None:
+    """Every wrong field is refused in words that name it, and nothing is done."""
+
+    head = FakeHead()
+    status, message = await refused(head, operation, body)
+
+    assert 400 == status
+    assert word in message
+    assert len(message) < 400
+    assert [] == head.asked
+
+
+async def test_unknown_operations_and_metrics() -> None:
+    """What there is not is not found, and what there is is said."""
+
+    assert 404 == (await refused(FakeHead(), "rm -rf", {}))[0]
+    status, message = await refused(FakeHead(), "query", {"metric": "cpus", "scope": "gpu"})
+    assert (404, "a gpu has no cpus") == (status, message)
+
+
+async def test_whose_number_is_meant() -> None:
+    """A metric of hosts alone needs no scope; one of several scopes is the GPU's."""
+
+    head = FakeHead()
+    await call(head, "query", {"metric": "cpus"})
+    await call(head, "query", {"metric": "memory_used_bytes"})
+    await call(
+        head,
+        "query",
+        {
+            "metric": "memory_used_bytes",
+            "scope": "cgroup",
+            "nodes": ["a,b", "c"],
+            "from": "-10m",
+            "to": "now",
+            "step": "10s",
+        },
+    )
+
+    assert ["host", "gpu", "cgroup"] == [given["scope"] for _, given in head.asked]
+    assert ("a", "b", "c") == head.asked[2][1]["nodes"]
+    assert (NOW - 600) != head.asked[2][1]["start"], "the clock's time when none is given"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RefusedError(409, "busy", hint="wait"), 409),
+        (UsageError("no"), 400),
+        (DiskError("full"), 503),
+        (CollectionError("nothing"), 500),
+        (KeyError("oops"), 500),
+    ],
+)
+async def test_failures(error: Exception, status: int) -> None:
+    """Whatever the head raises becomes an answer; what nobody expected says nothing of its insides."""
+
+    head = FakeHead()
+    head.failure = error
+    given, message = await refused(head, "start", {})
+
+    assert status == given
+    assert "oops" not in message
+
+
+def test_downloads() -> None:
+    """A download is checked as any other request, and refused when there is no such session."""
+
+    with pytest.raises(UsageError):
+        download(FakeHead(), {"name": "../x"})
+    with pytest.raises(RefusedError):
+        download(FakeHead(), {"name": "x", "format": "csv"})
+
+
+@given(
+    st.sampled_from(sorted(BY_NAME)),
+    st.dictionaries(
+        st.sampled_from(
+            ["name", "since", "nodes", "labels", "from", "metric", "interval_ms", "bandwidth", "x"]
+        ),
+        ANY_JSON,
+    ),
+)
+async def test_no_body_breaks_it(operation: str, body: dict[str, Any]) -> None:
+    """Whatever JSON can hold, the answer is a document and never a failure of the head."""
+
+    status, document = await call(FakeHead(gpus=1), operation, body, now=NOW)
+
+    assert status in {200, 400, 404}
+    json.dumps(document).encode()
+
+
+@given(st.binary(max_size=200) | ANY_JSON.map(lambda value: json.dumps(value).encode()))
+def test_no_bytes_break_the_reader(raw: bytes) -> None:
+    """Any bytes are an object or a refusal."""
+
+    try:
+        document = read_body(raw)
+    except UsageError:
+        return
+    assert isinstance(document, dict)
+
+
+@pytest.mark.parametrize(
+    ("raw", "word"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "not an object"),
+        (b"null", "not an object"),
+        (b'{"a": NaN}', "NaN is no number"),
+        (b'{"a": -Infinity}', "Infinity is no number"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "not JSON"),
+    ],
+)
+def test_bodies_that_are_no_requests(raw: bytes, word: str) -> None:
+    """What is not an object in JSON is refused with what it is instead."""
+
+    with pytest.raises(UsageError, match=word):
+        read_body(raw)
+
+
+def test_bodies_that_are_too_large() -> None:
+    """A megabyte is the most."""
+
+    with pytest.raises(RefusedError) as caught:
+        read_body(b" " * (LARGEST_BODY + 1))
+    assert 413 == caught.value.status
+    assert {} == read_body(b" \n")
+
+
+@pytest.mark.parametrize(
+    ("given_text", "seconds"),
+    [(600, 600.0), ("600", 600.0), ("10m", 600.0), ("1h30m", 5400.0), ("500ms", 0.5), ("1.5h", 5400.0), ("2d", 172800.0), ("1w", 604800.0), (0, 0.0), ("999999999w", fields.LATEST)],
+)  # fmt: skip
+def test_durations(given_text: object, seconds: float) -> None:
+    """Lengths of time are read as people write them."""
+
+    assert seconds == fields.duration(given_text)
+
+
+@pytest.mark.parametrize(
+    ("given_text", "seconds"),
+    [
+        (NOW, NOW),
+        (str(NOW), NOW),
+        ("2026-01-01T00:00:00Z", NOW),
+        ("2026-01-01t00:00:00z", NOW),
+        ("2026-01-01T01:00:00+01:00", NOW),
+        ("2026-01-01T00:00:00", NOW),
+        ("2026-01-01 00:00", NOW),
+        ("2026-01-01", NOW),
+        ("-10m", NOW - 600),
+        ("now", NOW),
+        ("0001-01-01T00:00:00+14:00", 0.0),
+        ("9999-12-31T23:59:59-12:00", fields.LATEST),
+        (1e300, fields.LATEST),
+        ("-999999999w", 0.0),
+    ],
+)
+def test_times(given_text: object, seconds: float) -> None:
+    """Times are read as people write them; without an offset they are UTC."""
+
+    assert seconds == fields.moment(given_text, NOW)
+
+
+@given(st.text(max_size=30) | st.floats() | st.integers())
+def test_times_are_finite(given_text: object) -> None:
+    """Whatever is read as a time or a length is a finite number that is not negative."""
+
+    for read in (fields.duration, lambda value: fields.moment(value, NOW)):
+        try:
+            assert 0 <= read(given_text) <= fields.LATEST
+        except ValueError:
+            continue
+
+
+def test_the_table_is_whole() -> None:
+    """Names and paths are unique, fields in paths are fields, and every metric can be asked for."""
+
+    places = [(operation.method, path) for operation in OPERATIONS for path in operation.paths]
+    assert len(places) == len(set(places))
+    assert len(BY_NAME) == len(OPERATIONS)
+    assert all(operation.writes == (operation.method == "POST") for operation in OPERATIONS)
+    metric = next(field for field in BY_NAME["query"].fields if field.name == "metric")
+    assert {name for names in CATALOGUE.values() for name in names} == set(metric.kind.schema["enum"])

@@ -1,0 +1,156 @@
+"""The keeper on disks that are full, read-only, damaged or gone, without its threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulse.cluster.agent.buffer import Buffer
+from gpulse.cluster.agent.keeper import Keeper
+from gpulse.cluster.agent.ledger import Piece
+from gpulse.cluster.agent.spool import SpoolReader
+from gpulse.model.columns import Block, PackedFrame, layout_id
+
+RUN = b"r" * 16
+TEXT = b"a layout"
+
+
+def fill(buffer: Buffer, count: int, taken: float, size: int = 2000) -> None:
+    """Take frames."""
+    for _ in range(count):
+        buffer.add(PackedFrame(0, 0, (Block(layout_id(TEXT), bytes(size)),)), [TEXT], taken)
+
+
+def step(keeper: Keeper, now: float) -> None:
+    """One turn of its thread."""
+    keeper._retry_at = 0.0
+    keeper._locked(lambda: keeper._tick(now))
+
+
+def is_open(keeper: Keeper) -> bool:
+    """Whether there is a spool."""
+    return keeper.log is not None
+
+
+def let_go(keeper: Keeper) -> None:
+    """Close its files."""
+    if keeper._spool is not None:
+        keeper._spool.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 256 KiB, where the machine lets us mount one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    target = tmp_path / "disk"
+    target.mkdir()
+    if libc.mount(b"tmpfs", os.fsencode(target), b"tmpfs", 0, b"size=256k"):
+        pytest.skip(f"cannot mount a tmpfs here: {os.strerror(ctypes.get_errno())}")
+    yield target
+    assert 0 == libc.umount(os.fsencode(target))
+
+
+def test_a_disk_that_is_full_and_then_is_not(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once that it is full and once that it no longer is; nothing is lost while memory has room."""
+
+    buffer = Buffer(RUN, "b", 1000)
+    keeper = Keeper(buffer, small_disk / "spool", limit_bytes=1 << 20)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(128 << 10))
+    for now in range(10):
+        fill(buffer, 10, float(now))
+        step(keeper, now + 1.0)
+    ballast.unlink()
+    step(keeper, 20.0)
+    fill(buffer, 1, 20.0)
+    said = [record.getMessage() for record in caplog.records]
+    assert 1 == sum("in memory alone" in text and "No space left" in text for text in said)
+    buffer.acknowledge(RUN, 60)
+    for now in range(30, 50):
+        step(keeper, float(now))
+    said = [record.getMessage() for record in caplog.records]
+    assert 1 == sum("takes frames again" in text for text in said)
+    assert 0 == buffer.dropped
+    assert 0 == len(buffer.due(100.0, 10)[0])
+    let_go(keeper)
+
+
+def test_a_directory_that_cannot_be_made_and_then_can(tmp_path: Path) -> None:
+    """The spool begins as soon as there is a place for it, with all that memory still has."""
+
+    (tmp_path / "file").write_text("")
+    buffer = Buffer(RUN, "b", 1000)
+    keeper = Keeper(buffer, tmp_path / "file" / "spool")
+    fill(buffer, 5, 0.0)
+    step(keeper, 1.0)
+    assert not is_open(keeper)
+    (tmp_path / "file").unlink()
+    step(keeper, 2.0)
+    assert is_open(keeper)
+    assert ([], 0) == buffer.due(9.0, 10)
+    let_go(keeper)
+
+
+def test_a_log_that_failed_to_sync_is_opened_again(tmp_path: Path) -> None:
+    """What was written stays known, and what comes later goes on after it."""
+
+    buffer = Buffer(RUN, "b", 1000, most_frames=2)
+    keeper = Keeper(buffer, tmp_path / "spool")
+    fill(buffer, 2, 0.0)
+    step(keeper, 1.0)
+    first = keeper.log
+    assert first is not None
+    first._fail(OSError(5, "Input/output error"))
+    fill(buffer, 2, 1.0)
+    step(keeper, 2.0)
+    assert not is_open(keeper)
+    step(keeper, 3.0)
+    assert is_open(keeper)
+    piece = buffer.ready(RUN, 0, 10, 10**6)
+    assert isinstance(piece, Piece)
+    reader = SpoolReader(lambda: keeper.log)
+    assert [1, 2] == [frame.sequence for frame in reader.read(piece, 10, 10**6)]
+    assert 0 == buffer.dropped
+    reader.close()
+    let_go(keeper)
+
+
+def test_what_is_acknowledged_leaves_the_disk(tmp_path: Path) -> None:
+    """Segments go as soon as nothing in them is needed."""
+
+    buffer = Buffer(RUN, "b", 1000)
+    keeper = Keeper(buffer, tmp_path / "spool", limit_bytes=8 << 20)
+    for now in range(8):
+        fill(buffer, 200, float(now))
+        step(keeper, now + 1.0)
+    assert 3 <= len(list((tmp_path / "spool").glob("*.log")))
+    buffer.acknowledge(RUN, 1600)
+    step(keeper, 20.0)
+    assert 1 == len(list((tmp_path / "spool").glob("*.log")))
+    let_go(keeper)
+
+
+def test_threads_end_and_leave_an_end_marker(tmp_path: Path) -> None:
+    """All that was left is on disk, and the next keeper finds a run that ended well."""
+
+    buffer = Buffer(RUN, "b", 1000)
+    keeper = Keeper(buffer, tmp_path / "spool")
+    keeper.start()
+    fill(buffer, 3, 1e18)
+    assert keeper.finish(10.0)
+    later = Buffer(b"x" * 16, "b", 1000)
+    keeper = Keeper(later, tmp_path / "spool")
+    step(keeper, 1.0)
+    old = later.runs()[0]
+    assert (RUN, 1, 3, False, 0) == (
+        old.note.id,
+        old.first_kept,
+        old.note.last,
+        old.ended_badly,
+        old.dropped,
+    )
+    let_go(keeper)
