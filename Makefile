@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install run demo test lint format typecheck bench docs wire golden clean
+.PHONY: help install run demo test lint format typecheck bench docs wire wirecheck golden clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ wire: ## Make wire_pb2.py anew from wire.proto
 	$(PYTHON) -m venv $(VENV)/wire
 	$(VENV)/wire/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.64.3 'setuptools<80'
 	cd src && ../$(VENV)/wire/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. gpulse/cluster/wire.proto
+
+wirecheck: $(READY) ## Run the wire's tests under every protobuf that agents may meet
+	tests/wire_check.sh $(BIN)/python
 
 golden: $(READY) ## Rewrite the golden outputs after a wanted change of the views
 	UPDATE_GOLDEN=1 $(BIN)/pytest -n auto tests/integration/test_cli_golden.py tests/integration/test_verdict_golden.py

@@ -11,14 +11,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
+
+from gpulse.cluster import wire
+
 PATIENCE_SECONDS = 60.0
 EAGER = {"gpulse.cluster.agent.backoff:GOOD_SECONDS": 0.0}
 """Agents that count every connection as a good one, and so never wait for more than a second to try again."""
+_UNBOUNDED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 SEALING = ("--seal-after", "1s")
 """Heads that seal all the time."""
 
@@ -255,6 +260,36 @@ class SpyProcess(Process):
                 run, sequence = line.split()[:2]
                 last[bytes.fromhex(run)] = int(sequence)
         return last
+
+
+def talk(address: str, messages: Iterable[bytes]) -> tuple[grpc.StatusCode, str, list[bytes]]:
+    """Send messages as an agent would; how it ended, the reason, and what the head said until then."""
+    heard: list[bytes] = []
+    channel: Any = grpc.insecure_channel(address, options=_UNBOUNDED)
+    with channel:
+        stream = channel.stream_stream(wire.STREAM)(iter(messages), timeout=30)
+        return *_outcome(lambda: heard.extend(stream)), heard
+
+
+def call(
+    address: str, path: str, data: bytes, metadata: Sequence[tuple[str, str]] = ()
+) -> tuple[grpc.StatusCode, str, bytes]:
+    """Make one call; how it ended, the reason, and the answer."""
+    heard: list[bytes] = []
+    channel: Any = grpc.insecure_channel(address, options=_UNBOUNDED)
+    with channel:
+        method = channel.unary_unary(path)
+        code, why = _outcome(lambda: heard.append(method(data, metadata=tuple(metadata), timeout=30)))
+    return code, why, b"".join(heard)
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    try:
+        work()
+    except grpc.RpcError as error:
+        failed: Any = error
+        return failed.code(), failed.details() or ""
+    return grpc.StatusCode.OK, ""
 
 
 _Kept = TypeVar("_Kept", bound=Process)

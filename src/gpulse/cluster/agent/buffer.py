@@ -68,6 +68,8 @@ class Buffer:
         self._ledger = Ledger()
         self._ledger.begin(RunNote(run, boot, interval_ms))
         self._head = ""
+        self._sent: dict[bytes, int] = {}
+        """By run the newest frame that is on its way over the connection there is now."""
         self.changes = 0
         """Grows with everything that the spool's notes should say."""
         self.losses = 0
@@ -201,8 +203,9 @@ class Buffer:
     def _announced(self, run: bytes) -> Announced:
         note, own = self._ledger.runs[run], run == self.run
         first = self._memory_first() if own else None
-        kept = self._ledger.first_kept(run, self._last + 1 if own and first is None else first)
-        dropped = self._ledger.dropped(run, self._last + 1 if own and first is None else first)
+        memory_first = self._last + 1 if own and first is None else first
+        kept = self._ledger.first_kept(run, memory_first)
+        dropped = self._ledger.dropped(run, memory_first, self._sent.get(run, 0))
         return Announced(note, kept or 0, dropped, not own and not note.ended)
 
     def ready(
@@ -231,6 +234,16 @@ class Buffer:
                 break
             frames.append(frame)
         return frames
+
+    def sent(self, run: bytes, sequence: int) -> None:
+        """Frames of a run up to this one are on their way to the head."""
+        with self._lock:
+            self._sent[run] = sequence
+
+    def disconnected(self) -> None:
+        """What was on its way may never come to the head."""
+        with self._lock:
+            self._sent.clear()
 
     def pass_over(self, run: bytes, sent: int, first: int) -> None:
         """Frames between these two cannot be sent any more."""

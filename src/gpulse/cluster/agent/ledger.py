@@ -185,23 +185,26 @@ class Ledger:
         if first > begin:
             self.runs[run] = note._replace(holes=_merged([*note.holes, (begin, first - 1)]))
 
-    def dropped(self, run: bytes, memory_first: int | None = None) -> int:
+    def dropped(self, run: bytes, memory_first: int | None = None, sent: int = 0) -> int:
         """How many frames of a run were given up.
 
         Args:
             run: The run.
             memory_first: From which frame on memory holds them all; None when it holds none.
+            sent: Up to which frame they are on their way to the head: these need not be held any more.
         """
         note = self.runs.get(run)
         if note is None:
             return 0
+        gone = max(note.acked, sent)
         end = note.last if memory_first is None else memory_first - 1
         held = sum(
-            max(0, min(piece.last, end) - max(piece.first - 1, note.acked))
+            max(0, min(piece.last, end) - max(piece.first - 1, gone))
             for piece in self.pieces
             if piece.run == run
         )
-        return note.given_up + max(0, end - note.acked) - held
+        passed = sum(max(0, min(last, gone) + 1 - first) for first, last in note.holes)
+        return note.given_up + passed + max(0, end - gone) - held
 
     def first_kept(self, run: bytes, memory_first: int | None = None) -> int | None:
         """The oldest frame of a run that can still be sent, None when there is none."""

@@ -104,6 +104,7 @@ class Stream:
 
     async def close(self) -> None:
         """Let go of it."""
+        self._buffer.disconnected()
         if self._call is not None:
             self._call.cancel()
         await self._channel.close()
@@ -295,6 +296,7 @@ class Stream:
         )
         await call.write(AgentMessage(batch=batch))
         self._sent[run] = last
+        self._buffer.sent(run, last)
         self._in_flight.append(_Sent(run, last, len(data)))
         self._in_flight_bytes += len(data)
         self._count(run, len(frames))

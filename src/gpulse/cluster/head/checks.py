@@ -83,13 +83,14 @@ def check_numbers(first: int, count: int) -> None:
 
 
 def check_moments(frames: Sequence[PackedFrame], shift_us: int) -> None:
-    """See that frames are of a time that a calendar has, once they are on the head's clock.
+    """See that frames are of a time that a calendar has, on their own clock and on the head's.
 
     Raises:
         Refused: One is not.
     """
-    if not all(0 <= frame.time_us + shift_us < _LAST_MOMENT_US for frame in frames):
-        raise _refused("a batch that makes no sense: a time that no calendar has")
+    for frame in frames:
+        if not all(0 <= moment < _LAST_MOMENT_US for moment in (frame.time_us, frame.time_us + shift_us)):
+            raise _refused("a batch that makes no sense: a time that no calendar has")
 
 
 def unzipped(data: bytes) -> bytes:

@@ -114,7 +114,9 @@ class Member:
                 if identity is not None:
                     self.processes[identity.pid] = identity
             case "process_end":
-                self.processes.pop(document.get("pid", -1), None)
+                pid = document.get("pid")
+                if isinstance(pid, int):
+                    self.processes.pop(pid, None)
             case "agent_started":
                 self.processes.clear()
             case "findings":

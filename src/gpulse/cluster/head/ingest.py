@@ -193,7 +193,8 @@ class Ingest:
         ):  # it is told with every hello until it is certain to be known
             state.killed = True
             self.event("run_killed", node.id, run=run.id.hex(), lost_at_most=run.lost_at_most)
-        self._dropped(node.id, run)
+        if not run.first_kept:  # else the numbers of what comes tell it exactly
+            self._dropped(node.id, run)
 
     def _welcome(self, stream: Stream, hello: Hello) -> HeadMessage:
         welcome = Welcome(
