@@ -468,3 +468,22 @@ async def test_others_need_a_token() -> None:
     call.raw(b"")
 
     assert (await call.refused()).code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_layouts_that_nobody_uses_are_forgotten_and_may_come_again() -> None:
+    """Every change of a node's processes makes one: they would pile up for ever."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1))
+    await settled(scene, call)
+    scene.now += 3600.0
+    assert scene.fleet.forget_layouts(NOW, scene.now) == []
+
+    assert scene.fleet.forget_layouts(NOW + 1.0, scene.now) == [BLOCK.layout]
+
+    call.say(layout=Layout(text=PACKER.text))
+    call.say(batch=batch(2))
+    await settled(scene, call)
+    assert scene.sequences() == [1, 2]
+    await call.hang_up()

@@ -19,6 +19,10 @@ MOST_MESSAGE_BYTES = 16 << 20
 MOST_BATCH_BYTES = 8 << 20
 """The most that the frames of one batch may take, unzipped."""
 RUN_BYTES = 16
+RETELL_SECONDS = 600.0
+"""A layout that an agent did not use for so long it tells again."""
+FORGET_SECONDS = 3600.0
+"""A layout that nobody used for so long a head forgets."""
 TOKEN_KEY = "authorization"  # noqa: S105  the name of a header
 
 _Options = list[tuple[str, int]]

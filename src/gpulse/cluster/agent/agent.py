@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from gpulse.model.codec import plain
 from gpulse.model.columns import PackedFrame
 from gpulse.model.device import Node
 from gpulse.model.frame import Frame
+from gpulse.sampling.sampler import SHORTEST_INTERVAL_SECONDS
 from gpulse.sources.base import Source
 from gpulse.store.log.lock import take_lock
 
@@ -117,6 +119,7 @@ class _Agent:
         self._loop = asyncio.get_running_loop()
         self._stop = stop
         self._node: Node | None = None
+        self._wanted_ms, self._pacing = 0, threading.Lock()
         self._first_frame, self._spool_open = asyncio.Event(), asyncio.Event()
         self._identity: Identity = read_identity(
             config.state, name=config.node_name, machine_file=config.machine_file
@@ -206,16 +209,24 @@ class _Agent:
 
     def _taken(self, frame: Frame, packed: PackedFrame, texts: Sequence[bytes]) -> None:
         self._buffer.add(packed, texts, time.monotonic())
-        if self._node is None:
+        is_first, self._node = self._node is None, frame.node  # before anybody is told: hello needs it
+        if is_first:
             self._soon(self._first_frame.set)
-        self._node = frame.node
         self._soon(self._link.wake)
 
     def _settings(self, settings: Settings) -> None:
         if settings.interval_ms and self._config.interval_seconds is None:
-            self._taker.set_interval(settings.interval_ms / 1000)
-            self._buffer.set_interval(round(self._taker.interval_seconds * 1000))
+            self._wanted_ms = settings.interval_ms
+            self._loop.run_in_executor(None, self._follow)
         self._readings(settings.bandwidth, settings.nvlink)
+
+    def _follow(self) -> None:
+        """Take up the pace that the head wants; how much a kill may cost at that pace is on disk before."""
+        with self._pacing:
+            interval_ms = max(self._wanted_ms, round(SHORTEST_INTERVAL_SECONDS * 1000))
+            if self._buffer.set_interval(interval_ms):
+                self._keeper.note()
+            self._taker.set_interval(interval_ms / 1000)
 
     def _hello(self) -> Hello:
         facts = {} if self._node is None else plain(self._node)

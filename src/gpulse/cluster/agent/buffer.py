@@ -266,13 +266,15 @@ class Buffer:
                     self._ledger.forget(run)
                     self.changes += 1
 
-    def set_interval(self, interval_ms: int) -> None:
-        """This run takes frames at another pace now."""
+    def set_interval(self, interval_ms: int) -> bool:
+        """This run takes frames at this pace from now on; whether it is another one."""
         with self._lock:
             note = self._ledger.runs[self.run]
-            if note.interval_ms != interval_ms:
-                self._ledger.runs[self.run] = note._replace(interval_ms=interval_ms)
-                self.changes += 1
+            if note.interval_ms == interval_ms:
+                return False
+            self._ledger.runs[self.run] = note._replace(interval_ms=interval_ms)
+            self.changes += 1
+            return True
 
     def end(self) -> None:
         """This run ends as it should."""

@@ -24,6 +24,8 @@ WELCOME_SECONDS = 10.0
 _BATCH_FRAMES = 500
 _BATCH_BYTES = 1 << 20
 _IN_FLIGHT_BYTES = 4 << 20
+_MOST_TOLD = 512
+"""With more layouts than that the old ones are gone through."""
 _ZIP_FRAMES = 8
 """Batches of more frames than this are compressed: they are no longer live."""
 _STEP_US = 1_000_000
@@ -86,7 +88,8 @@ class Stream:
         """Those of them that may be forgotten once the head is certain to have kept what hello said."""
         self._ended = asyncio.Event()
         self._sent: dict[bytes, int] = {}
-        self._told: set[int] = set()
+        self._told: dict[int, float] = {}
+        """When a layout that the head was told was used last."""
         self._in_flight: deque[_Sent] = deque()
         self._in_flight_bytes = 0
         self._dropped: dict[bytes, int] = {}
@@ -277,11 +280,16 @@ class Stream:
             # Before the head can have what follows: it would then seem to have these, too.
             await asyncio.to_thread(self._side.note)
             await self._send_losses(call)
-        for frame in frames:
-            for layout in frame.layouts:
-                if layout not in self._told and layout in texts:
-                    await call.write(AgentMessage(layout=Layout(text=texts[layout])))
-                    self._told.add(layout)
+        now = self._side.monotonic()
+        for layout in dict.fromkeys(layout for frame in frames for layout in frame.layouts):
+            is_known = now - self._told.get(layout, -wire.RETELL_SECONDS) < wire.RETELL_SECONDS
+            if not is_known and layout in texts:
+                await call.write(AgentMessage(layout=Layout(text=texts[layout])))
+                is_known = True
+            if is_known:
+                self._told[layout] = now
+        if len(self._told) > _MOST_TOLD:
+            self._told = {name: used for name, used in self._told.items() if now - used < wire.RETELL_SECONDS}
         data = b"".join(frame.data for frame in frames)
         zipped = len(frames) > _ZIP_FRAMES
         if zipped:

@@ -138,6 +138,8 @@ class Fleet:
         self.runs = dict(runs)
         self.layouts = layouts
         """Shared with the store, which reads frames by them."""
+        self._used: dict[int, float] = {}
+        """By layout when a frame last referred to it, on the head's clock."""
 
     def member(self, stored: StoredNode, now: float) -> Member:
         """The node as it is now, heard of this moment if it is new."""
@@ -147,6 +149,19 @@ class Fleet:
             member = self.members[stored.id] = Member(stored, now)
         member.stored = stored
         return member
+
+    def used(self, frames: Sequence[PackedFrame], now: float) -> None:
+        """Frames referred to their layouts."""
+        for frame in frames:
+            for block in frame.blocks:
+                self._used[block.layout] = now
+
+    def forget_layouts(self, before: float, now: float) -> list[int]:
+        """Drop the layouts that no frame referred to since then; every change of a node's processes makes one."""
+        old = [layout for layout in self.layouts if self._used.setdefault(layout, now) < before]
+        for layout in old:
+            del self.layouts[layout], self._used[layout]
+        return old
 
     def restore(self, store: Past, now: float) -> None:
         """Take up the nodes where the head before this one left them; none of them was heard of yet."""

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
+from gpulse.cluster import wire
 from gpulse.cluster.api.interface import Document, HeadInterface
 from gpulse.cluster.head.clock import SteadyClock
 from gpulse.cluster.head.commit import Committer
@@ -261,7 +262,7 @@ class Head:
         tidied = time.monotonic()
         while True:
             await asyncio.sleep(min(_UPKEEP_SECONDS, self._config.seal_seconds))
-            now = time.monotonic()
+            now, began = time.monotonic(), self._clock.now()
             try:
                 if (
                     self._archive.unsealed_bytes >= SEAL_BYTES
@@ -269,6 +270,7 @@ class Head:
                 ):
                     await asyncio.to_thread(self._archive.seal)
                     self._sealed_at = now
+                    self._forget_layouts(began)
                 if now - tidied >= _TIDY_SECONDS:
                     tidied = now
                     dropped = await asyncio.to_thread(
@@ -281,6 +283,14 @@ class Head:
                         log.info("dropped %d old pieces of history", len(dropped))
             except GpulseError as error:
                 log.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
+
+    def _forget_layouts(self, sealed: float) -> None:
+        """Frames that came before `sealed` are history, which needs no layouts."""
+        now = self._clock.now()
+        before = min(sealed - _WATCH_SECONDS, now - wire.FORGET_SECONDS)
+        old = self._fleet.forget_layouts(before, now)
+        if old:
+            self._committer.add(Entry.of_fact("forget", layouts=[str(layout) for layout in old]))
 
     def _storage(self) -> Document:
         trouble = self._committer.trouble

@@ -288,6 +288,7 @@ class Ingest:
         if slow is not None:
             member.take(slow, self._fleet.layouts, shift_us)
         member.take(frames[-1], self._fleet.layouts, shift_us)
+        self._fleet.used(frames, now_us / 1e6)
         self.frames += len(frames)
         self.version += 1
         self._news.set()

@@ -75,6 +75,12 @@ def _layout_key(value: Any) -> str:
     return str(int(text(value)))
 
 
+def _forget(database: sqlite3.Connection, fact: Fact) -> None:
+    """Layouts that nothing refers to any more."""
+    keys = [(_layout_key(value),) for value in fact["layouts"]]
+    database.executemany("DELETE FROM layouts WHERE id = ?", keys)
+
+
 def _devices(database: sqlite3.Connection, fact: Fact) -> None:
     """The GPUs of a layout are those of a node."""
     node, time = whole(fact["node"]), number(fact["time"])
@@ -142,6 +148,7 @@ _FACTS: dict[str, Callable[[sqlite3.Connection, Fact], None]] = {
     "node": _node,
     "run": _run,
     "layout": _layout,
+    "forget": _forget,
     "devices": _devices,
     "session": _session,
     "event": _event,
