@@ -1,0 +1,160 @@
+"""Clocks that are set by an hour while agents and heads run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cluster import EAGER, AgentProcess, Cluster, HeadProcess, cluster_in, until
+from tests.integration.stored import Stored, check_complete, check_times, read_stored, read_taken
+
+_HOUR = 3600.0
+_PLACES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
+
+
+class Clock:
+    """The wall clock of one process, as a file says."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0.0)
+
+    def set(self, seconds: float) -> None:
+        """Let it differ from the machine's by so much, from now on."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{seconds:+.0f}s\n", encoding="ascii")
+        new.rename(self._file)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What the process needs."""
+        return {
+            "LD_PRELOAD": library(),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_RESET": "1",
+        }
+
+
+def library() -> str:
+    """libfaketime's, for programs with threads."""
+    for pattern in _PLACES:
+        for found in Path("/").glob(pattern.lstrip("/")):
+            return str(found)
+    pytest.skip("there is no libfaketime here (apt-get install faketime)")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Heads and agents for one test."""
+    with cluster_in(tmp_path) as made:
+        yield made
+
+
+def more_frames(head: HeadProcess, count: int = 20) -> None:
+    """Wait for so many more frames."""
+    before = head.get("/status")["frames_received"]
+    until(lambda: head.get("/status")["frames_received"] >= before + count, f"{count} more frames")
+
+
+def ended(agent: AgentProcess, head: HeadProcess) -> Stored:
+    """End both; what is stored, which is all that the agent took, in order."""
+    assert agent.end() == 0, agent.text
+    assert head.end() == 0, head.text
+    found = read_stored(head.data_dir)
+    check_complete(found, read_taken(agent.state_dir), agent.name)
+    return found
+
+
+@pytest.mark.slow
+def test_agent_clock(cluster: Cluster, tmp_path: Path) -> None:
+    """An agent whose clock is set by an hour, forward and back, goes on in order, and its times stay the head's."""
+
+    clock = Clock(tmp_path / "clock")
+    head = cluster.head("--freq", "50")
+    began = time.time()
+    agent = cluster.agent("node", head.port, tuned=EAGER, env=clock.env)
+    more_frames(head)
+    for seconds in (_HOUR, 0.0, -_HOUR):
+        clock.set(seconds)
+        more_frames(head)
+    found = ended(agent, head)
+    over = time.time()
+    ((_, frames),) = found.of("node").items()
+    assert began - 2.5 <= min(frames.values())
+    assert max(frames.values()) <= over + 2.5
+    check_times(frames)
+    steps = [event.detail["seconds"] for event in found.said("clock_step", "node")]
+    assert [round(step / 60.0) for step in steps] == [60, -60, -60]
+    skews = [event.detail["seconds"] for event in found.said("clock_skew", "node")]
+    assert [round(skew / 60.0) for skew in skews] == [60, 0, -60]
+
+
+@pytest.mark.slow
+def test_agent_clock_while_alone(cluster: Cluster, tmp_path: Path) -> None:
+    """Clocks that are set while no head is there are put right when the frames come home."""
+
+    clock = Clock(tmp_path / "clock")
+    head = cluster.head("--freq", "50")
+    began = time.time()
+    agent = cluster.agent("node", head.port, tuned=EAGER, env=clock.env)
+    more_frames(head)
+    head.kill()
+    kept = len(next(iter(read_taken(agent.state_dir).kept.values()), ()))
+    for number, seconds in enumerate((_HOUR, -_HOUR, 0.0), 1):
+        clock.set(seconds)
+        wanted = kept + 30 * number
+        until(
+            lambda: sum(map(len, read_taken(agent.state_dir).kept.values())) >= wanted,  # noqa: B023
+            "frames in the spool",
+        )
+    head = cluster.head(port=head.port, http_port=head.http_port)
+    more_frames(head, 120)
+    found = ended(agent, head)
+    ((_, frames),) = found.of("node").items()
+    assert began - 2.5 <= min(frames.values())
+    assert max(frames.values()) <= time.time() + 2.5
+    check_times(frames)
+    assert len(found.said("clock_step", "node")) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [_HOUR, -_HOUR])
+def test_head_clock(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
+    """A head whose clock is set says so, drops nothing, stays in order, and cuts sessions out where frames are."""
+
+    clock = Clock(tmp_path / "clock")
+    head = cluster.head("--freq", "50", env=clock.env)
+    agent = cluster.agent("node", head.port, tuned=EAGER)
+    more_frames(head)
+    clock.set(seconds)
+    head.said("clock was set by")
+    more_frames(head, 5)
+    head.post("/profiling/start", {"name": "after"})
+    more_frames(head)
+    latest = head.get("/metrics/latest")
+    assert latest["client_data"]["node"]["age_seconds"] < 2.5
+    session = head.post("/profiling/stop", {"name": "after"})["sessions"][0]
+    assert session["frame_count"] > 0
+    assert head.nodes()["node"] == "healthy"
+    found = ended(agent, head)
+    (step,) = found.said("head_clock_step")
+    assert abs(step.detail["seconds"] - seconds) < 5.0
+    ((_, frames),) = found.of("node").items()
+    check_times(frames)
+    end = time.time() + max(0.0, seconds)
+    assert abs(max(frames.values()) - end) < 10.0
+    assert session_rows(head, "after") > 5
+
+
+def session_rows(head: HeadProcess, name: str) -> int:
+    """How many frames of a session's file have a reading."""
+    import json  # noqa: PLC0415
+
+    document = json.loads((head.output_dir / f"{name}.json").read_text(encoding="utf-8"))
+    return sum(any(value is not None for value in frame["gpu_util"]) for frame in document["frames"])
