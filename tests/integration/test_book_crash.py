@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import DiskError
-from gpulse.store.book.book import Book, Step
 from gpulse.store.book import file as book_file
+from gpulse.store.book.book import Book, Step
 from gpulse.store.journal import BATCH, FACT, fact_bytes
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader

@@ -13,6 +13,9 @@ from gpulse.cluster.wire_pb2 import Durable, HeadMessage, Hello
 
 log = logging.getLogger(__name__)
 
+_WINDOW_US = 300_000_000
+"""Clocks drift, so what they differed by is forgotten after one to two of these."""
+
 
 class Context(Protocol):
     """What gRPC gives a handler."""
@@ -38,11 +41,28 @@ class Stream:
         self.task = task
         self.reason: tuple[grpc.StatusCode, str] | None = None
         """Why it is being ended by the head."""
-        self.clock_offset_us: int | None = None
-        """Head's time minus agent's monotonic time; the smallest seen, which had the least delay in it."""
+        self._offsets: tuple[int | None, int | None] = (None, None)
+        self._window_us = 0
         self._due: dict[bytes, int] = {}
         self._messages: list[HeadMessage] = []
         self._wake = asyncio.Event()
+
+    def heard(self, now_us: int, sent_us: int) -> None:
+        """A message came that was sent at this time of the agent's monotonic clock."""
+        before, latest = self._offsets
+        if now_us - self._window_us >= _WINDOW_US:
+            before, latest, self._window_us = latest, None, now_us
+        offset = now_us - sent_us
+        self._offsets = before, offset if latest is None else min(latest, offset)
+
+    def clock_was_set(self) -> None:
+        """What is known of the agent's clock holds no more."""
+        self._offsets = (None, None)
+
+    @property
+    def clock_offset_us(self) -> int | None:
+        """Head's time less agent's monotonic time: the least of the last minutes, which had the least delay in it."""
+        return min((offset for offset in self._offsets if offset is not None), default=None)
 
     def acknowledge(self, run: bytes, sequence: int) -> None:
         """Tell the agent how far its frames are on disk."""

@@ -138,7 +138,7 @@ class Ingest:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  handlers run in tasks
         stream = Stream(member, hello, task)
-        stream.clock_offset_us = round(now * 1e6) - hello.monotonic_us
+        stream.heard(round(now * 1e6), hello.monotonic_us)
         self.streams[stored.id] = stream
         log.info("%s is connected (%s, gpulse %s)", member.name, peer, hello.version)
         return stream
@@ -256,8 +256,7 @@ class Ingest:
         frames = checked_frames(data, message.count, self._fleet.layouts)
         check_numbers(message.first, message.count)
         now_us = round(self._now() * 1e6)
-        if stream.clock_offset_us is None or now_us - message.sent_monotonic_us < stream.clock_offset_us:
-            stream.clock_offset_us = now_us - message.sent_monotonic_us
+        stream.heard(now_us, message.sent_monotonic_us)
         first = message.first
         repeated = run.received - first + 1
         if repeated > 0:
@@ -296,9 +295,10 @@ class Ingest:
     def _shift(self, stream: Stream, run: bytes, frame: PackedFrame) -> int:
         """What to add to the times of these frames to have them on the head's clock."""
         member = stream.member
-        if stream.clock_offset_us is None or (stream.boots.get(run) or stream.boot) != stream.boot:
+        offset_us = stream.clock_offset_us
+        if offset_us is None or (stream.boots.get(run) or stream.boot) != stream.boot:
             return member.shift_us
-        off = frame.monotonic_us + stream.clock_offset_us - frame.time_us
+        off = frame.monotonic_us + offset_us - frame.time_us
         shift_us = off if abs(off) > _SKEW_SECONDS * 1e6 else 0
         if abs(shift_us - member.shift_us) > _SKEW_CHANGE_SECONDS * 1e6:
             member.shift_us = shift_us
@@ -346,7 +346,7 @@ class Ingest:
     def clock_was_set(self) -> None:
         """Find out anew how the agents' clocks differ from the head's."""
         for stream in self.streams.values():
-            stream.clock_offset_us = None
+            stream.clock_was_set()
 
     def settings_changed(self) -> None:
         """Tell every agent how to sample from now on."""
