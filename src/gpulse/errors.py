@@ -5,6 +5,7 @@ GpulseError                 exit 1
 │   └── MissingExtraError   exit 2   a feature needs an optional dependency
 ├── CollectionError         exit 1   nothing could be collected
 ├── RecordingError          exit 1   a recording cannot be read or written
+├── ExportCancelledError    exit 1   a session's file was given up while it was written
 ├── LogError                exit 1   a log on disk is damaged, or another process writes it
 ├── DiskError               exit 1   the disk is full, read-only, over quota or broken
 └── ClosedError             exit 1   a source, sampler or log was used after close()
@@ -49,6 +50,10 @@ class CollectionError(GpulseError):
 
 class RecordingError(GpulseError):
     """A recording cannot be read or written."""
+
+
+class ExportCancelledError(GpulseError):
+    """A session's file was given up while it was written."""
 
 
 class LogError(GpulseError):

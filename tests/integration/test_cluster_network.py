@@ -58,7 +58,8 @@ def check_nothing_lost(head: HeadProcess, *agents: AgentProcess) -> None:
     for agent in agents:
         agent.popen.send_signal(signal.SIGTERM)
     for agent in agents:
-        assert agent.end() == 0, agent.text
+        assert agent.popen.wait(30.0) == 0, agent.text
+        agent.end()
     assert head.end() == 0, head.text
     found = read_stored(head.data_dir)
     for agent in agents:

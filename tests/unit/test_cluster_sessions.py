@@ -19,6 +19,7 @@ def begin(sessions: Sessions, name: str | None = "run", number: int = 1, **given
     settings: dict[str, Any] = {
         "now": NOW + number,
         "since_seconds": None,
+        "longest_seconds": 30 * 86_400.0,
         "nodes": (),
         "gpus": (),
         "labels": {},
@@ -72,10 +73,22 @@ def test_a_session_may_begin_in_the_past() -> None:
     assert session.created - session.start == 600.0
 
 
-def test_a_session_without_a_name_gets_one() -> None:
+def test_a_session_begins_no_earlier_than_history_reaches() -> None:
+    """However long ago somebody asks for."""
+
+    session = begin(Sessions(), since_seconds=1e308)
+
+    assert session.created - session.start == 30 * 86_400.0
+
+
+def test_sessions_without_a_name_get_one_each() -> None:
     """As the profiler names its files."""
 
-    assert begin(Sessions(), None).name == "gswarm_profiler_20270115_080001"
+    sessions = Sessions()
+
+    names = [begin(sessions, None, number, now=NOW).name for number in (1, 2)]
+
+    assert names == ["gswarm_profiler_20270115_080000", "gswarm_profiler_20270115_080000-2"]
 
 
 @pytest.mark.parametrize(

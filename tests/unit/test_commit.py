@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -15,18 +16,24 @@ class Disk:
 
     def __init__(self) -> None:
         self.full = False
+        self.room_bytes = 1 << 30
         self.written: list[Entry] = []
         self.commits = 0
+        self.probes: list[int] = []
+        self.going_on = threading.Event()
+        self.going_on.set()
 
     def commit(self, entries: Sequence[Entry]) -> None:
         """Write, or fail."""
         self.commits += 1
+        self.going_on.wait(10.0)
         if self.full:
             raise DiskError("no space", hint="make some")
         self.written += entries
 
-    def repair(self) -> list[Entry]:
+    def repair(self, probe_bytes: int) -> list[Entry]:
         """Be as before, or fail again."""
+        self.probes.append(probe_bytes)
         if self.full:
             raise DiskError("no space", hint="make some")
         return []
@@ -69,33 +76,57 @@ async def test_whoever_needs_it_now_does_not_wait_for_the_next_commit() -> None:
 
     scene = Scene()
     running = asyncio.create_task(scene.committer.run())
-    scene.committer.add(fact("session"))
 
-    await asyncio.wait_for(scene.committer.durable(), 5.0)
+    await asyncio.wait_for(scene.committer.durable(fact("session")), 5.0)
 
     assert len(scene.disk.written) == 1
     running.cancel()
 
 
-async def test_a_full_disk_is_told_and_its_frames_are_forgotten() -> None:
-    """What later frames rely on is kept for the time when there is room."""
+async def test_what_was_refused_never_takes_effect() -> None:
+    """A request that was answered with an error is not written later; what nobody waits for is."""
 
     scene = Scene()
     scene.disk.full = True
     running = asyncio.create_task(scene.committer.run())
-    for name in ("node", "event", "layout", "session"):
+    for name in ("node", "event", "layout"):
         scene.committer.add(fact(name))
 
     with pytest.raises(DiskError, match="no space"):
-        await asyncio.wait_for(scene.committer.durable(), 5.0)
+        await asyncio.wait_for(scene.committer.durable(fact("session")), 5.0)
 
     assert [trouble.message for trouble in scene.trouble] == ["no space"]
     with pytest.raises(DiskError):
-        await scene.committer.durable()
+        await scene.committer.durable(fact("session"))
     scene.disk.full = False
     async with asyncio.timeout(10.0):
         while scene.committer.trouble is not None:  # noqa: ASYNC110  there is nothing to wait for but this
             await asyncio.sleep(0.05)
         await scene.committer.durable()
-    assert [entry.fact["fact"] for entry in scene.disk.written if entry.fact] == ["node", "layout"]
+    assert [entry.fact["fact"] for entry in scene.disk.written if entry.fact] == ["node", "event", "layout"]
+    assert max(scene.disk.probes) > 0
     running.cancel()
+
+
+async def test_what_comes_while_a_commit_fails_fails_with_it() -> None:
+    """Nobody is told that something is on disk that was given up."""
+
+    scene = Scene()
+    scene.disk.full = True
+    scene.disk.going_on.clear()
+    scene.committer.add(fact("event"))
+    committing = asyncio.create_task(scene.committer.commit())
+    while not scene.disk.commits:  # noqa: ASYNC110  it is in a thread
+        await asyncio.sleep(0.01)
+    waiting = asyncio.create_task(scene.committer.durable(fact("session")))
+    await asyncio.sleep(0)
+
+    scene.disk.going_on.set()
+    await committing
+
+    with pytest.raises(DiskError):
+        await waiting
+    scene.disk.full = False
+    await scene.committer._repair()
+    await scene.committer.commit()
+    assert [entry.fact["fact"] for entry in scene.disk.written if entry.fact] == ["event"]

@@ -12,8 +12,10 @@ import duckdb
 import numpy as np
 import pytest
 
-from gpulse.errors import UsageError
+from gpulse.errors import ExportCancelledError, UsageError
+from gpulse.export.session.files import create_session_file
 from gpulse.export.session.members import members
+from gpulse.export.session.steps import MOST_STEPS, steps
 from gpulse.export.session.write import FORMATS, SessionExport, write_session
 from gpulse.model.session import Interruption, Session
 from gpulse.store.base import StoredEvent, StoredGpu
@@ -181,6 +183,20 @@ def test_findings_become_stretches_of_time() -> None:
         )
         for item in found
     ]
+
+
+@pytest.mark.parametrize(
+    ("began", "first"),
+    [(-20, "08:00:00"), (2, "08:00:02"), (6, "08:00:06"), (7, "08:00:06"), (-200, "08:00:06"), (None, "08:00:06")],
+)
+def test_a_finding_that_was_told_late(began: float | None, first: str) -> None:
+    """Begins when it began itself, within the session, unless its clock cannot be the head's."""
+    start = None if began is None else START + began
+    events = [heard(6, "findings", findings=[finding("0", start=start)]), heard(8, "findings", findings=[])]
+
+    (found,) = document(steady(gpu(1, 0), events=events), session())["findings"]
+
+    assert (first, "08:00:08") == (found["first_time"][11:19], found["last_time"][11:19])
 
 
 def test_events_of_the_session() -> None:
@@ -355,6 +371,61 @@ def test_a_session_that_goes_on_is_cut_now() -> None:
     assert 3 == SessionExport(store, broken, now=START + 9).plan.steps
     with pytest.raises(ValueError, match="needs a time"):
         SessionExport(store, session(end=None, state="active"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "interval_ms", "count"),
+    [(10, 1000, 10), (10.4, 1000, 10), (10.49, 1000, 10), (10.5, 1000, 11), (10.9, 1000, 11), (9.999999, 1000, 10),
+     (10.000001, 1000, 10), (0, 1000, 0), (0.4, 1000, 0), (0.6, 1000, 1), (-5, 1000, 0), (1, 50, 20), (0.3, 200, 2)],
+)  # fmt: skip
+def test_how_many_steps_there_are(seconds: float, interval_ms: int, count: int) -> None:
+    """Whole ones, and one that was cut off after half of it."""
+    assert count == steps(START, START + seconds, interval_ms)
+
+
+@pytest.mark.parametrize("phase", [0.01, 0.3, 0.5, 0.7, 0.99])
+def test_a_stop_at_any_moment_is_no_gap(phase: float) -> None:
+    """Nodes that sampled all the time are missing in no frame, wherever in a step the session is stopped."""
+    store = steady(gpu(1, 0), times=[START + second + phase for second in range(20)])
+
+    for end in np.arange(3.0, 5.0, 0.05):
+        found = document(store, session(end=START + end))
+        assert steps(START, START + end, 1000) == len(found["frames"])
+        assert [] == [frame["missing_clients"] for frame in found["frames"] if frame["missing_clients"]]
+
+
+def test_sessions_that_would_fill_a_disk() -> None:
+    """Are refused with what to do, before anything is looked up; a month at the fastest pace is not."""
+    month = session(end=START + 30 * 86400, interval_ms=50)
+    year = session(end=START + 365 * 86400, interval_ms=50)
+
+    assert 51_840_000 == SessionExport(MemoryStore([]), month).plan.steps < MOST_STEPS
+    with pytest.raises(UsageError, match="630,720,000 frames of 50 ms") as caught:
+        SessionExport(MemoryStore([]), year)
+    assert "--freq" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize("asked", [0, 1, 3])
+def test_an_export_that_nobody_wants_any_more(tmp_path: Path, output_format: Any, asked: int) -> None:
+    """Ends soon, and leaves no file."""
+    store = steady(gpu(1, 0), times=[START + second for second in np.arange(0, 7200.0, 1.0)])
+    answers = iter([False] * asked)
+
+    def export() -> None:
+        with create_session_file(tmp_path, "run", f".{output_format}") as out:
+            write_session(
+                store,
+                session(end=START + 7200),
+                out.file,
+                output_format,
+                cancelled=lambda: next(answers, True),
+            )
+
+    with pytest.raises(ExportCancelledError, match="session run was not written"):
+        export()
+
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_a_format_that_is_none() -> None:

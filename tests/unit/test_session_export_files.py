@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpulse.errors import RecordingError, UsageError
-from gpulse.export.session.files import create_session_file
+from gpulse.export.session.files import create_session_file, remove_stale_drafts
 
 
 def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
@@ -72,6 +75,37 @@ def test_what_a_crash_left_is_used_again(tmp_path: Path) -> None:
 
     assert ["run.json"] == os.listdir(tmp_path)
     assert "new" == (tmp_path / "run.json").read_text()
+
+
+def test_drafts_of_dead_writers_are_removed(tmp_path: Path) -> None:
+    """Those of writers that live, and everything that only looks like one, stay."""
+    writer = (
+        "import sys; from gpulse.export.session.files import create_session_file as create; "
+        "kept = create(sys.argv[1], 'dead', '.json'); kept.file.write(b'half'); kept.file.flush(); "
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", writer, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert b"ready\n" == process.stdout.readline()
+        assert [] == remove_stale_drafts(tmp_path)
+        process.send_signal(signal.SIGKILL)
+    (tmp_path / ".dead.csv.7.part").write_text("older")
+    (tmp_path / ".dead.json.2.part").symlink_to(tmp_path / "notes.part")
+    (tmp_path / ".folder.json.part").mkdir()
+    os.mkfifo(tmp_path / ".pipe.json.part")
+    others = ["notes.part", ".notes.part", "dead.json", ".dead.json", "dead.json.part", ".dead.json.part.txt"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+
+    with create_session_file(tmp_path, "alive", ".json"):
+        assert [".dead.csv.7.part", ".dead.json.part"] == remove_stale_drafts(tmp_path)
+        left = sorted(os.listdir(tmp_path))
+
+    kept = [*others, ".alive.json.part", ".dead.json.2.part", ".folder.json.part", ".pipe.json.part"]
+    assert sorted(kept) == left
+    assert [] == remove_stale_drafts(tmp_path / "nowhere")
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:

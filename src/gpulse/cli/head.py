@@ -7,24 +7,30 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from gpulse.cli import service
-from gpulse.errors import GpulseError, MissingExtraError, UsageError
+from gpulse.errors import INTERRUPTED, GpulseError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from gpulse.cli.service import Ready
     from gpulse.cluster.api.interface import HeadInterface
-    from gpulse.cluster.head.head import Frontend, HeadConfig, Listening, MakeFrontend
+    from gpulse.cluster.head.head import Frontend, Head, HeadConfig, Listening, MakeFrontend
     from gpulse.cluster.security import Access, TlsFiles
 
 log = logging.getLogger(__name__)
+
+_SHORTEST_RETENTION_SECONDS = 3600.0
+_LEAST_DISK_LIMIT = 64 << 20
+_AGENT_PAUSE_SECONDS = 5.0
+_WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.entry import main; main()"
+"""An agent that is ended (SIGTERM) together with the head that started it, even by kill -9."""
 
 
 @click.command()
@@ -153,17 +159,23 @@ def start(
         raise UsageError("gRPC and HTTP cannot share a port", hint="choose another --http-port")
     if insecure and token_file is not None:
         raise UsageError("--insecure needs no token, and --token-file is one", hint="leave out one of them")
+    if retention < _SHORTEST_RETENTION_SECONDS:
+        raise UsageError("--retention is too short to keep anything", hint="an hour (1h) at least")
+    if disk_limit < _LEAST_DISK_LIMIT:
+        raise UsageError("--disk-limit is too small to keep anything", hint="64MiB at least")
     _check_extra()
     directory = data_dir or service.state_dir("head")
     place = output_dir.absolute()
     ready = service.into_background("head", directory, log_file) if background else service.Ready()
     service.start_logging()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every stranger that hangs up
     try:
         from gpulse.cluster.head.head import HeadConfig  # noqa: PLC0415  loads gRPC, which must not be forked
+        from gpulse.cluster.head.upkeep import Rules  # noqa: PLC0415
         from gpulse.cluster.security import Access  # noqa: PLC0415
 
         access = Access(
-            _token(token_file, host=host, insecure=insecure),
+            _token(token_file, host=host, insecure=insecure, is_encrypted=tls_cert is not None),
             origins,
             names=_own_names(host),
             insecure=insecure,
@@ -176,10 +188,10 @@ def start(
             interval_ms=freq,
             bandwidth=enable_bandwidth,
             nvlink=enable_nvlink,
-            keep_seconds=retention,
-            limit_bytes=disk_limit,
-            seal_seconds=max(1.0, seal_after),
+            rules=Rules(retention, disk_limit, max(1.0, seal_after)),
             auto_resume=auto_resume,
+            local_port=with_agent,
+            address_files=(str(service.state_dir("head", "head.json").absolute()),),
             tls=_tls(tls_cert, tls_key, tls_client_ca),
         )
         asyncio.run(_run(config, access, http_port, ready, with_agent=with_agent))
@@ -195,40 +207,50 @@ async def _run(config: HeadConfig, access: Access, http_port: int, ready: Ready,
     head = Head(config, access)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, head.stop)
-    agents: list[subprocess.Popen[bytes]] = []
+        loop.add_signal_handler(number, _end, head)
+    agents: list[asyncio.Task[None]] = []
 
     def up(listening: Listening) -> None:
         http = f", http://{listening.http}" if listening.http else ""
         ready.say(f"gpulse head listens on {listening.grpc}{http} (process {os.getpid()})")
         if with_agent:
-            agents.append(_own_agent(listening, config))
+            agents.append(asyncio.create_task(_own_agent(listening, config)))
 
     frontend = _frontend(access, config, http_port) if http_port else None
     try:
         await head.run(frontend=frontend, ready=up)
     finally:
         for agent in agents:
-            agent.terminate()
-            agent.wait()
+            agent.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
 
 
-def _own_agent(listening: Listening, config: HeadConfig) -> subprocess.Popen[bytes]:
-    """An agent for this machine; it ends with the head."""
-    port = listening.grpc.rpartition(":")[2]
-    command = [
-        sys.executable,
-        "-m",
-        "gpulse",
-        "agent",
-        f"localhost:{port}",
-        "--state-dir",
-        f"{config.data_dir}/agent",
-    ]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603  our own program
+def _end(head: Head) -> None:
+    """The first signal ends the head gently, a second one at once."""
+    if head.is_stopping:
+        os._exit(INTERRUPTED)
+    head.stop()
 
 
-def _token(path: Path | None, *, host: str, insecure: bool) -> str | None:
+async def _own_agent(listening: Listening, config: HeadConfig) -> None:
+    """Keep an agent for this machine running, until cancelled."""
+    arguments = ["agent", listening.local or listening.grpc, "--state-dir", f"{config.data_dir}/agent"]
+    while True:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _WITH_PARENT, *arguments, stdin=asyncio.subprocess.DEVNULL
+        )
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+            raise
+        log.warning("the agent of this machine ended (%s); it is started anew", code)
+        await asyncio.sleep(_AGENT_PAUSE_SECONDS)
+
+
+def _token(path: Path | None, *, host: str, insecure: bool, is_encrypted: bool) -> str | None:
     """The token that other machines need; None where nobody but this machine can come, or everybody may."""
     from gpulse.cluster.security import is_loopback, load_or_make_token  # noqa: PLC0415
 
@@ -240,6 +262,8 @@ def _token(path: Path | None, *, host: str, insecure: bool) -> str | None:
     chosen = path or service.default_token_file()
     token = load_or_make_token(str(chosen))
     log.info("other machines need the token in %s", chosen)
+    if not is_encrypted:
+        log.info("it travels unencrypted; --tls-cert and --tls-key change that")
     return token
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
-from gpulse.errors import DiskError, GpulseError
+from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.model.columns import Layout
 from gpulse.store.base import StoredGpu
 from gpulse.store.book.book import Book, StoredRun
@@ -22,6 +23,8 @@ from gpulse.store.journal import NOTHING
 from gpulse.store.log.log import Log
 from gpulse.store.view import StoreView
 
+log = logging.getLogger(__name__)
+
 SEAL_SECONDS = 600.0
 SEAL_BYTES = 128 << 20
 """Sealing begins when either is reached: the older frames are in memory until then."""
@@ -30,12 +33,15 @@ _RECORD_BYTES = 16 << 20
 
 
 class Usage(NamedTuple):
-    """What a store takes of its disk."""
+    """What a store takes of its disk, and how it is."""
 
     log_bytes: int
     history_bytes: int
+    book_bytes: int
     free_bytes: int
     unsealed_bytes: int
+    is_behind: bool
+    """True while the disk does not let the book follow the log: what is new is not found yet."""
 
 
 class Archive(StoreView):
@@ -61,10 +67,11 @@ class Archive(StoreView):
         self._log = Log(f"{self.directory}/log")
         try:
             self.book = Book(f"{self.directory}/book.sqlite")
+            self._history = History(self.directory)
+            self._check_log()
             self.book.replay(self._log.read(self.book.applied + 1))
             self.layouts.update(self.book.layouts())
             self._recent = Recent(self.layouts)
-            self._history = History(self.directory)
             super().__init__(self.book, StoredSamples(self._history, self._recent))
             self._sealer = Sealer(self.directory)
             self._seen_us: dict[int, int] = {}
@@ -81,6 +88,21 @@ class Archive(StoreView):
         """Asked for with every query, and hardly ever another list."""
         self._lock = threading.Lock()
         """For the log: commits, repairs and drops come from different threads."""
+        self._book_lock = threading.Lock()
+        """For steps of the book: each must begin where the last one ended. Taken after the other one."""
+
+    def _check_log(self) -> None:
+        """See that the log is the one that book and history were made from.
+
+        Raises:
+            LogError: It is another one: what it takes would be taken for known already.
+        """
+        known = max(self.book.applied, self._history.sealed_to)
+        if self._log.last < known:
+            raise LogError(
+                f"the log in {self._log.directory} ends at record {self._log.last}, but {known} were read from it before",
+                hint="put the log back that belongs there, or use another --data-dir",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -103,8 +125,11 @@ class Archive(StoreView):
             self._log.sync()
             self._accept(position, entries)
 
-    def repair(self) -> list[Entry]:
+    def repair(self, probe_bytes: int = 0) -> list[Entry]:
         """Make it usable again after a failure; the entries that turn out to be on disk after all.
+
+        Args:
+            probe_bytes: So much must fit for it to count as usable.
 
         Raises:
             GpulseError: It is not usable yet.
@@ -114,7 +139,7 @@ class Archive(StoreView):
             with suppress(GpulseError):  # what it could not sync is looked for below
                 self._log.close()
             self._log = Log(f"{self.directory}/log")
-            self._log.append(*_PROBE)
+            self._log.append(NOTHING, bytes(probe_bytes))
             self._log.sync()
             found = [Entry.of_record(record) for record in self._log.read(accepted + 1)]
             self._accept(accepted + 1, found)
@@ -125,14 +150,18 @@ class Archive(StoreView):
         self._accepted = position + len(entries) - 1
         for place, entry in enumerate(entries):
             self._remember(position + place, entry)
-        if self._behind:
-            return
         try:
-            self.book.apply(step_of(position + len(entries) - 1, entries))
+            if self._behind:
+                self.settle()
+                return
+            with self._book_lock:
+                self.book.apply(step_of(position + len(entries) - 1, entries))
             if any(entry.fact is not None and entry.fact["fact"] in _ABOUT_GPUS for entry in entries):
                 self._gpus = None
-        except DiskError:
-            self._behind = True  # `settle` catches up from the log
+        except DiskError as error:
+            if not self._behind:
+                log.error("the book cannot follow the log: %s", error.message)
+            self._behind = True  # from now on it catches up from the log
 
     def _remember(self, position: int, entry: Entry) -> None:
         if entry.batch is not None:
@@ -147,25 +176,34 @@ class Archive(StoreView):
             DiskError: It still does not.
         """
         if self._behind:
-            self.book.replay(self._log.read(self.book.applied + 1))
+            with self._book_lock:
+                self.book.replay(self._log.read(self.book.applied + 1))
             self._gpus = None
             self._behind = False
+            log.warning("the book follows the log again")
 
-    def seal(self) -> None:
+    def seal(self) -> int:
         """Move what is only in the log into the history, and shorten the log.
+
+        Gives how many records the log had lost before they could be sealed, which should be none.
 
         Raises:
             GpulseError: It could not be done; nothing is lost, and it can be tried again.
         """
         self.settle()
-        target = self.book.applied
+        target, missing = self.book.applied, 0
         if target > self._history.sealed_to:
-            self._sealer.seal(target)
+            missing = self._sealer.seal(target).missing
             self._history.refresh()
             self._recent.drop_through(self._history.sealed_to)
         kept = min(self.book.checkpoint(), self._history.sealed_to)
         with self._lock:
             self._log.drop_before(kept + 1)
+        return missing
+
+    def relieve(self) -> None:
+        """Forget the older half of what is in memory: it is in the log, and will be found again once it is sealed."""
+        self._recent.drop_through((self._history.sealed_to + self._recent.last) // 2)
 
     def tidy(self, now: float, *, keep_seconds: float, limit_bytes: int | None) -> list[str]:
         """Merge small pieces of history and drop what is too old or too much; what was dropped.
@@ -175,6 +213,8 @@ class Archive(StoreView):
         """
         while self._sealer.compact():
             self._history.refresh()
+        if limit_bytes is not None:
+            limit_bytes = max(0, limit_bytes - self._log.size_bytes - self.book.size_bytes)
         dropped = self._sealer.retain(now, keep_seconds, limit_bytes)
         self._history.refresh()
         self.book.drop_before(now - keep_seconds)
@@ -190,8 +230,10 @@ class Archive(StoreView):
         return Usage(
             self._log.size_bytes,
             self._history.size_bytes,
+            self.book.size_bytes,
             shutil.disk_usage(self.directory).free,
             self._recent.bytes,
+            self._behind,
         )
 
     def close(self) -> None:
@@ -237,8 +279,6 @@ class Archive(StoreView):
 
 
 _ABOUT_GPUS = frozenset({"devices", "node"})
-_PROBE = (NOTHING, b"")
-"""A record that means nothing: it shows whether the disk takes one."""
 
 
 def _pieces(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

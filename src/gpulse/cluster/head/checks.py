@@ -78,7 +78,7 @@ def check_numbers(first: int, count: int) -> None:
     Raises:
         Refused: They have not.
     """
-    if first + count > _LAST_NUMBER:
+    if not 0 < first <= _LAST_NUMBER - count:
         raise _refused(f"a batch that makes no sense: it begins with frame {first}")
 
 

@@ -18,7 +18,8 @@ _HURRY_BYTES = 16 << 20
 MOST_WAITING_BYTES = 64 << 20
 """With so much waiting agents are not read from until it is less."""
 _RETRY_SECONDS = 1.0
-_FOUNDATIONS = frozenset({"node", "run", "layout", "devices"})
+_MOST_KEPT_FACTS = 100_000
+_LARGEST_PROBE = 1 << 20
 
 
 class Journal(Protocol):
@@ -31,8 +32,11 @@ class Journal(Protocol):
             DiskError: It is not certain that they are.
         """
 
-    def repair(self) -> list[Entry]:
+    def repair(self, probe_bytes: int) -> list[Entry]:
         """Make it usable again after a failure; the entries that turn out to be on disk after all.
+
+        Args:
+            probe_bytes: So much must fit for it to count as usable.
 
         Raises:
             GpulseError: It is not usable yet.
@@ -45,6 +49,14 @@ class Trouble(NamedTuple):
     since: float
     message: str
     hint: str | None
+
+
+class _Waiting(NamedTuple):
+    """Something for the next commit."""
+
+    entry: Entry | None
+    told: asyncio.Future[None] | None
+    """For whoever waits until it is on disk."""
 
 
 class Committer:
@@ -65,7 +77,7 @@ class Committer:
             journal: Where entries go.
             now: The head's clock.
             done: Called with entries once they are durable.
-            failed: Called when they could not be made so; they are forgotten then.
+            failed: Called when they could not be made so; frames among them are forgotten then.
             seconds: From one commit to the next.
         """
         self.trouble: Trouble | None = None
@@ -75,16 +87,33 @@ class Committer:
         self._done = done
         self._failed = failed
         self._seconds = seconds
-        self._waiting: list[Entry] = []
+        self._waiting: list[_Waiting] = []
+        self._failed_bytes = 0
         self._hurry = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._barriers: list[asyncio.Future[None]] = []
 
     def add(self, entry: Entry) -> None:
         """Take one entry for the next commit."""
-        self._waiting.append(entry)
-        self.waiting_bytes += len(entry.payload)
+        self._take(_Waiting(entry, None))
+
+    async def durable(self, entry: Entry | None = None) -> None:
+        """Wait until an entry, and everything that was added before it, is on disk.
+
+        Raises:
+            DiskError: It is not, and will not be.
+        """
+        if self.trouble is not None:
+            raise DiskError(self.trouble.message, hint=self.trouble.hint)
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take(_Waiting(entry, told))
+        self._hurry.set()
+        await told
+
+    def _take(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+        if waiting.entry is not None:
+            self.waiting_bytes += len(waiting.entry.payload)
         if self.waiting_bytes >= _HURRY_BYTES:
             self._hurry.set()
             if self.waiting_bytes >= MOST_WAITING_BYTES:
@@ -93,19 +122,6 @@ class Committer:
     async def room(self) -> None:
         """Wait until there is room for more."""
         await self._room.wait()
-
-    async def durable(self) -> None:
-        """Wait until everything that was added so far is on disk.
-
-        Raises:
-            DiskError: It is not.
-        """
-        if self.trouble is not None:
-            raise DiskError(self.trouble.message, hint=self.trouble.hint)
-        barrier = asyncio.get_running_loop().create_future()
-        self._barriers.append(barrier)
-        self._hurry.set()
-        await barrier
 
     async def run(self) -> None:
         """Commit until cancelled."""
@@ -123,34 +139,45 @@ class Committer:
 
     async def commit(self) -> None:
         """Commit what waits, now."""
-        entries, self._waiting = self._waiting, []
-        barriers, self._barriers = self._barriers, []
+        taken, self._waiting = self._waiting, []
+        entries = [waiting.entry for waiting in taken if waiting.entry is not None]
         self.waiting_bytes = 0
         self._room.set()
         try:
             if entries:
                 await asyncio.to_thread(self._journal.commit, entries)
         except DiskError as error:
-            self._stop(error, entries)
-            for barrier in barriers:
-                if not barrier.done():
-                    barrier.set_exception(DiskError(error.message, hint=error.hint))
+            self._stop(error, taken)
             return
         self._done(entries)
-        for barrier in barriers:
-            if not barrier.done():
-                barrier.set_result(None)
+        for waiting in taken:
+            if waiting.told is not None and not waiting.told.done():
+                waiting.told.set_result(None)
 
-    def _stop(self, error: GpulseError, entries: Sequence[Entry]) -> None:
+    def _stop(self, error: GpulseError, taken: Sequence[_Waiting]) -> None:
+        """Tell those who wait that it was in vain, and keep the facts that nobody waits for."""
         log.error("nothing is stored: %s%s", error.message, f" ({error.hint})" if error.hint else "")
         self.trouble = Trouble(self._now(), error.message, error.hint)
-        self._waiting = [entry for entry in (*entries, *self._waiting) if _is_needed_later(entry)]
-        self.waiting_bytes = sum(len(entry.payload) for entry in self._waiting)
+        given_up = [
+            *taken,
+            *self._waiting,
+        ]  # frames and requests came while the disk was being waited for, too
+        self._failed_bytes = sum(len(waiting.entry.payload) for waiting in given_up if waiting.entry)
+        for waiting in given_up:
+            if waiting.told is not None and not waiting.told.done():
+                waiting.told.set_exception(DiskError(error.message, hint=error.hint))
+        kept = [
+            waiting
+            for waiting in given_up
+            if waiting.told is None and waiting.entry is not None and waiting.entry.fact is not None
+        ]
+        self._waiting = kept[-_MOST_KEPT_FACTS:]
+        self.waiting_bytes = sum(len(waiting.entry.payload) for waiting in kept if waiting.entry)
         self._failed(self.trouble)
 
     async def _repair(self) -> None:
         try:
-            found = await asyncio.to_thread(self._journal.repair)
+            found = await asyncio.to_thread(self._journal.repair, min(self._failed_bytes, _LARGEST_PROBE))
         except GpulseError as error:
             if self.trouble is not None and error.message != self.trouble.message:
                 log.error("still nothing is stored: %s", error.message)
@@ -160,8 +187,3 @@ class Committer:
         log.warning("storing again after %.0f s", since)
         self.trouble = None
         self._done(found)
-
-
-def _is_needed_later(entry: Entry) -> bool:
-    """Whether frames that come after the failure rely on a fact; writing it twice does no harm."""
-    return entry.fact is not None and entry.fact["fact"] in _FOUNDATIONS

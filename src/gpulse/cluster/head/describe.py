@@ -12,12 +12,15 @@ from gpulse.model.frame import GpuReading
 from gpulse.model.session import Session
 
 _GIGA = 1e9
+_LAST_MOMENT = 253_402_300_799.0
+"""The end of the year 9999, as far as calendars go."""
 
 
 def iso(seconds: float | None) -> str | None:
     """A time as ISO 8601 in UTC."""
     if seconds is None:
         return None
+    seconds = min(max(seconds, 0.0), _LAST_MOMENT)
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from typing import NamedTuple
 
 from gpulse.cluster.api.interface import Document, Download, Format, RefusedError
-from gpulse.errors import GpulseError
+from gpulse.errors import ExportCancelledError, GpulseError
 from gpulse.export.session.files import create_session_file
 from gpulse.export.session.members import members
 from gpulse.export.session.write import SessionExport, write_session
@@ -17,6 +17,9 @@ from gpulse.store.base import Store, StoredGpu
 from gpulse.store.disk import disk_error
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = 2
+_CLOSE_SECONDS = 10.0
 
 MEDIA_TYPES: dict[Format, str] = {
     "json": "application/json",
@@ -48,7 +51,8 @@ class Exports:
         self._now = now
         self._states: dict[str, _State] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._cancelled = False
 
     def gpus(self, nodes: Sequence[str], gpus: Sequence[str]) -> list[StoredGpu]:
         """The GPUs that these words mean.
@@ -78,8 +82,9 @@ class Exports:
             await asyncio.wait(tasks, timeout=timeout_seconds)
 
     async def close(self) -> None:
-        """Wait for what is being written."""
-        await self.finished(list(self._tasks), 60.0)
+        """Give up what is being written; the next head writes it."""
+        self._cancelled = True
+        await self.finished(list(self._tasks), _CLOSE_SECONDS)
 
     def state(self, session: Session) -> Document:
         """How far a session's file is."""
@@ -97,6 +102,9 @@ class Exports:
         try:
             async with self._turn:
                 path = await asyncio.to_thread(self._write_file, session, output_format)
+        except ExportCancelledError:
+            self._states[session.id] = _State("none")
+            return
         except GpulseError as error:
             log.error("session %s could not be written: %s", session.name, error.message)
             self._states[session.id] = _State("failed", error=error.message)
@@ -112,7 +120,14 @@ class Exports:
     def _write_file(self, session: Session, output_format: Format) -> str:
         with create_session_file(self.directory, session.name, f".{output_format}") as draft:
             try:
-                write_session(self._store, session, draft.file, output_format, now=self._now())
+                write_session(
+                    self._store,
+                    session,
+                    draft.file,
+                    output_format,
+                    now=self._now(),
+                    cancelled=lambda: self._cancelled,
+                )
             except OSError as error:
                 raise disk_error(
                     f"write {session.name}.{output_format} in {self.directory}", error

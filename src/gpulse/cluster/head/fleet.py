@@ -16,6 +16,7 @@ from gpulse.model.packing import unpack_frame
 from gpulse.model.process import Owner, ProcessIdentity
 from gpulse.store.base import StoredNode, StoredProcess
 
+_USUAL_INTERVAL_SECONDS = 1.0
 _QUICK_SCOPES = frozenset({"gpu", "host"})
 
 
@@ -169,7 +170,7 @@ class Fleet:
         findings, health = store.latest("findings"), store.latest("health")
         for node in store.nodes().values():
             member = self.member(node, store.seen(node.id) or node.first_seen)
-            member.state = "lost"
+            member.state = state_of(now - member.seen, _USUAL_INTERVAL_SECONDS)
             for process in living:
                 identity = identity_of(process.identity) if process.node == node.id else None
                 if identity is not None:

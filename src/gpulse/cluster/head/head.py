@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
-from gpulse.cluster import wire
 from gpulse.cluster.api.interface import Document, HeadInterface
 from gpulse.cluster.head.clock import SteadyClock
 from gpulse.cluster.head.commit import Committer
@@ -23,10 +20,13 @@ from gpulse.cluster.head.rpc import Calls, make_server
 from gpulse.cluster.head.service import Service
 from gpulse.cluster.head.sessions import Sessions, interrupted, woken
 from gpulse.cluster.head.settings import Settings
+from gpulse.cluster.head.upkeep import Rules, Upkeep
+from gpulse.cluster.head.whereabouts import ADDRESS_FILE, Whereabouts
 from gpulse.cluster.ports import who_listens
 from gpulse.cluster.security import Access, TlsFiles, server_credentials
-from gpulse.errors import GpulseError
-from gpulse.store.archive import SEAL_BYTES, SEAL_SECONDS, Archive
+from gpulse.errors import DiskError, GpulseError
+from gpulse.model.session import Session
+from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 1.0
-_UPKEEP_SECONDS = 10.0
-_TIDY_SECONDS = 600.0
-ADDRESS_FILE = "head.json"
-"""In the data directory, while a head runs: where it listens."""
+_GRACE_SECONDS = 0.5
 
 
 class HeadConfig(NamedTuple):
@@ -52,12 +49,13 @@ class HeadConfig(NamedTuple):
     """None: as it was last time, or 500."""
     bandwidth: bool | None = None
     nvlink: bool | None = None
-    keep_seconds: float = 30 * 86_400.0
-    limit_bytes: int | None = None
-    seal_seconds: float = SEAL_SECONDS
-    """How long frames may be in the log and in memory alone."""
+    rules: Rules = Rules()
     auto_resume: bool = False
     tls: TlsFiles | None = None
+    local_port: bool = False
+    """Also listen on a port of this machine alone, without TLS: for an agent of its own."""
+    address_files: tuple[str, ...] = ()
+    """Where to say, besides in the data directory, where it listens."""
 
 
 class Listening(NamedTuple):
@@ -65,6 +63,7 @@ class Listening(NamedTuple):
 
     grpc: str
     http: str | None
+    local: str | None = None
 
 
 class Frontend(Protocol):
@@ -90,9 +89,14 @@ class Head:
         self._access = access
         self._clock = SteadyClock(time.time, time.monotonic)
         self._stop = asyncio.Event()
+        self._whereabouts = Whereabouts((f"{config.data_dir}/{ADDRESS_FILE}", *config.address_files))
         self._archive: Archive
         self._committer: Committer
-        self._sealed_at = time.monotonic()
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once it was told to end."""
+        return self._stop.is_set()
 
     def stop(self) -> None:
         """End, gently; from the loop's thread."""
@@ -113,73 +117,87 @@ class Head:
         async with AsyncExitStack() as stack:
             self._archive = await asyncio.to_thread(Archive, self._config.data_dir)
             stack.push_async_callback(asyncio.to_thread, self._archive.close)
-            service, ingest, exports = self._assemble()
+            service = self._assemble()
             await self._wake_sessions()
-            server = make_server(ingest, Calls(service, self._allowed))
+            server = make_server(self._ingest, Calls(service, self._allowed))
             port = self._bind(server)
+            local = server.add_insecure_port("127.0.0.1:0") if self._config.local_port else None
             await server.start()
-            stack.push_async_callback(server.stop, 1.0)
-            http = None
+            stack.push_async_callback(server.stop, None)
+            made = None
             if frontend is not None:
                 made = await frontend(service, self._clock.now)
                 stack.push_async_callback(made.close)
-                http = made.address
-            grpc_address = f"{_bracketed(self._config.host)}:{port}"
-            listening = Listening(grpc_address, http)
-            self._write_address(listening)
-            stack.callback(self._remove_address)
-            ingest.event("head_started", None, version=__version__)
+            listening = Listening(
+                f"{_bracketed(self._config.host)}:{port}",
+                made.address if made else None,
+                f"127.0.0.1:{local}" if local else None,
+            )
+            self._whereabouts.write({**listening._asdict(), "tls": self._config.tls is not None})
+            stack.callback(self._whereabouts.remove)
+            self._ingest.event("head_started", None, version=__version__)
             tasks = [
                 asyncio.create_task(work, name=name)
                 for name, work in (
                     ("commit", self._committer.run()),
-                    ("watch", self._watch(ingest)),
-                    ("upkeep", self._upkeep()),
+                    ("watch", self._watch()),
+                    ("upkeep", self._upkeep.run()),
                 )
             ]
             log.info("%s", self._greeting(listening))
+            service.write_files()
             ready(listening)
             try:
                 await self._until_stopped(tasks)
+                await self._leave([server.stop(_GRACE_SECONDS), *([made.close()] if made else [])])
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            await self._leave(ingest, exports)
 
     # --- putting it together
 
-    def _assemble(self) -> tuple[Service, Ingest, Exports]:
-        archive, now = self._archive, self._clock.now
-        runs = {name: Run(run.node or 0, run.last) for name, run in archive.runs().items()}
-        fleet = Fleet(archive.nodes(), runs, archive.layouts)
-        fleet.restore(archive, now())
+    def _assemble(self) -> Service:
+        archive, now, config = self._archive, self._clock.now, self._config
         self._settings = self._chosen_settings()
-        sessions = Sessions(archive.sessions())
-        ingest = Ingest(
-            fleet,
+        self._sessions = Sessions(archive.sessions())
+        self._fleet = Fleet(archive.nodes(), self._known_runs(), archive.layouts)
+        self._fleet.restore(archive, now())
+        self._ingest = Ingest(
+            self._fleet,
             lambda: self._committer,
             head_id=archive.head_id,
             now=now,
             settings=self._settings.to_wire,
             allowed=self._allowed,
         )
-        self._committer = Committer(archive, now=now, done=ingest.committed, failed=ingest.failed)
-        exports = Exports(archive, self._config.output_dir, now=now)
-        service = Service(
-            fleet=fleet,
-            ingest=ingest,
+        self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
+        self._upkeep = Upkeep(archive, self._fleet, self._ingest, config.rules, now=now)
+        self._exports = Exports(archive, config.output_dir, now=now)
+        return Service(
+            fleet=self._fleet,
+            ingest=self._ingest,
             committer=self._committer,
             store=archive,
-            sessions=sessions,
+            sessions=self._sessions,
             settings=self._settings,
-            exports=exports,
+            exports=self._exports,
             storage=self._storage,
+            keep_seconds=config.rules.keep_seconds,
             now=now,
             stop=self.stop,
         )
-        self._fleet, self._sessions = fleet, sessions
-        return service, ingest, exports
+
+    def _known_runs(self) -> dict[bytes, Run]:
+        """The runs of agents, how far they came, and what was told of their losses."""
+        runs = {name: Run(run.node or 0, run.last) for name, run in self._archive.runs().items()}
+        kinds = {"run_killed", "frames_dropped"}
+        for event in self._archive.events(start=0.0, end=self._clock.now() + 1.0, kinds=kinds):
+            run = runs.get(bytes.fromhex(str(event.detail.get("run", ""))))
+            if run is not None:
+                run.killed = run.killed or event.kind == "run_killed"
+                run.dropped += int(event.detail.get("frames", 0))
+        return runs
 
     def _chosen_settings(self) -> Settings:
         before = self._archive.settings() or {}
@@ -218,9 +236,14 @@ class Head:
             port = 0
         if not port:
             holder = who_listens(config.port)
+            if holder:
+                raise GpulseError(
+                    f"cannot listen on {address}: {holder} has that port",
+                    hint="stop that program, or choose another --port",
+                )
             raise GpulseError(
-                f"cannot listen on {address}" + (f": {holder} has that port" if holder else ""),
-                hint="stop that program, or choose another --port",
+                f"cannot listen on {address}",
+                hint="is that an address of this machine? 0.0.0.0 means all of them",
             )
         return port
 
@@ -242,7 +265,7 @@ class Head:
             if task is not stopping:
                 task.result()
 
-    async def _watch(self, ingest: Ingest) -> None:
+    async def _watch(self) -> None:
         """Notice nodes that fall silent or come back, and clocks that are set."""
         kinds = {"healthy": "node_back", "late": "node_late", "lost": "node_lost"}
         while True:
@@ -250,86 +273,46 @@ class Head:
             step = self._clock.step()
             if step is not None:
                 log.warning("this machine's clock was set by %+.1f s", step)
-                ingest.event("head_clock_step", None, seconds=round(step, 3))
-                ingest.clock_was_set()
+                self._ingest.event("head_clock_step", None, seconds=round(step, 3))
+                self._ingest.clock_was_set()
             for member, before in self._fleet.check(self._clock.now(), self._settings.interval_seconds):
                 level = logging.WARNING if member.state == "lost" else logging.INFO
                 log.log(level, "%s is %s (was %s)", member.name, member.state, before)
-                ingest.event(kinds[member.state], member.stored.id, before=before)
-
-    async def _upkeep(self) -> None:
-        """Seal, merge and drop history as time goes by."""
-        tidied = time.monotonic()
-        while True:
-            await asyncio.sleep(min(_UPKEEP_SECONDS, self._config.seal_seconds))
-            now, began = time.monotonic(), self._clock.now()
-            try:
-                if (
-                    self._archive.unsealed_bytes >= SEAL_BYTES
-                    or now - self._sealed_at >= self._config.seal_seconds
-                ):
-                    await asyncio.to_thread(self._archive.seal)
-                    self._sealed_at = now
-                    self._forget_layouts(began)
-                if now - tidied >= _TIDY_SECONDS:
-                    tidied = now
-                    dropped = await asyncio.to_thread(
-                        self._archive.tidy,
-                        self._clock.now(),
-                        keep_seconds=self._config.keep_seconds,
-                        limit_bytes=self._config.limit_bytes,
-                    )
-                    if dropped:
-                        log.info("dropped %d old pieces of history", len(dropped))
-            except GpulseError as error:
-                log.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
-
-    def _forget_layouts(self, sealed: float) -> None:
-        """Frames that came before `sealed` are history, which needs no layouts."""
-        now = self._clock.now()
-        before = min(sealed - _WATCH_SECONDS, now - wire.FORGET_SECONDS)
-        old = self._fleet.forget_layouts(before, now)
-        if old:
-            self._committer.add(Entry.of_fact("forget", layouts=[str(layout) for layout in old]))
+                self._ingest.event(kinds[member.state], member.stored.id, before=before)
 
     def _storage(self) -> Document:
-        trouble = self._committer.trouble
+        trouble = self._committer.trouble or self._upkeep.trouble
         try:
-            usage = self._archive.usage()._asdict()
+            usage = self._archive.usage()
         except OSError:
-            usage = {}
+            usage = None
+        is_fine = trouble is None and (usage is None or not usage.is_behind)
         return {
-            "state": "ok" if trouble is None else "failing",
-            "error": trouble.message if trouble else None,
+            "state": "ok" if is_fine else "failing",
+            "error": trouble.message if trouble else None if is_fine else "the book cannot follow the log",
             "hint": trouble.hint if trouble else None,
             "since": trouble.since if trouble else None,
             "directory": self._archive.directory,
-            **usage,
+            **(usage._asdict() if usage else {}),
         }
 
-    async def _leave(self, ingest: Ingest, exports: Exports) -> None:
+    def _committed(self, entries: Sequence[Entry]) -> None:
+        """Entries are on disk: agents are told, and sessions are what the log says they are."""
+        self._ingest.committed(entries)
+        for entry in entries:
+            if entry.fact is not None and entry.fact["fact"] == "session":
+                self._sessions.put(Session.from_dict(entry.fact))
+
+    async def _leave(self, closing: Sequence[Awaitable[object]]) -> None:
+        """Take nothing more in, have what came on disk, and leave sessions to be recovered."""
         log.info("ending")
-        await exports.close()
-        ingest.event("head_stopped", None, version=__version__)
+        await asyncio.gather(self._exports.close(), *closing)
+        now = self._clock.now()
+        self._ingest.event("head_stopped", None, version=__version__)
         for session in self._sessions.active():
-            left = interrupted(session, self._clock.now())
-            ingest.note("session", **left.to_dict())
-        await self._committer.commit()
-
-    # --- for those who look into the data directory
-
-    def _write_address(self, listening: Listening) -> None:
-        path = f"{self._config.data_dir}/{ADDRESS_FILE}"
-        document = {"pid": os.getpid(), **listening._asdict(), "tls": self._config.tls is not None}
-        with suppress(OSError):
-            descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(document, file)
-            os.replace(f"{path}.new", path)
-
-    def _remove_address(self) -> None:
-        with suppress(OSError):
-            os.unlink(f"{self._config.data_dir}/{ADDRESS_FILE}")
+            self._ingest.note("session", **interrupted(session, now).to_dict())
+        with suppress(DiskError):
+            await self._committer.durable()
 
 
 def _bracketed(host: str) -> str:

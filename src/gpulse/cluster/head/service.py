@@ -27,6 +27,7 @@ from gpulse.errors import DiskError
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 from gpulse.store.base import Statistic, Store
+from gpulse.store.entry import Entry
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Service:
         settings: Settings,
         exports: Exports,
         storage: Callable[[], Document],
+        keep_seconds: float,
         now: Callable[[], float],
         stop: Callable[[], None],
     ) -> None:
@@ -59,9 +61,10 @@ class Service:
         self._settings = settings
         self._exports = exports
         self._storage = storage
+        self._keep_seconds = keep_seconds
         self._now = now
         self._stop = stop
-        self._past = Past(store, fleet.register, exports.gpus)
+        self._past = Past(store, fleet.register, exports.gpus, lambda: settings.interval_seconds)
         self._started = now()
         self._session_lock = asyncio.Lock()
 
@@ -220,6 +223,7 @@ class Service:
                 now=self._now(),
                 name=name,
                 since_seconds=since_seconds,
+                longest_seconds=self._keep_seconds,
                 nodes=nodes,
                 gpus=gpus,
                 labels=labels or {},
@@ -310,15 +314,19 @@ class Service:
         self._sessions.put(current)
         self._ingest.note("session", **current.to_dict())
 
-    async def _keep(self, session: Session) -> None:
-        """Take a session in once it is on disk."""
-        self._ingest.note("session", **session.to_dict())
-        await self._durable()
-        self._sessions.put(session)
+    def write_files(self) -> None:
+        """Write the files of sessions that were stopped when the last head ended before it could."""
+        for session in self._sessions.all():
+            if session.state == "finished" and session.output is None:
+                self._exports.begin(session, "json", self._written)
 
-    async def _durable(self) -> None:
+    async def _keep(self, session: Session) -> None:
+        """Have a session on disk; the head takes it in from there."""
+        await self._durable(Entry.of_fact("session", **session.to_dict()))
+
+    async def _durable(self, entry: Entry | None = None) -> None:
         try:
-            await self._committer.durable()
+            await self._committer.durable(entry)
         except DiskError as error:
             raise RefusedError(
                 503, f"the head cannot store anything: {error.message}", hint=error.hint
@@ -339,8 +347,9 @@ class Service:
                 f"{interval_ms} ms is no interval to sample at",
                 hint=f"{SHORTEST_INTERVAL_MS} to {LONGEST_INTERVAL_MS}",
             )
-        self._settings.change(interval_ms=interval_ms, bandwidth=bandwidth, nvlink=nvlink)
-        self._ingest.note("settings", time=self._now(), **self._settings.to_dict())
+        wanted = self._settings.changed(interval_ms=interval_ms, bandwidth=bandwidth, nvlink=nvlink)
+        await self._durable(Entry.of_fact("settings", time=self._now(), **wanted.to_dict()))
+        self._settings.take(wanted)
         self._ingest.settings_changed()
         log.info("settings changed: %s", self._settings)
         return {"success": True, "settings": self._settings.to_dict()}

@@ -55,6 +55,7 @@ class Sessions:
         now: float,
         name: str | None,
         since_seconds: float | None,
+        longest_seconds: float,
         nodes: Sequence[str],
         gpus: Sequence[str],
         labels: Mapping[str, str],
@@ -62,17 +63,13 @@ class Sessions:
         bandwidth: bool,
         nvlink: bool,
     ) -> Session:
-        """A new session; it is not taken in yet.
+        """A new session; it is not taken in yet. It begins no earlier than history reaches.
 
         Raises:
             RefusedError: One of that name goes on already, or waits to be recovered.
             UsageError: The name cannot be one.
         """
-        name = (
-            checked_name(name)
-            if name
-            else f"gswarm_profiler_{time.strftime('%Y%m%d_%H%M%S', time.gmtime(now))}"
-        )
+        name = checked_name(name) if name else self._free_name(now)
         taken = next((s for s in self._by_id.values() if s.name == name and s.state != "finished"), None)
         if taken is not None:
             hint = "stop it first, or choose another name"
@@ -92,7 +89,7 @@ class Sessions:
         return Session(
             id=session_id,
             name=name,
-            start=now - (since_seconds or 0.0),
+            start=now - min(max(since_seconds or 0.0, 0.0), longest_seconds),
             created=now,
             interval_ms=interval_ms,
             nodes=tuple(nodes),
@@ -101,6 +98,15 @@ class Sessions:
             bandwidth=bandwidth,
             nvlink=nvlink,
         )
+
+    def _free_name(self, now: float) -> str:
+        """A name as the profiler makes them, that no session has."""
+        base = f"gswarm_profiler_{time.strftime('%Y%m%d_%H%M%S', time.gmtime(now))}"
+        names, name, number = {session.name for session in self._by_id.values()}, base, 1
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        return name
 
     def to_stop(self, name: str | None) -> list[Session]:
         """The sessions that a stop means.

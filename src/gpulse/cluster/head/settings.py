@@ -24,11 +24,17 @@ class Settings:
         """From one frame to the next."""
         return self.interval_ms / 1000
 
-    def change(self, *, interval_ms: int | None, bandwidth: bool | None, nvlink: bool | None) -> None:
-        """Take over what is given."""
-        self.interval_ms = self.interval_ms if interval_ms is None else interval_ms
-        self.bandwidth = self.bandwidth if bandwidth is None else bandwidth
-        self.nvlink = self.nvlink if nvlink is None else nvlink
+    def changed(self, *, interval_ms: int | None, bandwidth: bool | None, nvlink: bool | None) -> Settings:
+        """These with what is given."""
+        return Settings(
+            interval_ms=self.interval_ms if interval_ms is None else interval_ms,
+            bandwidth=self.bandwidth if bandwidth is None else bandwidth,
+            nvlink=self.nvlink if nvlink is None else nvlink,
+        )
+
+    def take(self, other: Settings) -> None:
+        """Be as the other ones from now on."""
+        self.interval_ms, self.bandwidth, self.nvlink = other.interval_ms, other.bandwidth, other.nvlink
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON spells them."""

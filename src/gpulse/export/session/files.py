@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import stat
 from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -14,6 +16,7 @@ from gpulse.model.session import checked_name
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 _MOST_TRIES = 100_000
+_DRAFT = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*\.(?:json|jsonl|csv|parquet)(?:\.[0-9]+)?\.part")
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -128,6 +131,38 @@ def create_session_file(directory: str | os.PathLike[str], name: str, suffix: st
         RecordingError: No file can be made there.
     """
     return SessionFile(directory, name, suffix)
+
+
+def remove_stale_drafts(directory: str | os.PathLike[str]) -> list[str]:
+    """Remove what writers that are no more left unfinished in a directory; the names of what is gone.
+
+    A draft whose writer lives is locked, and stays. What cannot be looked at stays too.
+    """
+    try:
+        names = sorted(name for name in os.listdir(directory) if _DRAFT.fullmatch(name))
+    except OSError:
+        return []
+    return [name for name in names if _remove_draft(os.path.join(directory, name))]
+
+
+def _remove_draft(path: str) -> bool:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        mine = os.fstat(descriptor)
+        if not stat.S_ISREG(mine.st_mode):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(mine, os.stat(path, follow_symlinks=False)):
+            return False
+        os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _is_ours(path: str, descriptor: int) -> bool:

@@ -13,6 +13,8 @@ MOST_EVENTS = 10_000
 LOOK_BACK_SECONDS = 86_400.0
 """Findings are told when they change, so what held at the start was told before it; no longer before than this."""
 _FINDINGS = "findings"
+_LONGEST_DOUBT_SECONDS = 120.0
+"""A finding that says to hold for longer before it was told has another clock."""
 _SILENCING = frozenset({"agent_started", "agent_stopping", "node_lost"})
 """After these nobody knows whether what was found still holds."""
 _ELSEWHERE = frozenset({_FINDINGS, "process", "process_end"})
@@ -49,14 +51,16 @@ def findings(
     held: dict[_Key, _Held] = {}
     for event in heard:
         if event.node is not None and event.node in names:
-            _hear(held, event._replace(time=max(event.time, start)), places)
+            _hear(held, event._replace(time=max(event.time, start)), places, start)
     for key in list(held):
         _end(held, key, end)
     found = [_told(key, entry, names[key[0]]) for key, entry in held.items() if entry.last > entry.first]
     return sorted(found, key=lambda item: (-_rank(item), item["first_time"], item["id"]))
 
 
-def _hear(held: dict[_Key, _Held], event: StoredEvent, places: Collection[tuple[int, str]]) -> None:
+def _hear(
+    held: dict[_Key, _Held], event: StoredEvent, places: Collection[tuple[int, str]], start: float
+) -> None:
     node = event.node or 0
     now: dict[_Key, Mapping[str, Any]] = {}
     if event.kind == _FINDINGS:
@@ -70,11 +74,20 @@ def _hear(held: dict[_Key, _Held], event: StoredEvent, places: Collection[tuple[
     for key, detail in now.items():
         before = held.get(key)
         if before is None or (before.since is None and before.last == before.first):
-            held[key] = _Held(event.time, event.time, 0.0, 1, event.time, detail)
+            began = _began(detail, event.time, start)
+            held[key] = _Held(began, began, 0.0, 1, began, detail)
         elif before.since is None:
             held[key] = before._replace(times=before.times + 1, since=event.time, detail=detail)
         else:
             held[key] = before._replace(detail=detail)
+
+
+def _began(detail: Mapping[str, Any], told: float, start: float) -> float:
+    """Since when a finding holds that was told only when it was certain, as far as it is in the session."""
+    since = detail.get("start")
+    if isinstance(since, int | float) and 0 <= told - since <= _LONGEST_DOUBT_SECONDS:
+        return max(start, float(since))
+    return told
 
 
 def _end(held: dict[_Key, _Held], key: _Key, moment: float) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from gpulse.errors import UsageError
+from gpulse.errors import ExportCancelledError, UsageError
 from gpulse.export.session import quantities
 from gpulse.export.session.energy import Energy
 from gpulse.export.session.grid import Grid, Rows, Table
 from gpulse.export.session.gswarm_json import json_pieces, jsonl_pieces
 from gpulse.export.session.members import members, present, unique_ids
 from gpulse.export.session.outline import Document, Plan, Tally
+from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.tables import csv_pieces, parquet_pieces
 from gpulse.model.session import Session
 from gpulse.store.base import Samples, Store, StoredGpu
@@ -49,7 +50,13 @@ class SessionExport:
     """A session's file on its way out. Iterating gives its bytes, piece by piece, once."""
 
     def __init__(
-        self, store: Store, session: Session, output_format: Format = "json", *, now: float | None = None
+        self,
+        store: Store,
+        session: Session,
+        output_format: Format = "json",
+        *,
+        now: float | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Look up what the session is about.
 
@@ -58,9 +65,10 @@ class SessionExport:
             session: The session.
             output_format: The kind of file.
             now: Where a session that still goes on is cut.
+            cancelled: Asked again and again whether nobody wants the file any more.
 
         Raises:
-            UsageError: There is no such kind of file.
+            UsageError: There is no such kind of file, or the session is too long for one.
         """
         if output_format not in FORMATS:
             raise UsageError(
@@ -68,11 +76,17 @@ class SessionExport:
             )
         self._store = store
         self._format: Format = output_format
+        self._cancelled = cancelled
         self.plan = plan(store, session, now=now)
         self.summary: SessionSummary | None = None
         """What was written, once everything was."""
 
     def __iter__(self) -> Iterator[bytes]:
+        """The pieces.
+
+        Raises:
+            ExportCancelledError: Nobody wants them any more.
+        """
         energy = Energy(
             len(self.plan.gpus),
             longest_gap_seconds=max(_POWER_HOLDS_SECONDS, 3 * self.plan.interval_seconds),
@@ -81,6 +95,7 @@ class SessionExport:
         size = 0
         for piece in self._pieces(tally, self._steps(tally, energy)):
             size += len(piece)
+            self._go_on()
             yield piece
         self.summary = SessionSummary(
             tally.frames, len(self.plan.gpus), len(self.plan.nodes), tally.samples, size, tally.by_device()
@@ -110,14 +125,24 @@ class SessionExport:
             names=[quantity.name for quantity in plan.quantities],
         )
         for samples in self._scan():
+            self._go_on()
             table = self._table(samples)
             energy.add(table.until(plan.end))
             for rows in grid.add(self._converted(table)):
+                self._go_on()
                 tally.add(rows)
                 yield rows
         for rows in grid.finish():
+            self._go_on()
             tally.add(rows)
             yield rows
+
+    def _go_on(self) -> None:
+        if self._cancelled():
+            raise ExportCancelledError(
+                f"session {self.plan.session.name} was not written to its end",
+                hint="export it again when there is time",
+            )
 
     def _scan(self) -> Iterator[Samples]:
         plan = self.plan
@@ -159,14 +184,16 @@ def write_session(
     output_format: Format = "json",
     *,
     now: float | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> SessionSummary:
     """Write a session's file, from its beginning to its end, or up to `now` while it goes on.
 
     Raises:
-        UsageError: There is no such kind of file.
+        UsageError: There is no such kind of file, or the session is too long for one.
+        ExportCancelledError: `cancelled` said so; what was written is no whole file.
         OSError: The file cannot be written.
     """
-    export = SessionExport(store, session, output_format, now=now)
+    export = SessionExport(store, session, output_format, now=now, cancelled=cancelled)
     file.writelines(export)
     if export.summary is None:
         raise RuntimeError("a session's file ended without a summary")
@@ -174,13 +201,17 @@ def write_session(
 
 
 def plan(store: Store, session: Session, *, now: float | None = None) -> Plan:
-    """Who is in a session, and how many steps it has."""
+    """Who is in a session, and how many steps it has.
+
+    Raises:
+        UsageError: It has more than a file can hold.
+    """
     end = max(session.start, _end(session, now))
+    steps = checked_steps(session, end)
     gpus = _present(store, session, end)
     nodes = sorted({gpu.node for gpu in gpus})
     place_of = {node: place for place, node in enumerate(nodes)}
     gpus.sort(key=lambda gpu: (place_of[gpu.node], *_label(gpu)))
-    steps = math.ceil(round((end - session.start) * 1000 / session.interval_ms, 3))
     return Plan(
         session,
         end,

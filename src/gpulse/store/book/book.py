@@ -85,6 +85,15 @@ class Book:
         return self._file.path
 
     @property
+    def size_bytes(self) -> int:
+        """What the file takes on disk, with what SQLite keeps beside it."""
+        total = 0
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with suppress(FileNotFoundError):
+                total += os.stat(f"{self.path}{suffix}").st_size
+        return total
+
+    @property
     def journal_mode(self) -> str:
         """`wal` on a file system of this machine, `delete` on one that is shared."""
         return self._file.journal_mode

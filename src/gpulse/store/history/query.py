@@ -242,13 +242,15 @@ class History:
             return no_points()
         source, bound = self._source(files, columns)
         condition, more = window.condition()
-        found = self._run(f"SELECT {select} FROM {source} WHERE {condition}{rest}", bound + more, files)
-        keys: dict[tuple[int, str], int] = {}
-        pairs = zip(found["node_id"].tolist(), found["subject"].tolist(), strict=True)
-        series = np.fromiter((keys.setdefault(pair, len(keys)) for pair in pairs), np.int32)
+        query = f"SELECT {select} FROM {source} WHERE {condition}{rest} ORDER BY node_id, subject"
+        found = self._run(query, bound + more, files)
+        nodes, subjects = found["node_id"], found["subject"]
+        if not len(nodes):
+            return no_points()
+        is_new = np.concatenate(([True], (nodes[1:] != nodes[:-1]) | (subjects[1:] != subjects[:-1])))
         return Points(
-            [SeriesKey(*key) for key in keys],
-            series,
+            [SeriesKey(int(nodes[at]), str(subjects[at])) for at in np.flatnonzero(is_new)],
+            (np.cumsum(is_new) - 1).astype(np.int32),
             _plain(found["step"], np.int64),
             _plain(found["value"], np.float64),
             _plain(found["weight"], np.int64),

@@ -23,7 +23,7 @@ from gpulse.store.history.series import (
 from gpulse.store.history.stacks import Stack, clipped, make_stack, run_number, subject_key
 from gpulse.store.journal import Batch
 
-_FEWEST_FRAMES, _MOST_FRAMES = 8, 64
+_FEWEST_FRAMES, _MOST_FRAMES = 8, 16
 """Chunks grow, since many layouts of processes live for a few frames."""
 
 

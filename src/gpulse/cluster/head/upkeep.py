@@ -1,0 +1,114 @@
+"""The head's house-keeping: what is in the log becomes history, what is too old goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from gpulse.cluster import wire
+from gpulse.cluster.head.commit import Trouble
+from gpulse.cluster.head.fleet import Fleet
+from gpulse.errors import GpulseError
+from gpulse.store.archive import SEAL_BYTES, SEAL_SECONDS, Archive
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 10.0
+_FIRST_TIDY_SECONDS = 60.0
+_TIDY_SECONDS = 600.0
+_MOST_UNSEALED_BYTES = 4 * SEAL_BYTES
+"""When sealing fails for so long that this much is in memory, the older half of it is found on disk alone."""
+_MARGIN_SECONDS = 1.0
+
+
+class Rules(NamedTuple):
+    """How long and how much is kept."""
+
+    keep_seconds: float = 30 * 86_400.0
+    limit_bytes: int | None = None
+    seal_seconds: float = SEAL_SECONDS
+    """How long frames may be in the log and in memory alone."""
+
+
+class Notes(Protocol):
+    """Where facts and events are written down."""
+
+    def note(self, fact: str, **fields: Any) -> None:
+        """Write a fact."""
+
+    def event(self, kind: str, node: int | None, **detail: Any) -> None:
+        """Write down that something happened."""
+
+
+class Upkeep:
+    """Seals, merges, drops and forgets as time goes by."""
+
+    def __init__(
+        self, archive: Archive, fleet: Fleet, notes: Notes, rules: Rules, *, now: Callable[[], float]
+    ) -> None:
+        self.trouble: Trouble | None = None
+        """Why it cannot be done at the moment."""
+        self._archive = archive
+        self._fleet = fleet
+        self._notes = notes
+        self._rules = rules
+        self._now = now
+
+    async def run(self) -> None:
+        """Do it until cancelled."""
+        sealed = time.monotonic()
+        tidied = sealed - _TIDY_SECONDS + _FIRST_TIDY_SECONDS
+        while True:
+            await asyncio.sleep(min(_LOOK_SECONDS, self._rules.seal_seconds))
+            now = time.monotonic()
+            try:
+                unsealed = self._archive.unsealed_bytes
+                if unsealed >= SEAL_BYTES or now - sealed >= self._rules.seal_seconds:
+                    await self._seal()
+                    sealed = now
+                if now - tidied >= _TIDY_SECONDS:
+                    tidied = now
+                    await self._tidy()
+                self.trouble = None
+            except GpulseError as error:
+                self._failed(error)
+
+    async def _seal(self) -> None:
+        began = self._now()
+        missing = await asyncio.to_thread(self._archive.seal)
+        if missing:
+            log.error("%d records of the log were gone before they became history", missing)
+            self._notes.event("records_lost", None, records=missing)
+        self._forget_layouts(began)
+
+    def _forget_layouts(self, sealed: float) -> None:
+        """Frames that came before `sealed` are history, which needs no layouts."""
+        now = self._now()
+        before = min(sealed - _MARGIN_SECONDS, now - wire.FORGET_SECONDS)
+        old = self._fleet.forget_layouts(before, now)
+        if old:
+            self._notes.note("forget", layouts=[str(layout) for layout in old])
+
+    async def _tidy(self) -> None:
+        dropped = await asyncio.to_thread(
+            self._archive.tidy,
+            self._now(),
+            keep_seconds=self._rules.keep_seconds,
+            limit_bytes=self._rules.limit_bytes,
+        )
+        if dropped:
+            log.info("dropped %d old pieces of history", len(dropped))
+
+    def _failed(self, error: GpulseError) -> None:
+        if self.trouble is None or self.trouble.message != error.message:
+            log.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
+            since = self._now() if self.trouble is None else self.trouble.since
+            self.trouble = Trouble(since, error.message, error.hint)
+        if self._archive.unsealed_bytes > _MOST_UNSEALED_BYTES:
+            log.warning(
+                "too much waits to become history: the older half is left on disk alone until it does"
+            )
+            self._archive.relieve()

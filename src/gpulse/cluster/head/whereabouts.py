@@ -1,0 +1,39 @@
+"""Files that say where a head listens, for commands on the same machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+ADDRESS_FILE = "head.json"
+"""In the data directory, while a head runs."""
+
+
+class Whereabouts:
+    """The files of one head; a file that another head has written since is left alone."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = tuple(dict.fromkeys(paths))
+
+    def write(self, document: dict[str, Any]) -> None:
+        """Say where this head is. What cannot be written is left out: it is a courtesy."""
+        for path in self._paths:
+            with suppress(OSError):
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                draft = f"{path}.{os.getpid()}"
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
+                    json.dump({"pid": os.getpid(), **document}, file)
+                os.replace(draft, path)
+
+    def remove(self) -> None:
+        """This head is no more."""
+        for path in self._paths:
+            with suppress(OSError, ValueError):
+                with open(path, encoding="utf-8") as file:
+                    document = json.load(file)
+                if isinstance(document, dict) and document.get("pid") == os.getpid():
+                    os.unlink(path)

@@ -1,0 +1,183 @@
+"""How a head begins and ends: gently, at once, and in the middle of things."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gpulse.cluster import wire
+from gpulse.cluster.wire_pb2 import AgentMessage, Goodbye, HeadMessage, Hello, Run
+from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Heads and agents of one test."""
+    with cluster_in(tmp_path) as made:
+        yield made
+
+
+def with_frames(cluster: Cluster, head: HeadProcess) -> None:
+    """An agent delivers something, and leaves."""
+    agent = cluster.agent("n1", head.port)
+    until(lambda: head.get("/status")["frames_received"] > 3, "frames")
+    agent.end()
+
+
+def long_session(head: HeadProcess, name: str) -> None:
+    """A session whose file takes very long to write."""
+    head.post("/profiling/start", {"name": name, "since": "30d", "interval_ms": 50})
+    head.post("/profiling/stop", {"name": name})
+
+
+def test_a_head_ends_while_it_writes_a_session_and_the_next_one_writes_it(cluster: Cluster) -> None:
+    """Nothing half-written is left, and the session is not forgotten."""
+
+    head = cluster.head(http_port=free_port())
+    with_frames(cluster, head)
+    head.post("/profiling/start", {"name": "short"})
+    long_session(head, "long")
+    assert head.get("/api/v1/sessions/long")["export"]["state"] == "writing"
+    until(lambda: list(head.output_dir.glob(".long*.part")), "the draft")
+
+    began = time.monotonic()
+    assert head.end(signal.SIGTERM) == 0
+
+    assert time.monotonic() - began < 20.0
+    assert list(head.output_dir.iterdir()) == []
+    again = cluster.head(port=head.port, http_port=head.http_port)
+    assert again.get("/api/v1/sessions/long")["export"]["state"] == "writing"
+    assert again.get("/api/v1/sessions/short")["state"] == "interrupted"
+    stopped = again.post("/profiling/stop", {"name": "short"})
+    assert Path(stopped["output_file"]).name == "short.json", "one long export does not hold up the others"
+    assert json.loads(Path(stopped["output_file"]).read_text())["session_name"] == "short"
+
+
+def test_a_session_whose_file_was_not_written_is_written_by_the_next_head(cluster: Cluster) -> None:
+    """Stopped, and then the head was killed."""
+
+    head = cluster.head()
+    with_frames(cluster, head)
+    long_session(head, "long")
+    head.kill()
+    again = cluster.head(port=head.port, http_port=head.http_port)
+
+    assert again.get("/api/v1/sessions/long")["state"] == "finished"
+    assert again.get("/api/v1/sessions/long")["export"]["state"] == "writing"
+
+
+def test_a_second_signal_ends_a_head_at_once(cluster: Cluster) -> None:
+    """Whatever it is doing."""
+
+    head = cluster.head()
+    head.popen.send_signal(signal.SIGTERM)
+    head.said("ending")
+    if head.popen.poll() is None:
+        head.popen.send_signal(signal.SIGTERM)
+
+    assert head.popen.wait(10.0) in (0, 130)
+
+
+def test_a_head_watches_itself_and_takes_its_agent_along(cluster: Cluster) -> None:
+    """Also when it listens elsewhere than on loopback, and also when it is killed."""
+
+    head = cluster.head("--with-agent", "--host", "127.0.0.2", wait=False)
+    head.said("is connected")
+    agents = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _parent(pid) == head.popen.pid]
+    assert agents
+
+    head.kill()
+
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in agents), "its agent to end")
+
+
+def _parent(pid: str) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def test_a_head_without_its_log_is_refused(cluster: Cluster) -> None:
+    """It would acknowledge frames that nobody finds again."""
+
+    head = cluster.head()
+    with_frames(cluster, head)
+    head.end()
+    for file in (head.data_dir / "log").iterdir():
+        file.unlink()
+    again = cluster.head(port=head.port, http_port=head.http_port, wait=False)
+
+    assert again.popen.wait(30.0) == 1
+    assert "data/log ends at record" in until(lambda: again.text, "words")
+
+
+def test_sessions_cannot_reach_back_further_than_history(cluster: Cluster) -> None:
+    """However absurd the request, the head stays whole."""
+
+    head = cluster.head()
+    status, answer = head.ask("/profiling/start", {"name": "old", "since": 1e308})
+    assert status == 400, answer
+    started = head.post("/profiling/start", {"name": "old", "since": "90d"})
+
+    assert started["session"]["frame_count"] == pytest.approx(30 * 86_400 * 2, rel=0.01)
+    assert head.get("/profiling/sessions")["total_sessions"] == 1
+
+
+def test_losses_are_told_once_though_they_are_announced_again(cluster: Cluster) -> None:
+    """An agent repeats what its earlier runs lost until it is certain that the head knows."""
+
+    head = cluster.head()
+    _say_hello(head.port)
+    until(lambda: _told(head), "the events")
+    head.kill()
+    again = cluster.head(port=head.port, http_port=head.http_port)
+    _say_hello(again.port)
+    _say_hello(again.port)
+    until(lambda: len(again.get("/api/v1/events?kinds=head_started")["events"]) == 2, "the next commit")
+
+    assert [(event["kind"], event["detail"].get("frames")) for event in _told(again)] == [
+        ("run_killed", None),
+        ("frames_dropped", 100),
+    ]
+
+
+def _told(head: HeadProcess) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = head.get("/api/v1/events?kinds=run_killed,frames_dropped")["events"]
+    return events
+
+
+def _say_hello(port: int) -> None:
+    """Announce an earlier run that was killed, of which nothing is left."""
+    earlier = Run(id=b"e" * 16, dropped=100, ended_badly=True, lost_at_most=3)
+    hello = Hello(
+        protocol=wire.PROTOCOL,
+        version="1",
+        host="n1",
+        machine="m1",
+        boot="b",
+        instance="i",
+        runs=[earlier, Run(id=b"o" * 16, first_kept=1)],
+    )
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        messages = iter(
+            [
+                AgentMessage(hello=hello).SerializeToString(),
+                AgentMessage(goodbye=Goodbye()).SerializeToString(),
+            ]
+        )
+        call: Any = channel.stream_stream(wire.STREAM)
+        answers = call(messages, timeout=30.0)
+        assert HeadMessage.FromString(next(answers)).WhichOneof("kind") == "welcome"
+        for _ in answers:
+            pass
