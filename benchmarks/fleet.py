@@ -17,13 +17,28 @@ import grpc
 from gpulse._version import __version__
 from gpulse.cluster import wire
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run
-from gpulse.model.columns import Block, PackedFrame
+from gpulse.model.columns import Block, PackedFrame, layout_id
 from gpulse.model.device import Node
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.packing import FramePacker
 from gpulse.sources.recording import Recording
 
 RECORDINGS = Path(__file__).parents[1] / "tests/data/recordings"
+
+
+def host_name(number: int) -> str:
+    """What a node of the fleet calls itself."""
+    return f"node{number:04d}"
+
+
+def machine_name(number: int) -> str:
+    """What tells its machine from others."""
+    return f"machine-{number}"
+
+
+def gpu_uuid(number: int, place: int) -> str:
+    """The name of one of its GPUs."""
+    return f"GPU-{number:08x}-0000-0000-0000-{place:012x}"
 
 
 class Script(NamedTuple):
@@ -55,20 +70,38 @@ def node_frames(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds
         for place in range(gpus):
             run = runs[(number * gpus + place) % len(runs)]
             reading = run[(second + 7 * place) % len(run)].gpus[0]
-            uuid = f"GPU-{number:08x}-0000-0000-0000-{place:012x}"
-            device = reading.device._replace(index=place, uuid=uuid)
+            device = reading.device._replace(index=place, uuid=gpu_uuid(number, place))
             readings.append(GpuReading(device, reading.values, ()))
         base = runs[number % len(runs)][second % len(runs[number % len(runs)])]
         frames.append(
             base._replace(
                 time=float(second),
                 monotonic=float(second),
-                node=Node(f"node{number:04d}"),
+                node=Node(host_name(number)),
                 gpus=tuple(readings),
                 processes=(),
             )
         )
     return frames
+
+
+def scripts(agents: int, gpus: int, seconds: int) -> list[Script]:
+    """What every node plays: as many different ones as there are recordings, under names of their own."""
+    runs = recorded(24, 60)
+    patterns = [script(number, runs, gpus, seconds) for number in range(min(agents, len(runs)))]
+    return [_renamed(patterns[number % len(runs)], number % len(runs), number) for number in range(agents)]
+
+
+def _renamed(played: Script, before: int, number: int) -> Script:
+    """The same for another node, whose GPUs are others."""
+    layouts, names = [], {}
+    for text in played.layouts:
+        layouts.append(text.replace(f"GPU-{before:08x}-".encode(), f"GPU-{number:08x}-".encode()))
+        names[layout_id(text)] = layout_id(layouts[-1])
+    seconds = [
+        tuple(Block(names[block.layout], block.numbers) for block in blocks) for blocks in played.seconds
+    ]
+    return Script(layouts, seconds)
 
 
 def script(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds: int) -> Script:
@@ -100,7 +133,7 @@ class FleetAgent:
     async def work(self, start: float, stop: float) -> None:
         """Connect, then send a frame an interval until the end, and wait for the last acknowledgement."""
         async with grpc.aio.insecure_channel(self._address, options=wire.channel_options()) as channel:
-            call = channel.stream_stream(wire.STREAM)()
+            call: Any = channel.stream_stream(wire.STREAM)()
             await call.write(AgentMessage(hello=self._hello()).SerializeToString())
             HeadMessage.FromString(await call.read())
             for text in self._played.layouts:
@@ -121,8 +154,8 @@ class FleetAgent:
         return Hello(
             protocol=wire.PROTOCOL,
             version=__version__,
-            host=f"node{self.number:04d}",
-            machine=f"machine-{self.number}",
+            host=host_name(self.number),
+            machine=machine_name(self.number),
             boot="boot",
             instance="one",
             pid=1,
@@ -156,11 +189,10 @@ class FleetAgent:
 
 async def run(address: str, agents: int, gpus: int, seconds: float, interval: float) -> dict[str, Any]:
     """A whole fleet for a while; what came of it."""
-    runs = recorded(24, 60)
-    scripts = [script(number, runs, gpus, 30) for number in range(agents)]
-    fleet = [FleetAgent(number, played, address, interval) for number, played in enumerate(scripts)]
-    print(json.dumps({"ready": True}), flush=True)
+    played = scripts(agents, gpus, 30)
+    fleet = [FleetAgent(number, of_node, address, interval) for number, of_node in enumerate(played)]
     start = time.time() + 5.0 + agents / 250
+    print(json.dumps({"start": start, "stop": start + seconds}), flush=True)
     await asyncio.gather(*(agent.work(start, start + seconds) for agent in fleet))
     delays = sorted(delay for agent in fleet for delay in agent.delays)
     return {
@@ -169,8 +201,8 @@ async def run(address: str, agents: int, gpus: int, seconds: float, interval: fl
         "p50": delays[len(delays) // 2],
         "p99": delays[int(len(delays) * 0.99)],
         "max": delays[-1],
-        "frame_bytes": sum(sum(len(block.numbers) + 12 for block in blocks) for blocks in scripts[0].seconds)
-        / len(scripts[0].seconds),
+        "frame_bytes": sum(len(block.numbers) + 12 for blocks in played[0].seconds for block in blocks)
+        / len(played[0].seconds),
     }
 
 

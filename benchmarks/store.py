@@ -9,7 +9,7 @@ import sqlite3
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -33,12 +33,15 @@ from gpulse.model.columns import (
 )
 from gpulse.model.metric import CATALOGUE, Metric
 from gpulse.sources.recording import Recording
+from gpulse.store.book.book import Book
+from gpulse.store.book.step import Step
+from gpulse.store.entry import Entry, step_of
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.sealer import Workshop
 from gpulse.store.history.stacks import make_stack
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.journal import BATCH, Batch
 from gpulse.store.log.log import Log
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ _RECORDINGS = measure.ROOT / "tests" / "data" / "recordings"
 _GPUS = 8
 _BEGIN = 1_760_000_400
 _BATCH_FRAMES = 60
+_MEMORY_BYTES = 150_754_820_096
 _SEAL_SECONDS = 600
 _HOUR = 3600
 _MOST_BYTES = 20.0
@@ -61,7 +65,7 @@ _LAP_NOISE, _NOISE = 0.01, 0.001
 """How much a lap and a sample differ from the recording, so that no lap repeats another."""
 
 
-class _Looped:
+class Looped:
     """GPUs that replay recordings of real ones, each lap a little different, one row a second."""
 
     def __init__(self, recordings: Sequence[Path], seed: int) -> None:
@@ -114,19 +118,24 @@ def _steps(value: float | None, column: Column) -> int:
     return MISSING_WIDE if value is None else round(value * column.steps / column.size)
 
 
-class _Node(NamedTuple):
+class NodeFrames(NamedTuple):
     """A node's frames as an agent would send them."""
 
     layout: Layout
     blocks: NDArray[np.uint8]
     """By second and byte."""
     times: NDArray[np.int64]
+    first: int = 0
+    """The second of the history at which it begins."""
+    host: str = ""
+    machine: str = ""
 
     def batches(self, node: int, seconds: range) -> Iterator[Batch]:
         """Frames of some seconds."""
         number = layout_id(self.layout.to_json())
-        for first in seconds[::_BATCH_FRAMES]:
-            count = min(_BATCH_FRAMES, seconds.stop - first)
+        begin, end = max(seconds.start - self.first, 0), seconds.stop - self.first
+        for first in range(begin, end, _BATCH_FRAMES):
+            count = min(_BATCH_FRAMES, end - first)
             frames = b"".join(
                 PackedFrame(int(self.times[at]), at, (Block(number, self.blocks[at].tobytes()),)).to_bytes()
                 for at in range(first, first + count)
@@ -135,7 +144,19 @@ class _Node(NamedTuple):
             yield Batch(run, node, first + 1, count, int(self.times[first + count - 1]), 0, frames)
 
 
-def _node(looped: _Looped, node: int, seconds: int) -> _Node:
+def make_node(
+    looped: Looped,
+    node: int,
+    seconds: int,
+    *,
+    begin: int = _BEGIN,
+    first: int = 0,
+    uuid: Callable[[int, int], str] | None = None,
+    host: str = "",
+    machine: str = "",
+) -> NodeFrames:
+    """So many seconds of a node, from a second of a history that begins at `begin`."""
+    name = uuid or _uuid
     numbers = np.stack([looped.series(seconds) for _ in range(_GPUS)], axis=2)
     wide = [place for place, metric in enumerate(looped.metrics) if is_wide(metric)]
     narrow = [place for place, metric in enumerate(looped.metrics) if not is_wide(metric)]
@@ -144,7 +165,13 @@ def _node(looped: _Looped, node: int, seconds: int) -> _Node:
     layout = Layout(
         "gpu",
         tuple(
-            {"uuid": _uuid(node, gpu), "index": gpu, "name": "NVIDIA H200", "mig_index": None}
+            {
+                "uuid": name(node, gpu),
+                "index": gpu,
+                "name": "NVIDIA H200",
+                "mig_index": None,
+                "facts": {"memory_total_bytes": _MEMORY_BYTES},
+            }
             for gpu in range(_GPUS)
         ),
         tuple(looped.columns[place] for place in wide),
@@ -154,14 +181,15 @@ def _node(looped: _Looped, node: int, seconds: int) -> _Node:
     blocks = np.concatenate([piece.reshape(seconds, -1).view(np.uint8) for piece in pieces], axis=1)
     chance = np.random.default_rng(node)
     jitter = np.abs(chance.normal(0, 25, seconds)).astype(np.int64) + chance.integers(1_000_000)
-    return _Node(layout, blocks, (_BEGIN + np.arange(seconds)) * 1_000_000 + jitter)
+    times = (begin + first + np.arange(seconds)) * 1_000_000 + jitter
+    return NodeFrames(layout, blocks, times, first, host, machine)
 
 
 def _uuid(node: int, gpu: int) -> str:
     return f"GPU-{zlib.crc32(f'{node}.{gpu}'.encode()):08x}-0000-4000-8000-{node:06d}{gpu:06d}"
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """A history, and what making it took."""
 
     samples: int
@@ -172,22 +200,28 @@ class _Made(NamedTuple):
     """Of the files of minutes."""
 
 
-def _make(directory: Path, nodes: dict[int, _Node], seconds: int) -> _Made:
-    """Write a log as a head does, and seal and merge it as it grows."""
+def make_store(
+    directory: Path, nodes: Mapping[int, NodeFrames], seconds: int, facts: Sequence[Entry] = ()
+) -> Made:
+    """Write a log as a head does, and keep the book, seal and merge as it grows; `facts` come after the nodes'."""
     sealing = compacting = 0.0
-    sealed_bytes = 0
-    with Log(directory / "log") as log:
-        for node, made in nodes.items():
-            text = made.layout.to_json()
-            log.append(FACT, fact_bytes("node", id=node, name=f"node-{node:04d}"))
-            log.append(FACT, fact_bytes("layout", id=str(layout_id(text)), text=text.decode()))
+    sealed_bytes = samples = 0
+    directory.mkdir(parents=True, exist_ok=True)
+    with Log(directory / "log") as log, Book(str(directory / "book.sqlite")) as book:
+        known = [*_node_facts(nodes), *facts]
+        log.append_many((entry.kind, entry.payload) for entry in known)
+        book.apply(step_of(log.sync(), known))
         with closing(Workshop(str(directory))) as workshop:
             for begin in range(0, seconds, _SEAL_SECONDS):
                 span = range(begin, min(begin + _SEAL_SECONDS, seconds))
+                lasts = {}
                 for node, made in nodes.items():
                     for batch in made.batches(node, span):
                         log.append(BATCH, batch.to_bytes())
+                        lasts[batch.run] = batch.last
+                        samples += batch.count * _GPUS
                 position = log.sync()
+                book.apply(Step(position, [], lasts, []))
                 spent, answer = _timed(lambda position=position: workshop.seal(position))  # type: ignore[misc]
                 sealing += spent
                 sealed_bytes += sum(
@@ -196,8 +230,31 @@ def _make(directory: Path, nodes: dict[int, _Node], seconds: int) -> _Made:
                     for file in (directory / "history" / name).iterdir()
                 )
                 compacting += _timed(workshop.compact)[0]
-                log.drop_before(position)
-    return _Made(len(nodes) * _GPUS * seconds, sealing, compacting, sealed_bytes)
+                log.drop_before(min(position, book.checkpoint()))
+    return Made(samples, sealing, compacting, sealed_bytes)
+
+
+def _node_facts(nodes: Mapping[int, NodeFrames]) -> Iterator[Entry]:
+    """What a head writes down when nodes say hello."""
+    for node, made in nodes.items():
+        text = made.layout.to_json()
+        begin = int(made.times[0]) / 1e6
+        host = made.host or f"node-{node:04d}"
+        yield Entry.of_fact(
+            "node",
+            id=node,
+            name=host,
+            host=host,
+            machine=made.machine or host,
+            time=begin,
+            facts={},
+            labels={},
+        )
+        yield Entry.of_fact(
+            "run", run=node.to_bytes(16, "big").hex(), node=node, time=begin, version="", pid=1, boot=""
+        )
+        yield Entry.of_fact("layout", id=str(layout_id(text)), text=text.decode())
+        yield Entry.of_fact("devices", node=node, layout=str(layout_id(text)), time=begin)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -230,7 +287,7 @@ def _columns(directory: Path, samples: int) -> Table:
     return table
 
 
-def _references(node: _Node, seconds: int) -> dict[str, float]:
+def _references(node: NodeFrames, seconds: int) -> dict[str, float]:
     """The same samples as others would keep them, in bytes a GPU-sample: JSON lines and rows of SQLite."""
     stack = make_stack(
         1, node.layout, node.times[:seconds], [1] * seconds, range(seconds), node.blocks[:seconds].tobytes()
@@ -289,15 +346,15 @@ def _fleet(samples: StoredSamples, seconds: int, step: float) -> int:
 def run(*, quick: bool, takes: int) -> Report:
     """Make two histories, a narrow one of a day and a wide one of an hour, and ask both."""
     report = Report(NAME, "The history on disk")
-    looped = _Looped(sorted(_RECORDINGS.glob("*.jsonl.gz")), seed=4)
+    looped = Looped(sorted(_RECORDINGS.glob("*.jsonl.gz")), seed=4)
     hours, wide = (2, 16) if quick else (24, 125)
     base = Path(tempfile.mkdtemp(prefix="gpulse-store-"))
     try:
-        nodes = {node: _node(looped, node, hours * _HOUR) for node in range(1, 4)}
+        nodes = {node: make_node(looped, node, hours * _HOUR) for node in range(1, 4)}
         references = _references(nodes[1], 200)
-        _make(base / "day", nodes, hours * _HOUR)
-        nodes = {node: _node(looped, node, _HOUR + _SEAL_SECONDS) for node in range(1, wide + 1)}
-        fleet = _make(base / "fleet", nodes, _HOUR + _SEAL_SECONDS)
+        make_store(base / "day", nodes, hours * _HOUR)
+        nodes = {node: make_node(looped, node, _HOUR + _SEAL_SECONDS) for node in range(1, wide + 1)}
+        fleet = make_store(base / "fleet", nodes, _HOUR + _SEAL_SECONDS)
         del nodes
         sizes = _sizes(base / "fleet")
         first_day, day_spread, day_points = _ask(base / "day", takes, lambda s: _day(s, hours))
@@ -351,7 +408,7 @@ def run(*, quick: bool, takes: int) -> Report:
     return report
 
 
-def looped_bytes(looped: _Looped) -> float:
+def looped_bytes(looped: Looped) -> float:
     """What one GPU's numbers take in a frame."""
     return float(sum(8 if is_wide(metric) else 4 for metric in looped.metrics))
 

@@ -9,14 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpulse.cluster.agent.buffer import Kept
+from gpulse.cluster.agent.spool import Spool
+from gpulse.model.columns import Block, PackedFrame, layout_id
 from tests.integration.commands import environment
 
 _PATIENCE_SECONDS = 30.0
@@ -320,7 +325,12 @@ def test_frames_are_on_disk_within_a_second_though_the_head_is_silent(cluster: C
 
 @pytest.mark.parametrize(
     ("code", "hint"),
-    [("FAILED_PRECONDITION", "same version"), ("UNAUTHENTICATED", "--token-file")],
+    [
+        ("FAILED_PRECONDITION", "same version"),
+        ("UNAUTHENTICATED", "--token-file"),
+        ("INVALID_ARGUMENT", "refuses: the head speaks protocol 9\n"),
+        ("ALREADY_EXISTS", "refuses: the head speaks protocol 9\n"),
+    ],
 )
 def test_an_agent_that_is_not_wanted_ends_with_a_reason(cluster: Cluster, code: str, hint: str) -> None:
     """At the first contact; exit 1, no traceback."""
@@ -331,17 +341,79 @@ def test_an_agent_that_is_not_wanted_ends_with_a_reason(cluster: Cluster, code: 
     said = agent.log.read_text()
     assert "the head speaks protocol 9" in said
     assert hint in said
+    assert ("same version" in said) == (code == "FAILED_PRECONDITION"), (
+        "the head's own words say what is wrong"
+    )
     assert "Traceback" not in said
 
 
-def test_a_head_that_refuses_later_is_asked_again(cluster: Cluster) -> None:
+def test_a_port_where_http_is_spoken_is_named(cluster: Cluster) -> None:
+    """The agent ends at once and says which port it should be, not what gRPC makes of it."""
+
+    with ThreadingHTTPServer(("127.0.0.1", cluster.port), SimpleHTTPRequestHandler) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # what is no HTTP is no news
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            agent = cluster.agent()
+            assert 1 == agent.process.wait(_PATIENCE_SECONDS)
+        finally:
+            server.shutdown()
+            thread.join()
+    said = agent.log.read_text()
+    assert f"127.0.0.1:{cluster.port} speaks HTTP; agents use the gRPC port (8090 unless" in said
+    assert "not connected" not in said
+
+
+def test_a_head_that_is_not_there_is_told_in_plain_words(cluster: Cluster) -> None:
+    """And Ctrl-C ends the agent within a second or so all the same."""
+
+    agent = cluster.agent()
+    agent.until_said(f"not connected to 127.0.0.1:{cluster.port} (nothing listens at")
+    began = time.monotonic()
+    assert 0 == agent.end(signal.SIGINT)
+    assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.slow
+def test_more_runs_than_a_head_takes_at_once(cluster: Cluster) -> None:
+    """They are brought home in parts, the oldest first, and none is lost."""
+
+    texts = {layout_id(b"one"): b"one"}
+    (layout,) = texts
+    spool = Spool(cluster.directory / "state" / "spool")
+    runs = [b"%016d" % number for number in range(10_500)]
+    for number, run in enumerate(runs, 1):
+        data = PackedFrame(number + 5, number, (Block(layout, bytes(10)),)).to_bytes()
+        spool.append(run, [Kept(1, data, (layout,), 5)], 0, texts, b'{"runs":[],"head":""}')
+    spool.close()
+
+    head = cluster.head()
+    agent = cluster.agent()
+    wanted = {run.hex() for run in runs}
+
+    def is_complete(event: Event) -> bool:
+        if event["kind"] == "batch":
+            wanted.discard(event["run"])
+        return not wanted
+
+    head.until(is_complete)
+    assert 0 == agent.end()
+    hellos = [len(event["runs"]) for event in head.seen if event["kind"] == "hello"]
+    assert max(hellos) <= 1000
+    assert len(hellos) >= 11
+    assert "refuses" not in agent.log.read_text()
+
+
+@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "ALREADY_EXISTS"])
+def test_a_head_that_refuses_later_is_asked_again(cluster: Cluster, code: str) -> None:
     """An agent that was welcome once does not end."""
 
     head = cluster.head()
     agent = cluster.agent()
     head.until_frame(3)
     head.kill()
-    cluster.head("--refuse", "UNAUTHENTICATED", "--reason", "who are you")
+    cluster.head("--refuse", code, "--reason", "who are you")
     agent.until_said("who are you")
     assert agent.process.poll() is None
     assert 0 == agent.end()

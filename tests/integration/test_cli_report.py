@@ -34,7 +34,9 @@ def test_figures(recorded: Path) -> None:
     ended = run("report", recorded)
 
     assert (0, "") == (ended.code, ended.err)
-    assert ended.out.startswith("training_run_1\n2026-11-15 10:00:00 to 10:00:30 (30s), 30 frames of 1 s, ")
+    assert ended.out.startswith(
+        "training_run_1\n2026-11-15 10:00:00 to 10:00:30 UTC (30s), 30 frames of 1 s, "
+    )
 
 
 def test_json(recorded: Path) -> None:

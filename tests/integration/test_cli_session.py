@@ -41,6 +41,14 @@ def test_a_head_is_found_without_naming_it(here: Place) -> None:
     assert f"127.0.0.1:{here.port}" in here.run("gpulse status", GPULSE_HEAD="").out
 
 
+def test_a_head_with_its_data_elsewhere_is_found(tmp_path: Path) -> None:
+    """Wherever it keeps its data, it is the head of this user on this machine."""
+    with place(tmp_path) as there:
+        there.head("gpulse head --port 8090 --http-port 8091 --data-dir elsewhere")
+
+        assert f"127.0.0.1:{there.port}" in there.type("gpulse status")
+
+
 def test_status_of_nothing_is_3(here: Place) -> None:
     """So that scripts can tell."""
     with socket.socket() as free:
@@ -109,6 +117,12 @@ def test_stop_without_a_name_means_the_only_one(here: Place) -> None:
     both = here.type("gpulse session stop --all")
     assert "one stopped" in both
     assert "two stopped" in both
+    ended = [
+        s
+        for s in json.loads(here.type("gpulse session list --json"))["sessions"]
+        if s["name"] in ("one", "two")
+    ]
+    assert 1 == len({session["end_time"] for session in ended})
     assert "no session is active" in here.run("gpulse session stop").err
     here.type("gpulse session start three")
     assert "three stopped" in here.type("gpulse session stop")

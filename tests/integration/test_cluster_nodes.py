@@ -83,14 +83,14 @@ def test_same_machine_twice(cluster: Cluster, head: HeadProcess, tmp_path: Path)
     options = machine(tmp_path, "single")
     first = cluster.agent("single", head.port, *options)
     first.said("connected to")
-    second = cluster.agent(
-        "single", head.port, *options, "--state-dir", str(tmp_path / "second"), tuned=EAGER
-    )
-    assert "another agent of single is connected already" in second.said("not connected to")
+    elsewhere = ("--state-dir", str(tmp_path / "second"))
+    second = cluster.agent("single", head.port, *options, *elsewhere)
+    assert "another agent of single is connected already" in second.said("refuses")
+    assert second.popen.wait(30) == 1
     assert head.nodes()["single"] == "healthy"
     assert "single#2" not in head.nodes()
     assert first.end() == 0
-    second.said("connected to 127.0.0.1")
+    cluster.agent("single", head.port, *options, *elsewhere).said("connected to 127.0.0.1")
 
 
 def test_one_state_directory(cluster: Cluster, head: HeadProcess) -> None:

@@ -110,6 +110,22 @@ async def test_curl_as_printed(port: int, head: FakeHead) -> None:
     assert ["start", "stop", "stop"] == [operation for operation, _ in head.asked]
 
 
+async def test_answers_are_not_held_back(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written goes out at once: the kernel does not wait for the client to confirm what came before."""
+
+    found: list[int] = []
+    made = PatientHttp.connection_made
+
+    def watched(self: PatientHttp, transport: asyncio.Transport) -> None:
+        found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    monkeypatch.setattr(PatientHttp, "connection_made", watched)
+    async with httpx.AsyncClient() as asking:
+        assert 200 == (await asking.get(f"http://127.0.0.1:{port}/status")).status_code
+    assert [1] == found
+
+
 async def test_a_live_stream(port: int, head: FakeHead) -> None:
     """First who is there, then what changed, with the numbers that were asked for."""
 
@@ -159,8 +175,23 @@ async def test_wishes_that_make_no_sense(port: int, wish: str) -> None:
         assert "update" == (await message(stream))["type"]
 
 
-async def test_who_may_listen(port: int) -> None:
-    """A live stream obeys the rules of every other request."""
+async def test_a_wish_is_text(port: int, head: FakeHead) -> None:
+    """Bytes are no wish: the client is told so, and still gets what it asked for before."""
+
+    async with connect(f"ws://127.0.0.1:{port}/api/v1/live") as stream:
+        await message(stream)
+        await stream.send('{"nodes": ["beta"], "interval": 0.1}')
+        while ["beta"] != [node["node"] for node in (await message(stream))["nodes"]]:
+            pass
+        await stream.send(b'{"nodes": ["alpha"]}')
+        answer = await message(stream)
+        assert ("error", True) == (answer["type"], "not bytes" in answer["error"])
+        await head.advance()
+        assert ["beta"] == [node["node"] for node in (await message(stream))["nodes"]]
+
+
+async def test_who_may_listen(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A live stream obeys the rules of every other request, and who is refused is no line in the log."""
 
     url = f"ws://127.0.0.1:{port}/api/v1/live"
     for headers, status in (
@@ -179,6 +210,7 @@ async def test_who_may_listen(port: int) -> None:
     with pytest.raises(InvalidStatus):
         async with connect(f"ws://127.0.0.1:{port}/status"):
             pass
+    assert [] == caplog.messages
 
 
 async def test_only_so_many_live_streams(port: int) -> None:

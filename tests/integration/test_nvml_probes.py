@@ -263,6 +263,21 @@ def test_the_call_that_waits_is_made_off_the_tick(fake_nvml: FakeNvml) -> None:
     assert ticks > waits
 
 
+def test_the_call_that_waits_is_left_out_when_nobody_wants_its_answer(fake_nvml: FakeNvml) -> None:
+    """The rates are unknown then, and come back when they are wanted again."""
+
+    furnish(fake_nvml)
+    fake_nvml.gpu(1).gpm_supported = 0
+    fake_nvml.gpu(1).pcie_rx_kib_s = 2048
+    with reading() as gpus:
+        gpus.reader.waits_for_pcie = False
+        readings, _ = gpus.until(lambda readings, _: "power_limit_watts" in readings[1].values)
+        assert 0 == fake_nvml.calls("nvmlDeviceGetPcieThroughput", 1)
+        assert "pcie_rx_bytes_per_second" not in readings[1].values
+        gpus.reader.waits_for_pcie = True
+        gpus.until(lambda readings, _: "pcie_rx_bytes_per_second" in readings[1].values)
+
+
 def test_without_gpm_everything_else_works(fake_nvml: FakeNvml) -> None:
     """An older card says so in one field, and misses nothing but GPM."""
 

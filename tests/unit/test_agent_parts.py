@@ -1,16 +1,26 @@
-"""Small parts of an agent: addresses, identities, batches."""
+"""Small parts of an agent: addresses, identities, batches, the end of sampling."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from gpulse.cluster.agent.agent import AgentConfig, _Agent
 from gpulse.cluster.agent.buffer import Kept
+from gpulse.cluster.agent.changes import Changes
 from gpulse.cluster.agent.identity import read_identity, safe_name
-from gpulse.cluster.agent.link import target_of
+from gpulse.cluster.agent.link import LinkConfig
 from gpulse.cluster.agent.stream import _of_one_clock, printable
+from gpulse.cluster.agent.taker import Taker
+from gpulse.cluster.client.address import agent_address
+from gpulse.cluster.wire_pb2 import Settings
 from gpulse.errors import UsageError
+from gpulse.model.frame import Frame
+from gpulse.sources.simulated import DemoMachine
 
 
 @pytest.mark.parametrize(
@@ -28,7 +38,7 @@ from gpulse.errors import UsageError
 def test_addresses(address: str, target: str) -> None:
     """The port may be missing, and IPv6 may lack its brackets."""
 
-    assert target == target_of(address)
+    assert target == agent_address(address).target
 
 
 @pytest.mark.parametrize(
@@ -37,8 +47,8 @@ def test_addresses(address: str, target: str) -> None:
 def test_what_is_no_address(address: str) -> None:
     """It is refused before anything starts."""
 
-    with pytest.raises(UsageError, match="not the address"):
-        target_of(address)
+    with pytest.raises(UsageError, match="address"):
+        agent_address(address)
 
 
 def test_an_identity_stays(tmp_path: Path) -> None:
@@ -83,3 +93,57 @@ def test_words_of_a_head_are_harmless() -> None:
     """No control character of another machine reaches a terminal."""
 
     assert "a?[31mb" == printable("a\x1b[31mb")
+
+
+class _Failing:
+    """A machine that can no longer be read once it is told so."""
+
+    def __init__(self) -> None:
+        self._machine = DemoMachine(time.time() - 5)
+        self.is_broken = False
+
+    def sample(self, now: float) -> Frame:
+        """A frame, or an error of the system."""
+        if self.is_broken:
+            raise OSError(24, "Too many open files")
+        return self._machine.sample(now)
+
+    def close(self) -> None:
+        """Let the machine go."""
+        self._machine.close()
+
+
+def test_a_last_frame_that_cannot_be_taken_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread ends as it should, and prints no traceback."""
+
+    source, first = _Failing(), threading.Event()
+    taker = Taker(
+        source,
+        60.0,
+        changes=Changes(version="1", pid=1, full_commands=False),
+        taken=lambda *_: first.set(),
+        ended=lambda: None,
+        diagnosis=False,
+    )
+    taker.start()
+    assert first.wait(10)
+    source.is_broken = True
+    taker.stop()
+
+    assert taker.join(10)
+    assert taker.error is None
+    assert "the last frame could not be taken: [Errno 24] Too many open files" in caplog.text
+
+
+async def test_pcie_traffic_is_measured_when_the_head_wants_it(tmp_path: Path) -> None:
+    """Whoever reads the GPUs is told so with every change of the settings."""
+
+    wanted: list[bool] = []
+    machine = DemoMachine(time.time())
+    config = AgentConfig(LinkConfig("127.0.0.1:1"), tmp_path, interval_seconds=1.0)
+    agent = _Agent(config, machine, asyncio.Event(), wanted.append)
+    for bandwidth in (False, True):
+        agent._settings(Settings(interval_ms=1000, bandwidth=bandwidth))
+    machine.close()
+
+    assert [False, True] == wanted

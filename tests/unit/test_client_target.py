@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def test_the_option_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch
     """And both before the head of this machine, which comes before the default."""
     assert "localhost:8090" == Target().address().target
 
-    left(service.state_dir("head"), os.getpid())
-    assert "localhost:9999" == Target().address().target
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        left(service.state_dir("head"), os.getpid(), f"0.0.0.0:{port}")
+        assert f"localhost:{port}" == Target().address().target
+    assert "localhost:8090" == Target().address().target, "nothing listens there any more"
 
     monkeypatch.setenv("GPULSE_HEAD", "there")
     assert "there:8090" == Target().address().target

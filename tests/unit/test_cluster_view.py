@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.terminal.cluster import session_facts, session_lines, status_lines
+from gpulse.terminal.cluster import Commands, session_facts, session_lines, status_lines
 from gpulse.terminal.table import painter, width_of
 
 PLAIN = painter(color=False)
@@ -167,6 +167,27 @@ def test_sessions_that_ended_show_their_file() -> None:
     assert shown[1].endswith("/out/run.json")
     assert shown[2].endswith("failed: disk full")
     assert "1:00" in shown[1]
+
+
+def test_why_a_file_failed_is_not_cut_like_a_path() -> None:
+    """On a narrow terminal the beginning of the reason stays, not what follows its last slash."""
+    failed = session(
+        state="finished",
+        export={"state": "failed", "path": None, "error": "cannot write /out/run.json: No space left"},
+    )
+
+    (_, shown) = session_lines([failed], now=NOW, width=100, paint=PLAIN)
+    assert "failed: " in shown
+
+
+def test_another_program_names_its_own_commands() -> None:
+    """What is suggested can be typed."""
+    other = Commands("gsprof profile --name NAME", "gsprof recover --name NAME", "gsprof connect HEAD:8090")
+
+    shown = "\n".join(lines(status(recoverable_sessions=["lost"]), commands=other))
+    assert "gpulse session" not in shown
+    assert "gpulse agent" not in shown
+    assert all(command in shown for command in other)
 
 
 def test_everything_about_a_session() -> None:

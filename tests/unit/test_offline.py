@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,20 @@ def test_who_holds_a_store_is_known(left: Path) -> None:
             offline.recover(str(left), name="week_long", session_id=None, now=300.0)
 
     assert holder(str(left / "nothing")) is None
+
+
+def test_errors_name_the_file_of_the_user(left: Path) -> None:
+    """Not the copy of it that is read."""
+    book = left / "book.sqlite"
+    for path in left.glob("book.sqlite*"):
+        path.unlink()
+    with closing(sqlite3.connect(book)) as other:
+        other.execute("CREATE TABLE theirs (x)")
+        other.commit()
+
+    with pytest.raises(GpulseError) as caught:
+        offline.described(str(left), 300.0)
+    assert f"{book} is another program's database" == caught.value.message
 
 
 def test_no_store_is_no_empty_store(tmp_path: Path) -> None:

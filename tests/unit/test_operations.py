@@ -108,6 +108,16 @@ async def test_a_name_may_be_left_out(body: dict[str, Any]) -> None:
         ("start", {"since": True}, "not a length of time"),
         ("start", {"since": "inf"}, "not a length of time"),
         ("start", {"since": 10**400}, "not a length of time"),
+        ("start", {"since": 1e300}, "ten years"),
+        ("start", {"since": 3650 * 86400 + 1}, "ten years"),
+        ("start", {"since": "3651d"}, "ten years"),
+        ("start", {"since": "999999999w"}, "ten years"),
+        ("start", {"nodes": ["a\nb"]}, "control character"),
+        ("start", {"gpus": ["\x1b[31m0"]}, "control character"),
+        ("start", {"labels": {"a": "b\x00"}}, "control character"),
+        ("start", {"labels": {"a\x7f": "b"}}, "control character"),
+        ("start", {"labels": {"a": "b\u2028c"}}, "control character"),
+        ("events", {"kinds": ["a\tb"]}, "control character"),
         ("start", {"nodes": 5}, "not a list"),
         ("start", {"nodes": [5]}, "5 is not a text"),
         ("start", {"nodes": [""]}, "it is empty"),
@@ -133,6 +143,10 @@ async def test_a_name_may_be_left_out(body: dict[str, Any]) -> None:
         ("query", {"metric": "power_watts; drop"}, "none of"),
         ("query", {"metric": "power_watts", "from": "yesterday"}, "not a time"),
         ("query", {"metric": "power_watts", "from": "-10"}, "not a time"),
+        ("query", {"metric": "power_watts", "from": 1e300}, "after the year 9999"),
+        ("query", {"metric": "power_watts", "from": "253402300800"}, "after the year 9999"),
+        ("query", {"metric": "power_watts", "to": "-999999999w"}, "ten years"),
+        ("query", {"metric": "power_watts", "step": 1e10}, "ten years"),
         ("query", {"metric": "power_watts", "statistic": "sum"}, "none of: mean"),
         ("events", {"kinds": [{}]}, "is not a text"),
         ("status", {"verbose": True}, "there is no field"),
@@ -275,7 +289,7 @@ def test_bodies_that_are_too_large() -> None:
 
 @pytest.mark.parametrize(
     ("given_text", "seconds"),
-    [(600, 600.0), ("600", 600.0), ("10m", 600.0), ("1h30m", 5400.0), ("500ms", 0.5), ("1.5h", 5400.0), ("2d", 172800.0), ("1w", 604800.0), (0, 0.0), ("999999999w", fields.LATEST)],
+    [(600, 600.0), ("600", 600.0), ("10m", 600.0), ("1h30m", 5400.0), ("500ms", 0.5), ("1.5h", 5400.0), ("2d", 172800.0), ("1w", 604800.0), (0, 0.0), ("3650d", fields.LONGEST_SECONDS)],
 )  # fmt: skip
 def test_durations(given_text: object, seconds: float) -> None:
     """Lengths of time are read as people write them."""
@@ -298,8 +312,8 @@ def test_durations(given_text: object, seconds: float) -> None:
         ("now", NOW),
         ("0001-01-01T00:00:00+14:00", 0.0),
         ("9999-12-31T23:59:59-12:00", fields.LATEST),
-        (1e300, fields.LATEST),
-        ("-999999999w", 0.0),
+        (fields.LATEST, fields.LATEST),
+        ("-3650d", NOW - fields.LONGEST_SECONDS),
     ],
 )
 def test_times(given_text: object, seconds: float) -> None:
@@ -317,6 +331,16 @@ def test_times_are_finite(given_text: object) -> None:
             assert 0 <= read(given_text) <= fields.LATEST
         except ValueError:
             continue
+
+
+@given(st.data())
+def test_what_schemas_allow_is_read(data: st.DataObject) -> None:
+    """Every text that the document's patterns let through is a length of time, or a time."""
+
+    for kind, place in ((fields.DURATION, 1), (fields.TIME, 2)):
+        pattern = kind.schema["anyOf"][place]["pattern"]
+        written = data.draw(st.from_regex(pattern, fullmatch=True, alphabet=st.characters(codec="ascii")))
+        assert kind.parse(written.rstrip("\n"), NOW) >= 0
 
 
 def test_the_table_is_whole() -> None:

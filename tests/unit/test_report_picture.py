@@ -94,6 +94,37 @@ def test_lines_break_where_nothing_is_known(tmp_path: Path) -> None:
     assert all(max(np.diff(np.asarray(line))) < 1.5 for line in lines)
 
 
+@pytest.mark.parametrize(("nodes", "each"), [(1, 2), (2, 4), (3, 8)])
+def test_shaded_where_the_head_was_away(nodes: int, each: int, tmp_path: Path) -> None:
+    """With a strip above every panel, lines, lanes and maps alike, which the subtitle and the page explain."""
+    whole = report(tmp_path / "run.json", nodes, each)
+    told = {"start_time": START + 10, "end_time": START + 17}
+    away = whole._replace(interruptions=(told, {"start_time": START + 50, "end_time": None}))
+
+    for drawn, spans in ((whole, 0), (away, 2)):
+        figure = picture.over_time(drawn)
+        panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
+        for axes in panels:
+            strips = [patch for patch in axes.patches if not patch.get_clip_on()]
+            assert spans == len(strips)
+            if strips:
+                box = strips[0].get_path().get_extents(strips[0].get_patch_transform())
+                assert (START + 10, START + 17) == (box.x0, box.x1)
+    assert "orange where the head was away" in picture.whole(away).texts[1].get_text()
+    assert "orange" not in picture.whole(whole).texts[1].get_text()
+    assert "<h2>Interruptions</h2>" in page(away)
+    assert "(7s)" in page(away)
+
+
+def test_little_memory_does_not_look_like_none(tmp_path: Path) -> None:
+    """Its scale ends near what is used, and every lane says from where to where it goes; utilization's does not."""
+    figure = picture.over_time(report(tmp_path / "run.json", 1, 6))
+
+    util, memory = [axes for axes in figure.axes if axes.get_title(loc="left")][:2]
+    assert {"each lane 0 to 100%", "17%"} <= {text.get_text() for text in util.texts}
+    assert {"each lane 0 to 10%", "0%"} <= {text.get_text() for text in memory.texts}
+
+
 def test_heat_maps_are_empty_where_nothing_is_known(tmp_path: Path) -> None:
     """As a colour of its own, not as zero."""
     figure = picture.over_time(report(tmp_path / "run.json", 2, 10))
@@ -181,9 +212,10 @@ def test_nothing_known_is_a_picture_too(tmp_path: Path) -> None:
 
 
 def test_an_ending_that_cannot_be_drawn(tmp_path: Path) -> None:
-    """Is refused before anything is read."""
-    with pytest.raises(UsageError, match=r"\.docx"):
+    """Is refused before anything is read, with a name that can be."""
+    with pytest.raises(UsageError, match=r"\.docx") as caught:
         plot.check(tmp_path / "run.docx")
+    assert str(caught.value.hint).startswith("--plot run.pdf")
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def test_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [
         "run",
-        "2027-01-15 08:00:00 to 08:01:00 (1:00), 60 frames of 1 s, 4 GPUs on 2 nodes",
+        "2027-01-15 08:00:00 to 08:01:00 UTC (1:00), 60 frames of 1 s, 4 GPUs on 2 nodes",
         "",
         "Node  GPU  Util mean   p50   p95   max  Mem mean  p50  p95  max  PCIe mean        p95        max  Energy  Seen",
         "a     0          50%   50%   50%   50%       10%  10%  10%  10%   1.5 GB/s   1.5 GB/s   1.5 GB/s    2 Wh  100%",
@@ -66,6 +68,81 @@ def test_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "Findings",
         "  high: a:1: GPU 1 waits  08:00:05 to 08:00:25 (20s)",
     ] == lines[-5:]
+
+
+def test_when_the_head_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every interruption is told, also one that has no end, and junk in its place is not."""
+    monkeypatch.setenv("TZ", "UTC")
+    told = [
+        {"start_time": "2027-01-15T08:00:30Z", "end_time": "2027-01-15T08:00:37Z"},
+        {"start_time": "2027-01-15T08:00:10Z", "end_time": "2027-01-15T08:00:10.5Z"},
+        {"start_time": "2027-01-15T08:00:50Z", "end_time": None},
+        {"start_time": "whenever"},
+    ]
+
+    lines = view(tmp_path / "x.json", interruptions=[*told, 7])
+
+    at = lines.index("Interruptions")
+    assert [
+        "  the head was away 08:00:10 to 08:00:10 (0.5s)",
+        "  the head was away 08:00:30 to 08:00:37 (7s)",
+        "  the head was away from 08:00:50 on",
+        "",
+    ] == lines[at + 1 : at + 5]
+
+
+def test_a_finding_that_came_and_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held for less than from its first to its last moment, and that is said."""
+    monkeypatch.setenv("TZ", "UTC")
+    finding = {
+        "severity": "low",
+        "node": "a",
+        "summary": "it waits",
+        "first_time": "2027-01-15T08:00:05Z",
+        "last_time": "2027-01-15T08:00:55Z",
+        "active_seconds": 20.0,
+        "times": 3,
+    }
+
+    lines = view(tmp_path / "x.json", findings=[finding])
+
+    assert "  low: a: it waits  08:00:05 to 08:00:55 (3 times, 20s in all)" == lines[-1]
+
+
+@pytest.fixture
+def _own_zone() -> Iterator[None]:
+    yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_own_zone")
+@pytest.mark.parametrize(
+    ("zone", "start", "said"),
+    [
+        ("UTC", 1_800_000_000, "2027-01-15 08:00:00 to 08:01:00 UTC (1:00), "),
+        ("<+0530>-5:30", 1_800_000_000, "2027-01-15 13:30:00 to 13:31:00 UTC+05:30 (1:00), "),
+        ("<-03>3", 1_800_000_000, "2027-01-15 05:00:00 to 05:01:00 UTC-03:00 (1:00), "),
+        (
+            "CET-1CEST,M3.5.0,M10.5.0/3",
+            1_824_944_400 - 30,
+            "2027-10-31 02:59:30 UTC+02:00 to 02:00:30 UTC+01:00 (1:00), ",
+        ),
+    ],
+)
+def test_times_have_a_zone(
+    zone: str, start: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local time with its offset; both offsets when clocks were changed in between."""
+    frames = [{"time": start + second, "gpu_id": ["a:0:x"], "gpu_util": [1]} for second in range(60)]
+    (tmp_path / "x.json").write_text(json.dumps({"start_time": start, "frames": frames}))
+    report = read_report(tmp_path / "x.json")
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        found = words.subtitle(report)
+
+    assert found.startswith(said)
 
 
 @pytest.mark.parametrize("width", [30, 50, 80, 120, 200])

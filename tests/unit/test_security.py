@@ -294,13 +294,27 @@ def test_a_token_is_made_once(tmp_path: Path) -> None:
 def test_tokens_that_others_can_read(tmp_path: Path, mode: int) -> None:
     """A token that others can read is refused, with the command that mends it."""
 
-    path = tmp_path / "token"
+    path = tmp_path / "gpulse" / "token"
+    path.parent.mkdir()
     path.write_text(TOKEN)
     path.chmod(mode)
 
     with pytest.raises(UsageError, match="others can read") as caught:
         load_or_make_token(str(path))
     assert f"chmod 600 {path}" == caught.value.hint
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    """Nobody is told to change or to remove what is no token of gpulse."""
+
+    own = tmp_path / "notes.txt"
+    own.write_text("short")
+    own.chmod(0o600)
+
+    for path, words in (("/etc/passwd", "others can read"), (str(own), "holds no token")):
+        with pytest.raises(UsageError, match=words) as caught:
+            read_token(path)
+        assert "name a copy of the head's token, mode 600, with --token-file" == caught.value.hint
 
 
 @pytest.mark.parametrize(

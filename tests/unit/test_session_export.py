@@ -187,7 +187,14 @@ def test_findings_become_stretches_of_time() -> None:
 
 @pytest.mark.parametrize(
     ("began", "first"),
-    [(-20, "08:00:00"), (2, "08:00:02"), (6, "08:00:06"), (7, "08:00:06"), (-200, "08:00:06"), (None, "08:00:06")],
+    [
+        (-20, "08:00:00"),
+        (2, "08:00:02"),
+        (6, "08:00:06"),
+        (7, "08:00:06"),
+        (-200, "08:00:06"),
+        (None, "08:00:06"),
+    ],
 )
 def test_a_finding_that_was_told_late(began: float | None, first: str) -> None:
     """Begins when it began itself, within the session, unless its clock cannot be the head's."""

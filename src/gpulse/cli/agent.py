@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpulse.cli import service, shell
+from gpulse.cli import service, shell, target
 from gpulse.errors import GpulseError, UsageError
 
 if TYPE_CHECKING:
-    from gpulse.cli.service import Ready
+    from gpulse.cli.service import EndSignals, Ready
     from gpulse.cluster.agent.agent import AgentConfig
     from gpulse.cluster.agent.link import Tls
     from gpulse.model.frame import Frame
     from gpulse.sources.base import Source
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_LONGEST_NAME = 253
+"""As in DNS, and at heads."""
 
 
 @click.command()
@@ -114,22 +116,29 @@ def start(
     """Run an agent until it is told to end."""
     from gpulse.cluster.agent.identity import safe_name  # noqa: PLC0415  --help needs none of it
     from gpulse.cluster.agent.spool import LEAST_LIMIT_BYTES  # noqa: PLC0415
+    from gpulse.cluster.client.address import agent_address  # noqa: PLC0415
 
+    address = agent_address(head)
     if spool_limit < LEAST_LIMIT_BYTES:
         raise UsageError("a spool of less than 1 MiB holds next to nothing", hint="--spool-limit 1GiB")
     if demo and replay is not None:
         raise click.UsageError("--demo and --replay exclude each other")
-    token = _token(token_file)
-    told = _labels(labels)
-    directory = (state_dir or service.state_dir("agent", safe_name(head))).absolute()
+    if node_name is not None:
+        _check_name(node_name)
+    token = target.token(token_file, is_local=address.is_local)
+    told = service.labels(labels)
+    directory = (state_dir or service.state_dir("agent", safe_name(address.target.lower()))).absolute()
     ready = service.into_background("agent", directory, log_file) if background else service.Ready()
+    signals = service.EndSignals()
     service.start_logging()
     try:
         from gpulse.cluster.agent.agent import AgentConfig  # noqa: PLC0415  loads gRPC, which must not be forked
-        from gpulse.cluster.agent.link import LinkConfig, target_of  # noqa: PLC0415
+        from gpulse.cluster.agent.link import LinkConfig  # noqa: PLC0415
 
         config = AgentConfig(
-            link=LinkConfig(target_of(head), token, _tls(tls_ca, tls_cert, tls_key, wanted=tls)),
+            link=LinkConfig(
+                address.target, token, _tls(tls_ca, tls_cert, tls_key, wanted=tls or address.tls)
+            ),
             state=directory,
             node_name=node_name,
             machine_file=machine_id_file,
@@ -140,20 +149,25 @@ def start(
             diagnosis=not no_diagnosis,
             full_commands=full_commands,
         )
-        asyncio.run(_run(config, _source(demo=demo, replay=replay, interval=interval), ready))
+        source, bandwidth = _source(demo=demo, replay=replay, interval=interval)
+        asyncio.run(_run(config, source, bandwidth, ready, signals))
     except GpulseError as error:
         ready.fail(f"{error.message}{f' (try: {error.hint})' if error.hint else ''}")
         raise
     return 0
 
 
-async def _run(config: AgentConfig, source: Source, ready: Ready) -> None:
+async def _run(
+    config: AgentConfig,
+    source: Source,
+    bandwidth: Callable[[bool], None],
+    ready: Ready,
+    signals: EndSignals,
+) -> None:
     from gpulse.cluster.agent.agent import run_agent  # noqa: PLC0415
 
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    signals.bind(stop.set)
     pid_file = config.state / "agent.pid"
 
     def up(text: str) -> None:
@@ -161,18 +175,22 @@ async def _run(config: AgentConfig, source: Source, ready: Ready) -> None:
             pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
         ready.say(f"{text} (process {os.getpid()})")
 
-    await run_agent(config, source, stop=stop, ready=up)
+    await run_agent(config, source, stop=stop, ready=up, bandwidth=bandwidth)
     with suppress(OSError):
         pid_file.unlink(missing_ok=True)
 
 
-def _source(*, demo: bool, replay: Path | None, interval: float | None) -> Source:
+def _source(
+    *, demo: bool, replay: Path | None, interval: float | None
+) -> tuple[Source, Callable[[bool], None]]:
+    """Where frames come from, and who is told whether PCIe traffic is wanted."""
     other = shell.other_source(demo=demo, replay=replay)
     if other is not None:
-        return Stamped(other)
+        return Stamped(other), lambda _: None
     from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
 
-    return LocalMachine(interval_seconds=interval or 0.5, threads=True)
+    machine = LocalMachine(interval_seconds=interval or 0.5, threads=True)
+    return machine, machine.wait_for_pcie
 
 
 class Stamped:
@@ -194,27 +212,24 @@ class Stamped:
         self._source.close()
 
 
-def _token(path: Path | None) -> str | None:
-    """The token to show: of the file that was named, of the environment, or of this user's configuration."""
-    from gpulse.cluster.tokens import read_token  # noqa: PLC0415  --help needs none of it
+def _check_name(name: str) -> None:
+    """Refuse what a head would refuse as the name of a node.
 
-    chosen = path or os.environ.get("GPULSE_TOKEN_FILE")
-    if chosen:
-        return read_token(os.fspath(chosen))
-    if token := os.environ.get("GPULSE_TOKEN", "").strip():
-        return token
-    default = service.default_token_file()
-    return read_token(str(default)) if os.access(default, os.R_OK) else None
-
-
-def _labels(given: tuple[str, ...]) -> dict[str, str]:
-    labels = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise click.BadParameter(f"{text!r} is no label; write KEY=VALUE", param_hint="--label")
-        labels[key] = value
-    return labels
+    Raises:
+        UsageError: It is empty, too long, or not printable.
+    """
+    if not name.strip():
+        wrong = "it is empty"
+    elif len(name) > _LONGEST_NAME:
+        wrong = f"it has {len(name):,} characters, {_LONGEST_NAME} are the most"
+    elif not name.isprintable():
+        wrong = "it has characters that cannot be printed"
+    else:
+        return
+    raise UsageError(
+        f"a node cannot be called {name[:60]!a}: {wrong}",
+        hint="--node-name gpu-7, or leave it out: then it is the host name",
+    )
 
 
 def _tls(ca: Path | None, cert: Path | None, key: Path | None, *, wanted: bool) -> Tls | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from gpulse.cli import service
 from gpulse.errors import INTERRUPTED, GpulseError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
-    from gpulse.cli.service import Ready
+    from gpulse.cli.service import EndSignals, Ready
     from gpulse.cluster.api.interface import HeadInterface
     from gpulse.cluster.head.head import Frontend, Head, HeadConfig, Listening, MakeFrontend
     from gpulse.cluster.security import Access, TlsFiles
@@ -167,6 +166,7 @@ def start(
     directory = data_dir or service.state_dir("head")
     place = output_dir.absolute()
     ready = service.into_background("head", directory, log_file) if background else service.Ready()
+    signals = service.EndSignals()
     service.start_logging()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every stranger that hangs up
     try:
@@ -194,20 +194,26 @@ def start(
             address_files=(str(service.state_dir("head", "head.json").absolute()),),
             tls=_tls(tls_cert, tls_key, tls_client_ca),
         )
-        asyncio.run(_run(config, access, http_port, ready, with_agent=with_agent))
+        asyncio.run(_run(config, access, http_port, ready, signals, with_agent=with_agent))
     except GpulseError as error:
         ready.fail(f"{error.message}{f' (try: {error.hint})' if error.hint else ''}")
         raise
     return 0
 
 
-async def _run(config: HeadConfig, access: Access, http_port: int, ready: Ready, *, with_agent: bool) -> None:
+async def _run(
+    config: HeadConfig,
+    access: Access,
+    http_port: int,
+    ready: Ready,
+    signals: EndSignals,
+    *,
+    with_agent: bool,
+) -> None:
     from gpulse.cluster.head.head import Head  # noqa: PLC0415
 
     head = Head(config, access)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _end, head)
+    signals.bind(lambda: _end(head))
     agents: list[asyncio.Task[None]] = []
 
     def up(listening: Listening) -> None:

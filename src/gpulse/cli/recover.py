@@ -31,6 +31,8 @@ class Asked(NamedTuple):
     output: Path | None = None
     as_json: bool = False
     no_color: bool = False
+    command: str = "gpulse session recover"
+    """How it was called, up to the name."""
 
     @property
     def wanted(self) -> str:
@@ -43,6 +45,18 @@ class Asked(NamedTuple):
         if not found:
             raise UsageError("which session?", hint="give its name, or see which there are with --list")
         return found
+
+    def choose(self, sessions: Sequence[Document]) -> None:
+        """List sessions, or ask which one is meant.
+
+        Raises:
+            UsageError: It does not say.
+        """
+        recoverable = [session for session in sessions if session["recoverable"]]
+        if recoverable and not self.listed:
+            names = ", ".join(f.plain(str(session["name"])) for session in recoverable)
+            raise UsageError(f"which session? interrupted: {names}", hint=f"{self.command} NAME")
+        _list(self, recoverable)
 
 
 def options(command: Command) -> Command:
@@ -73,8 +87,7 @@ def options(command: Command) -> Command:
 def at_head(asked: Asked, head: remote.Head) -> None:
     """Do it at a head."""
     if asked.listed or not (asked.name or asked.session_id):
-        answer = head.call("sessions")
-        _list(asked, [session for session in answer["sessions"] if session["recoverable"]])
+        asked.choose(head.call("sessions")["sessions"])
     elif asked.exported:
         remote.fetch(
             head, asked.wanted, remote.chosen_format(asked.output_format, asked.output), asked.output
@@ -108,7 +121,7 @@ def in_directory(asked: Asked, directory: Path, chosen: target.Target) -> None:
     if asked.listed or not (asked.name or asked.session_id):
         with remote.Waiting(f"reading {directory}"):
             sessions = offline.described(str(directory), time.time())
-        _list(asked, [session for session in sessions if session["recoverable"]])
+        asked.choose(sessions)
     elif asked.exported:
         _export(asked, directory)
     else:

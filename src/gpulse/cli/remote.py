@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -27,6 +28,9 @@ _PATIENCE_SECONDS = 2.0
 _DRAW_SECONDS = 0.5
 _POLL_SECONDS = 0.5
 STDOUT = "-"
+_AS_COMMANDS = {"/clients": "gpulse status", "/profiling/sessions": "gpulse session list"}
+"""What heads suggest to those who speak HTTP, as commands."""
+_PATHS = re.compile(rf"(?:GET )?({'|'.join(_AS_COMMANDS)})\b")
 
 
 def not_empty(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -116,8 +120,12 @@ class Head:
         Raises:
             GpulseError: It could not be reached, or will not do that.
         """
-        with Waiting(f"waiting for the head at {self.place}"):
-            return self.client.call(operation, body)
+        try:
+            with Waiting(f"waiting for the head at {self.place}"):
+                return self.client.call(operation, body)
+        except GpulseError as error:
+            error.hint = error.hint and _PATHS.sub(lambda path: _AS_COMMANDS[path[1]], error.hint)
+            raise
 
 
 @contextmanager
@@ -131,19 +139,51 @@ def asking(connect: Callable[[], HeadClient]) -> Iterator[Head]:
 
 def written(head: Head, outcome: Document) -> list[Document]:
     """Wait until the head has written the files of sessions; the sessions then."""
-    return [_finished(head.client, session) for session in outcome.get("sessions", ())]
-
-
-def _finished(client: HeadClient, session: Document) -> Document:
-    with Waiting(f"the head writes {f.plain(str(session['name']))}"):
-        while (session.get("export") or {}).get("state") == "writing":
+    sessions: dict[str, Document] = {
+        str(session["session_id"]): session for session in outcome.get("sessions", ())
+    }
+    with Waiting("") as waiting:
+        while pending := [key for key, session in sessions.items() if _is_writing(session)]:
+            waiting.text = f"the head writes {_progress(sessions, pending)}"
             time.sleep(_POLL_SECONDS)
-            session = client.call("session", {"name": session["session_id"]})
-    return session
+            sessions |= _looked_up(head.client, pending)
+    return list(sessions.values())
 
 
-def tell_written(sessions: Sequence[Document], *, verb: str, say: Callable[[str], None] = shell.write) -> int:
-    """Say where files are, or why they are not; the exit code."""
+def _is_writing(session: Document) -> bool:
+    return (session.get("export") or {}).get("state") == "writing"
+
+
+def _progress(sessions: Mapping[str, Document], pending: Sequence[str]) -> str:
+    name = f.plain(str(sessions[pending[0]]["name"]))
+    if len(sessions) == 1:
+        return name
+    return f"{name}, file {len(sessions) - len(pending) + 1} of {len(sessions)}"
+
+
+def _looked_up(client: HeadClient, pending: Sequence[str]) -> dict[str, Document]:
+    """What has become of sessions, with one question."""
+    if len(pending) == 1:
+        return {pending[0]: client.call("session", {"name": pending[0]})}
+    found = {str(session["session_id"]): session for session in client.call("sessions")["sessions"]}
+    return {key: found[key] for key in pending if key in found}
+
+
+def tell_written(
+    sessions: Sequence[Document],
+    *,
+    verb: str,
+    say: Callable[[str], None] = shell.write,
+    export_with: str = "gpulse session export",
+) -> int:
+    """Say where files are, or why they are not; the exit code.
+
+    Args:
+        sessions: Whose files.
+        verb: What has been done to them.
+        say: Says it.
+        export_with: The command that brings a session's file here, its name aside.
+    """
     code = 0
     for session in sessions:
         export = session.get("export", {})
@@ -154,9 +194,9 @@ def tell_written(sessions: Sequence[Document], *, verb: str, say: Callable[[str]
             case "failed":
                 code = 1
                 shell.complain(
-                    "gpulse",
+                    export_with.partition(" ")[0],
                     f"{name} {verb}, but its file could not be written: {f.plain(str(export['error']))}",
-                    f"gpulse session export {name}",
+                    f"{export_with} {name}",
                 )
             case _:
                 say(f"{name} {verb}")

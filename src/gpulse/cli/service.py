@@ -6,21 +6,24 @@ import logging
 import os
 import platform
 import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, UsageError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-_DURATIONS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def duration(text: str) -> float:
@@ -29,13 +32,36 @@ def duration(text: str) -> float:
     Raises:
         click.BadParameter: It is none.
     """
-    given = text.strip().lower()
-    if re.fullmatch(r"\d{1,12}(\.\d+)?", given):
-        return float(given)
-    parts = re.findall(r"(\d{1,12}(?:\.\d+)?)(ms|[smhdw])", given)
-    if not parts or "".join(number + unit for number, unit in parts) != given:
-        raise click.BadParameter(f"{text!r} is no length of time; write 90, 10m, 1h30m or 30d")
-    return sum(float(number) * _DURATIONS[unit] for number, unit in parts)
+    from gpulse.cluster.api import fields  # noqa: PLC0415  --help needs none of it
+
+    try:
+        return fields.duration(text.strip().lower())
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no length of time; write 90, 10m, 1h30m or 30d") from error
+
+
+def labels(given: Iterable[str]) -> dict[str, str]:
+    """Labels from the command line, each `KEY=VALUE`.
+
+    Raises:
+        UsageError: One is none, or there are too many.
+    """
+    from gpulse.model.session import LONGEST_LABEL, MOST_LABELS  # noqa: PLC0415  --help needs none of it
+
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{text!r} is no label", hint="--label KEY=VALUE")
+        if max(len(key), len(value)) > LONGEST_LABEL or not text.isprintable():
+            raise UsageError(
+                f"{text[:60]!a} is no label: it is too long, or cannot be printed",
+                hint=f"up to {LONGEST_LABEL} characters on either side of the equals sign",
+            )
+        found[key] = value
+    if len(found) > MOST_LABELS:
+        raise UsageError(f"{len(found)} labels are too many", hint=f"give {MOST_LABELS} at most")
+    return found
 
 
 def size(text: str) -> int:
@@ -91,6 +117,32 @@ def background_options(command: Command) -> Command:
         help="Where the log goes in the background; beside the data when left out.",
     )
     return flag(log_file(command))
+
+
+class EndSignals:
+    """Ctrl-C and SIGTERM from the first moment to the last: they are heard before a loop runs and harmless after it."""
+
+    def __init__(self) -> None:
+        self._action: Callable[[], None] | None = None
+        self._loop: AbstractEventLoop | None = None
+        self._waiting = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heard)
+
+    def bind(self, action: Callable[[], None]) -> None:
+        """From now on they do this, in the running loop."""
+        from asyncio import get_running_loop  # noqa: PLC0415  most commands have no loop
+
+        self._action, self._loop = action, get_running_loop()
+        for _ in range(self._waiting):
+            self._loop.call_soon(action)
+
+    def _heard(self, _number: int, _frame: object) -> None:
+        if self._action is None or self._loop is None:
+            self._waiting += 1
+            return
+        with suppress(RuntimeError):  # the loop is closed: it ends already
+            self._loop.call_soon_threadsafe(self._action)
 
 
 class Ready:
@@ -158,5 +210,7 @@ def _report(name: str, channel: int, log_path: Path) -> int:
     if text.startswith("+"):
         print(f"{text[1:]}; log: {log_path}", flush=True)
         return 0
-    print(f"gpulse {name}: {text[1:] or 'it ended at once'}; see {log_path}", file=sys.stderr, flush=True)
+    context = click.get_current_context(silent=True)
+    called = f"gpulse {name}" if context is None else context.command_path
+    print(f"{called}: {text[1:] or 'it ended at once'}; see {log_path}", file=sys.stderr, flush=True)
     return 1

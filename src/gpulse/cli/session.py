@@ -95,7 +95,7 @@ def start(
         "since": since,
         "nodes": list(nodes),
         "gpus": list(gpus),
-        "labels": pairs(labels),
+        "labels": service.labels(labels),
         "interval_ms": interval_ms,
     }
     begin(target.taken(given), body, as_json=as_json)
@@ -160,10 +160,8 @@ def stop(
         names = [name] if name else active_names(head, all_of_them=everything)
         if len(names) > 1 and output is not None and not output.is_dir():
             raise UsageError("several sessions do not fit into one file", hint="give a directory with -o")
-        sessions = []
-        for each in names:
-            outcome = head.call("stop", {"name": each, "format": kind})
-            sessions += remote.written(head, outcome)
+        meant = {} if everything else {"name": names[0]}  # all at once, so that they end at one moment
+        sessions = remote.written(head, head.call("stop", {**meant, "format": kind}))
         if as_json:
             shell.write(json.dumps({"sessions": sessions}, indent=2))
             code = int(any(session["export"]["state"] == "failed" for session in sessions))
@@ -280,18 +278,3 @@ def recover_session(*, data_dir: Path | None, **given: Any) -> None:
         return
     with remote.asking(chosen.connect) as head:
         recover.at_head(asked, head)
-
-
-def pairs(labels: tuple[str, ...]) -> dict[str, str]:
-    """Labels from the command line.
-
-    Raises:
-        UsageError: One is none.
-    """
-    found = {}
-    for text in labels:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"{text!r} is no label", hint="--label KEY=VALUE")
-        found[key] = value
-    return found

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpulse.cli import remote, shell, target
+
+if TYPE_CHECKING:
+    from gpulse.terminal.cluster import Commands
 
 NOT_RUNNING = 3
 
@@ -33,20 +37,33 @@ def show(
     everything: bool = False,
     transport: Any = "grpc",
     name: str = "gpulse",
+    commands: Commands | None = None,
+    reworded: Callable[[str | None], str | None] = lambda hint: hint,
 ) -> int:
-    """Print a head's status; the exit code."""
+    """Print a head's status; the exit code.
+
+    Args:
+        chosen: The head.
+        as_json: Print its own answer.
+        no_color: No colours.
+        everything: List every node.
+        transport: What to speak.
+        name: The program that was called.
+        commands: What to suggest, if other commands than our own.
+        reworded: Says a hint in that program's words.
+    """
     from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
 
     try:
         with remote.asking(lambda: chosen.connect(transport)) as head:
             status = head.call("status")
     except UnreachableError as error:
-        shell.complain(name, error.message, error.hint)
+        shell.complain(name, error.message, reworded(error.hint))
         return NOT_RUNNING
     if as_json:
         shell.write(json.dumps(status, indent=2))
         return 0
-    from gpulse.terminal.cluster import status_lines  # noqa: PLC0415
+    from gpulse.terminal.cluster import Commands, status_lines  # noqa: PLC0415
 
     lines = status_lines(
         status,
@@ -54,6 +71,7 @@ def show(
         width=shell.width(),
         paint=shell.paint(no_color=no_color),
         every_node=everything,
+        commands=commands or Commands(),
     )
     shell.write("\n".join(lines))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -22,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 ADDRESS_FILE = "head.json"
 """In the data directory of a head that runs: where it listens (`cluster.head`)."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOOK_SECONDS = 1.0
 _OPTIONS = ("token_file", "tls", "tls_ca", "tls_cert", "tls_key")
 
 
@@ -49,7 +50,7 @@ class Target(NamedTuple):
         address = self.address(transport)
         return connect(
             address,
-            self.credentials(is_local=address.host in _LOCAL),
+            self.credentials(is_local=address.is_local),
             call_seconds=call_seconds or CALL_SECONDS,
         )
 
@@ -64,7 +65,10 @@ class Target(NamedTuple):
         given = self.head or os.environ.get("GPULSE_HEAD")
         if given:
             return parse_address(given, transport)
-        return running_at(service.state_dir("head"), transport) or parse_address("localhost", transport)
+        here = running_at(service.state_dir("head"), transport)
+        if here is not None and _listens(here):
+            return here
+        return parse_address("localhost", transport)
 
     def credentials(self, *, is_local: bool) -> Credentials:
         """What to show a head; one on this machine needs no token.
@@ -78,7 +82,7 @@ class Target(NamedTuple):
             None if path is None else str(path) for path in (self.tls_ca, self.tls_cert, self.tls_key)
         )
         return Credentials(
-            _token(self.token_file, is_local=is_local), self.tls or any((ca, cert, key)), ca, cert, key
+            token(self.token_file, is_local=is_local), self.tls or any((ca, cert, key)), ca, cert, key
         )
 
 
@@ -136,15 +140,24 @@ def running_at(directory: Path, transport: Transport = "grpc") -> Address | None
         return None
 
 
-def _token(path: Path | None, *, is_local: bool) -> str | None:
+def _listens(address: Address) -> bool:
+    """Whether somebody does: a process may have got the number of a head that was killed."""
+    try:
+        socket.create_connection((address.host, address.port), _LOOK_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def token(path: Path | None, *, is_local: bool) -> str | None:
     """The token to show: of the file that was named, of the environment, or of this user's configuration."""
     from gpulse.cluster.tokens import read_token  # noqa: PLC0415  as above
 
     chosen = path or os.environ.get("GPULSE_TOKEN_FILE")
     if chosen:
         return read_token(os.fspath(chosen))
-    if token := os.environ.get("GPULSE_TOKEN", "").strip():
-        return token
+    if told := os.environ.get("GPULSE_TOKEN", "").strip():
+        return told
     default = service.default_token_file()
     if not os.access(default, os.R_OK):
         return None

@@ -54,15 +54,19 @@ def read_token(path: str) -> str:
     """
     try:
         with open(path, encoding="ascii", errors="replace") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            status = os.fstat(file.fileno())
             text = file.read(_LONGEST_TOKEN + 2).strip()
     except OSError as error:
         raise GpulseError(
             f"the token file {path} cannot be read: {error.strerror}",
             hint="copy it from the machine of the head, or name it with --token-file",
         ) from error
-    if mode & 0o077:
-        raise UsageError(f"others can read the token file {path}", hint=f"chmod 600 {path}")
+    is_ours = status.st_uid == os.geteuid() and _is_of_gpulse(path)
+    another = "name a copy of the head's token, mode 600, with --token-file"
+    if status.st_mode & 0o077:
+        raise UsageError(
+            f"others can read the token file {path}", hint=f"chmod 600 {path}" if is_ours else another
+        )
     if (
         not _SHORTEST_TOKEN <= len(text) <= _LONGEST_TOKEN
         or not text.isascii()
@@ -71,6 +75,13 @@ def read_token(path: str) -> str:
     ):
         raise UsageError(
             f"{path} holds no token: one line of {_SHORTEST_TOKEN} characters or more",
-            hint=f"remove it, and the next start of a head makes a new one: rm {path}",
+            hint=f"remove it, and the next start of a head makes a new one: rm {path}"
+            if is_ours
+            else another,
         )
     return text
+
+
+def _is_of_gpulse(path: str) -> bool:
+    """Whether a file is in a directory of ours: nobody is to be told to change, or remove, any other."""
+    return os.path.basename(os.path.dirname(os.path.abspath(path))) == "gpulse"

@@ -70,6 +70,10 @@ class LocalMachine:
         """The monotonic time from which on GPM activity can be read, None when no GPU has it."""
         return self._gpus.gpm_ready_at
 
+    def wait_for_pcie(self, wanted: bool) -> None:
+        """Whether to take the time that PCIe rates cost on GPUs that do not count them; at first they are taken."""
+        self._gpus.waits_for_pcie = wanted
+
     def sample(self, now: float, *, patient: bool = False) -> Frame:
         """One frame; the first one, or a patient one, waits for the slow readings too.
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpulse.terminal import format as f
 from gpulse.terminal.table import Cell, Column, Paint, render, wrapped
 
 Document = Mapping[str, Any]
+
+
+class Commands(NamedTuple):
+    """How to do what a table suggests."""
+
+    start: str = "gpulse session start NAME"
+    recover: str = "gpulse session recover NAME"
+    agent: str = "gpulse agent HEAD:8090"
+
 
 MOST_NODES = 40
 """More than so many are summed up, and only those that are not well are listed."""
@@ -38,7 +47,13 @@ _SESSION_COLUMNS = (
 
 
 def status_lines(
-    status: Document, place: str, *, width: int, paint: Paint, every_node: bool = False
+    status: Document,
+    place: str,
+    *,
+    width: int,
+    paint: Paint,
+    every_node: bool = False,
+    commands: Commands = Commands(),  # noqa: B008  it never changes
 ) -> Iterator[str]:
     """A head, its storage, its nodes and the sessions that go on.
 
@@ -48,31 +63,39 @@ def status_lines(
         width: Columns of the terminal.
         paint: Puts on colours.
         every_node: List them all, however many there are.
+        commands: What to suggest.
     """
     yield from wrapped(_headline(status, place), width, "  ")
     yield from wrapped(_sampling(status), width, "  ")
     storage = status.get("storage") or {}
     yield from (paint(_storage_style(storage), line) for line in wrapped(_storage(storage), width, "  "))
     yield ""
-    yield from node_lines(status, width=width, paint=paint, every_node=every_node)
+    yield from node_lines(status, width=width, paint=paint, every_node=every_node, commands=commands)
     sessions = status.get("active_sessions") or []
     yield ""
     if sessions:
         now = seconds_of(status.get("time"))
         yield from session_lines(sessions, now=now, width=width, paint=paint)
     else:
-        yield from wrapped("no session is active; start one with: gpulse session start NAME", width, "  ")
+        yield from wrapped(f"no session is active; start one with: {commands.start}", width, "  ")
     waiting = [f.plain(str(name)) for name in status.get("recoverable_sessions") or []]
     if waiting:
-        text = f"interrupted: {', '.join(waiting)}; go on with: gpulse session recover NAME"
+        text = f"interrupted: {', '.join(waiting)}; go on with: {commands.recover}"
         yield from (paint("notice", line) for line in wrapped(text, width, "  "))
 
 
-def node_lines(status: Document, *, width: int, paint: Paint, every_node: bool = False) -> Iterator[str]:
+def node_lines(
+    status: Document,
+    *,
+    width: int,
+    paint: Paint,
+    every_node: bool = False,
+    commands: Commands = Commands(),  # noqa: B008  it never changes
+) -> Iterator[str]:
     """The nodes, those that are not well first."""
     nodes: Sequence[Document] = status.get("nodes") or []
     if not nodes:
-        yield from wrapped("no node yet; on each machine with GPUs run: gpulse agent HEAD:8090", width, "  ")
+        yield from wrapped(f"no node yet; on each machine with GPUs run: {commands.agent}", width, "  ")
         return
     order = {"lost": 0, "late": 1}
     ordered = sorted(nodes, key=lambda node: (order.get(str(node.get("state")), 2), str(node.get("name"))))
@@ -192,7 +215,9 @@ def _session_row(session: Document, now: float | None) -> list[Cell | str]:
         f.plain(",".join(chosen)),
         f.plain(_labels(session.get("labels"))),
         f.plain(str(session.get("session_id") or "")),
-        Cell(path, briefer=(path.rpartition("/")[2],) if "/" in path else ()),
+        Cell(
+            path, briefer=(path.rpartition("/")[2],) if export.get("state") == "done" and "/" in path else ()
+        ),
     ]
 
 

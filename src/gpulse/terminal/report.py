@@ -26,6 +26,7 @@ def report_lines(report: Report, width: int, paint: Paint) -> Iterator[str]:
     for section in (
         _gpus(report, width, paint),
         _nodes(report, width, paint) if len(report.nodes) > 1 else iter(()),
+        _absences(report, width, paint),
         _gaps(report, width, paint),
         _findings(report, width, paint),
         _notes(report, width, paint),
@@ -76,6 +77,16 @@ def _cells(report: Report, row: GpuReport | NodeReport) -> Iterator[Cell]:
     yield Cell(words.energy(row.energy_joules))
     ratio = row.availability_ratio
     yield Cell(words.availability(ratio), "notice" if ratio < _LOW_AVAILABILITY else "")
+
+
+def _absences(report: Report, width: int, paint: Paint) -> Iterator[str]:
+    if not report.absences:
+        return
+    yield paint("title", "Interruptions")
+    for absence in report.absences[:_MOST_GAPS]:
+        yield from wrapped(f"  {words.absence(report, absence)}", width, "    ")
+    if len(report.absences) > _MOST_GAPS:
+        yield paint("dim", f"  and {len(report.absences) - _MOST_GAPS} more")
 
 
 def _gaps(report: Report, width: int, paint: Paint) -> Iterator[str]:

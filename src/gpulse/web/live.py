@@ -214,7 +214,9 @@ class _Client:
             if message["type"] == "websocket.disconnect":
                 return
             try:
-                self.wish = wish(message.get("text") or "")
+                if message.get("text") is None:
+                    raise UsageError("a wish is text, not bytes", hint="send JSON as a text message")
+                self.wish = wish(message["text"])
                 self.changed.set()
             except GpulseError as error:
                 await self.send(json.dumps({"type": "error", **failure(error)[1]}))

@@ -166,6 +166,12 @@ class PatientWebSocket(WebSocketsSansIOProtocol):
         super().__init__(*arguments, **named)
         self._reading = Deadline(self.loop, self.read_seconds, self._abort)
 
+    async def send(self, message: Any) -> None:
+        """Part of an answer; with the end of a refusal the client has its answer, which uvicorn does not see."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
+
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to."""
         super().pause_writing()

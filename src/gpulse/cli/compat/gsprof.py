@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,36 @@ class _Group(click.Group):
             return _borrowed(cmd_name, _BORROWED[cmd_name])
         return super().get_command(ctx, cmd_name)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what to try when it fails is said in the words of gsprof."""
+        try:
+            return super().invoke(ctx)
+        except GpulseError as error:
+            error.hint = reworded(error.hint)
+            raise
+
+
+_NAME = r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?)"
+_WORDS = (
+    (re.compile(rf"gpulse session recover {_NAME}"), r"gsprof recover --name \1"),
+    (re.compile(rf"gpulse session export {_NAME}"), r"gsprof recover --export --name \1"),
+    (re.compile(rf"gpulse session stop {_NAME}"), r"gsprof stop --name \1"),
+    (re.compile(rf"gpulse session start {_NAME}"), r"gsprof profile --name \1"),
+    (re.compile(r"gpulse session list"), "gsprof status"),
+    (re.compile(r"gpulse status"), "gsprof status"),
+    (re.compile(r"gpulse head"), "gsprof start"),
+    (re.compile(r"gpulse agent"), "gsprof connect"),
+)
+
+
+def reworded(hint: str | None) -> str | None:
+    """A hint with the commands of gsprof where it has them."""
+    if hint is None:
+        return None
+    for ours, theirs in _WORDS:
+        hint = ours.sub(theirs, hint)
+    return hint
+
 
 @click.group(cls=_Group, context_settings=_CONTEXT)
 @click.option("--debug", is_flag=True, hidden=True)
@@ -135,7 +166,7 @@ def _stop(name: str, transport: Transport) -> None:
                 f.plain(str(answer["message"])),
                 hint=f"gsprof {begin} {_where(chosen, transport)} --name NAME",
             )
-        return remote.tell_written(sessions, verb="stopped")
+        return remote.tell_written(sessions, verb="stopped", export_with="gsprof recover --export --name")
 
 
 def _status(name: str, transport: Transport) -> None:
@@ -147,9 +178,20 @@ def _status(name: str, transport: Transport) -> None:
     @target.access_options
     def status(*, as_json: bool, **given: Any) -> int:
         from gpulse.cli.status import show  # noqa: PLC0415  other commands need none of it
+        from gpulse.terminal.cluster import Commands  # noqa: PLC0415
 
         return show(
-            _chosen(given, transport), as_json=as_json, no_color=False, transport=transport, name="gsprof"
+            _chosen(given, transport),
+            as_json=as_json,
+            no_color=False,
+            transport=transport,
+            name="gsprof",
+            commands=Commands(
+                start="gsprof profile --name NAME",
+                recover="gsprof recover --name NAME",
+                agent="gsprof connect HEAD:8090",
+            ),
+            reworded=reworded,
         )
 
 
@@ -203,7 +245,7 @@ def recover_session(*, data_dir: Path, **given: Any) -> None:
     Without the address of a head it looks into the data directory here, and asks the head that works there.
     """
     chosen = target.taken(given)
-    asked = recover.Asked(**given)
+    asked = recover.Asked(**given, command="gsprof recover --name")
     if chosen.head is None and data_dir.is_dir():
         recover.in_directory(asked, data_dir, chosen)
         return

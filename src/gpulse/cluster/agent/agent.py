@@ -68,7 +68,7 @@ async def run_agent(
     *,
     stop: asyncio.Event,
     ready: Callable[[str], None] = lambda _: None,
-    readings: Callable[[bool, bool], None] = lambda _bandwidth, _nvlink: None,
+    bandwidth: Callable[[bool], None] = lambda _: None,
 ) -> None:
     """Be an agent until told to stop, or until a recording ends.
 
@@ -77,7 +77,7 @@ async def run_agent(
         source: Where frames come from; closed in the end.
         stop: Set to end it.
         ready: Told once it runs, in words.
-        readings: Told whether the head wants traffic over PCIe and over NVLink.
+        bandwidth: Told whether the head wants PCIe traffic, which takes its time on some GPUs.
 
     Raises:
         GpulseError: Another agent has the state directory, the head refuses this one, or nothing can be sampled.
@@ -88,7 +88,7 @@ async def run_agent(
         source.close()
         raise
     try:
-        await _Agent(config, source, stop, readings).run(ready)
+        await _Agent(config, source, stop, bandwidth).run(ready)
     finally:
         if lock is not None:
             os.close(lock)
@@ -112,10 +112,10 @@ class _Agent:
     """The parts of an agent and how they speak to each other."""
 
     def __init__(
-        self, config: AgentConfig, source: Source, stop: asyncio.Event, readings: Callable[[bool, bool], None]
+        self, config: AgentConfig, source: Source, stop: asyncio.Event, bandwidth: Callable[[bool], None]
     ) -> None:
         self._config = config
-        self._readings = readings
+        self._bandwidth = bandwidth
         self._loop = asyncio.get_running_loop()
         self._stop = stop
         self._node: Node | None = None
@@ -218,7 +218,7 @@ class _Agent:
         if settings.interval_ms and self._config.interval_seconds is None:
             self._wanted_ms = settings.interval_ms
             self._loop.run_in_executor(None, self._follow)
-        self._readings(settings.bandwidth, settings.nvlink)
+        self._bandwidth(settings.bandwidth)
 
     def _follow(self) -> None:
         """Take up the pace that the head wants; how much a kill may cost at that pace is on disk before."""

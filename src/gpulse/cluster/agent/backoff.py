@@ -7,7 +7,7 @@ from collections.abc import Callable
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 SHORTEST_SECONDS = 0.1
-GOOD_SECONDS = 30.0
+GOOD_SECONDS = 3.0
 """A connection that lasted so long was a good one: the next failure is the first again."""
 _MOST_DOUBLINGS = 16
 
@@ -42,7 +42,7 @@ class Backoff:
         """Count a failure; how long to wait now.
 
         Args:
-            lasted_seconds: How long the connection was a good one; 0 when there was none.
+            lasted_seconds: How long the head had welcomed this agent; 0 when it had not.
         """
         self.failures = 1 if lasted_seconds >= GOOD_SECONDS else self.failures + 1
         return delay(self.failures, self._chance())

@@ -175,19 +175,14 @@ class Buffer:
         """The spool has nothing after a position any more; what memory still has of it is to be written again."""
         with self._lock:
             self._ledger.cut_after(position)
-            held = [piece.last for piece in self._ledger.pieces if piece.run == self.run]
             first = self._memory_first()
-            self._spooled = max([0 if first is None else first - 1, *held])
+            self._spooled = max(0 if first is None else first - 1, self._ledger.spooled_to(self.run))
             self.losses += 1
 
     def adopt(self, ledger: Ledger) -> None:
         """Earlier runs were found in the spool."""
         with self._lock:
-            own = self._ledger.runs.pop(self.run)
-            found = {run: note for run, note in ledger.runs.items() if run != self.run}
-            self._ledger.runs = {**found, **self._ledger.runs}
-            self._ledger.pieces = deque([*ledger.pieces, *self._ledger.pieces])
-            self._ledger.begin(own)
+            self._ledger.adopt(ledger, self.run)
             self.changes += 1
 
     def needed_from(self) -> int | None:
@@ -257,14 +252,21 @@ class Buffer:
             self._ledger.give_up(piece)
             self.losses += 1
 
-    def settle(self, told: Iterable[bytes]) -> None:
-        """Forget those of these earlier runs that have nothing left to bring home: all about them is known."""
+    def settle(self, told: Iterable[bytes]) -> int:
+        """Forget those of these earlier runs that have nothing left to bring home, all about them being known.
+
+        Returns:
+            How many they were.
+        """
+        settled = 0
         with self._lock:
             for run in told:
                 note = self._ledger.runs.get(run)
                 if note is not None and run != self.run and self._ledger.find(run, 0) is None:
                     self._ledger.forget(run)
                     self.changes += 1
+                    settled += 1
+        return settled
 
     def set_interval(self, interval_ms: int) -> bool:
         """This run takes frames at this pace from now on; whether it is another one."""

@@ -7,6 +7,7 @@ are computed, never counted along.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from math import ceil
@@ -80,25 +81,44 @@ class RunNote(NamedTuple):
 
 
 class Ledger:
-    """The runs that have something to bring home, oldest first, and what the spool holds of them."""
+    """The runs that have something to bring home, oldest first, and what the spool holds of them.
+
+    What is done for every frame or acknowledgement touches the ends of one run's pieces alone, however many there are.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[bytes, RunNote] = {}
-        self.pieces: deque[Piece] = deque()
-        """By position; what was acknowledged is not among them."""
+        self._held: dict[bytes, deque[Piece]] = {}
+        """By run, in order; what was acknowledged is not among them, nor is a run without any."""
+        self._counts: dict[bytes, int] = {}
+        """How many frames these are."""
 
     def begin(self, note: RunNote) -> None:
         """A run begins; older ones without a frame are forgotten when there are far too many."""
         self.runs[note.id] = note
-        held = {piece.run for piece in self.pieces}
-        empty = [run for run in self.runs if run not in held and run != note.id]
+        if len(self.runs) - len(self._held) <= _MOST_EMPTY_RUNS:
+            return
+        empty = [run for run in self.runs if run not in self._held and run != note.id]
         for run in empty[:-_MOST_EMPTY_RUNS]:
             del self.runs[run]
 
     def forget(self, run: bytes) -> None:
         """A run has nothing left to bring home."""
         self.runs.pop(run, None)
-        self.pieces = deque(piece for piece in self.pieces if piece.run != run)
+        self._hold(run, deque())
+
+    def adopt(self, earlier: Ledger, present: bytes) -> None:
+        """Take over the runs before this one."""
+        own = self.runs.pop(present)
+        self.runs = {run: note for run, note in earlier.runs.items() if run != present} | self.runs
+        for run, pieces in earlier._held.items():
+            self._hold(run, deque([*pieces, *self._held.get(run, ())]))
+        self.begin(own)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What the spool holds, by position."""
+        return sorted(piece for pieces in self._held.values() for piece in pieces)
 
     def spooled(self, position: int, run: bytes, first: int, count: int = 1) -> None:
         """Frames were written to the spool, at this position and those after it."""
@@ -110,13 +130,19 @@ class Ledger:
         new = Piece(position, run, first, count).after(note.acked)
         if new is None:
             return
-        if self.pieces:
-            end = self.pieces[-1]
-            follows = (end.run, end.first + end.count, end.position + end.count)
-            if follows == (run, new.first, new.position):
-                self.pieces[-1] = end._replace(count=end.count + new.count)
+        pieces = self._held.setdefault(run, deque())
+        self._counts[run] = self._counts.get(run, 0) + new.count
+        if pieces:
+            end = pieces[-1]
+            if (end.first + end.count, end.position + end.count) == (new.first, new.position):
+                pieces[-1] = end._replace(count=end.count + new.count)
                 return
-        self.pieces.append(new)
+        pieces.append(new)
+
+    def spooled_to(self, run: bytes) -> int:
+        """The newest frame of a run in the spool, 0 when there is none."""
+        pieces = self._held.get(run)
+        return pieces[-1].last if pieces else 0
 
     def acknowledge(self, run: bytes, sequence: int) -> None:
         """The head has everything of a run up to a frame."""
@@ -130,51 +156,72 @@ class Ledger:
             + sum(max(0, min(last, sequence) + 1 - first) for first, last in note.holes),
             holes=_after(note.holes, sequence),
         )
-        if any(piece.run == run and piece.first <= sequence for piece in self.pieces):
-            parts = (piece.after(sequence) if piece.run == run else piece for piece in self.pieces)
-            self.pieces = deque(piece for piece in parts if piece is not None)
+        pieces = self._held.get(run)
+        while pieces and pieces[0].first <= sequence:
+            self._shorten(run, pieces, pieces[0].after(sequence))
+
+    def _shorten(self, run: bytes, pieces: deque[Piece], left: Piece | None) -> None:
+        """Of the first piece only this is left."""
+        gone = pieces.popleft()
+        self._counts[run] -= gone.count
+        if left is not None:
+            pieces.appendleft(left)
+            self._counts[run] += left.count
+        if not pieces:
+            del self._held[run], self._counts[run]
+
+    def _hold(self, run: bytes, pieces: deque[Piece]) -> None:
+        """These are the pieces of a run."""
+        self._held.pop(run, None)
+        self._counts.pop(run, None)
+        if pieces:
+            self._held[run], self._counts[run] = pieces, sum(piece.count for piece in pieces)
 
     def dropped_before(self, position: int) -> bool:
         """The spool has nothing before a position any more; whether anything unacknowledged was there."""
         dropped = False
-        while self.pieces and self.pieces[0].position < position:
-            piece = self.pieces.popleft()
-            dropped = True
-            if left := piece.after(piece.first + (position - piece.position) - 1):
-                self.pieces.appendleft(left)
-                break
+        for run, pieces in list(self._held.items()):
+            while pieces and pieces[0].position < position:
+                piece = pieces[0]
+                self._shorten(run, pieces, piece.after(piece.first + (position - piece.position) - 1))
+                dropped = True
         return dropped
 
     def cut_after(self, position: int) -> None:
         """The spool has nothing after a position any more."""
-        while self.pieces and self.pieces[-1].position + self.pieces[-1].count - 1 > position:
-            piece = self.pieces.pop()
-            if piece.position <= position:
-                self.pieces.append(piece._replace(count=position + 1 - piece.position))
+        for run, pieces in list(self._held.items()):
+            if pieces[-1].position + pieces[-1].count - 1 <= position:
+                continue
+            kept = (
+                piece._replace(count=min(piece.count, position + 1 - piece.position))
+                for piece in pieces
+                if piece.position <= position
+            )
+            self._hold(run, deque(kept))
 
     def give_up(self, lost: Piece) -> None:
         """The spool does not hold these, after all."""
         left: deque[Piece] = deque()
-        for piece in self.pieces:
-            if piece.run != lost.run or piece.last < lost.first or piece.first > lost.last:
+        for piece in self._held.get(lost.run, ()):
+            if piece.last < lost.first or piece.first > lost.last:
                 left.append(piece)
                 continue
             if piece.first < lost.first:
                 left.append(piece._replace(count=lost.first - piece.first))
             if rest := piece.after(lost.last):
                 left.append(rest)
-        self.pieces = left
+        self._hold(lost.run, left)
 
     def find(self, run: bytes, after: int) -> Piece | None:
         """The oldest frames of a run in the spool behind a frame."""
-        for piece in self.pieces:
-            if piece.run == run and (left := piece.after(after)):
-                return left
-        return None
+        pieces = self._held.get(run)
+        if not pieces or pieces[-1].last <= after:
+            return None
+        return pieces[bisect_right(pieces, after, key=lambda piece: piece.last)].after(after)
 
     def needed_from(self) -> int | None:
         """The oldest position in the spool that is still needed, None when none is."""
-        return self.pieces[0].position if self.pieces else None
+        return min((pieces[0].position for pieces in self._held.values()), default=None)
 
     def pass_over(self, run: bytes, sent: int, first: int) -> None:
         """After one frame another one is sent that is not the next: those between are given up for good."""
@@ -198,11 +245,16 @@ class Ledger:
             return 0
         gone = max(note.acked, sent)
         end = note.last if memory_first is None else memory_first - 1
-        held = sum(
-            max(0, min(piece.last, end) - max(piece.first - 1, gone))
-            for piece in self.pieces
-            if piece.run == run
-        )
+        held = self._counts.get(run, 0)
+        pieces = self._held.get(run, ())
+        for piece in pieces:  # of those on their way, which are the first
+            if piece.first > gone:
+                break
+            held -= min(piece.last, gone) + 1 - piece.first
+        for piece in reversed(pieces):  # of those that memory holds, which are the last
+            if piece.last <= end:
+                break
+            held -= max(0, piece.last - max(end, piece.first - 1, gone))
         passed = sum(max(0, min(last, gone) + 1 - first) for first, last in note.holes)
         return note.given_up + passed + max(0, end - gone) - held
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
+import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -15,22 +16,21 @@ from gpulse.cluster import wire
 from gpulse.cluster.agent.backoff import Backoff
 from gpulse.cluster.agent.stream import Side, Stream, printable
 from gpulse.cluster.tls import channel_credentials
-from gpulse.errors import GpulseError, UsageError
+from gpulse.errors import GpulseError
 
 _QUIET_SECONDS = 600.0
 """The same failure is told again after so long."""
 
-_REFUSALS = {
+_REFUSALS: dict[grpc.StatusCode, str | None] = {
     grpc.StatusCode.UNAUTHENTICATED: "copy the head's token file to this machine and name it with --token-file",
     grpc.StatusCode.PERMISSION_DENIED: "check that the token is the head's: --token-file",
     grpc.StatusCode.FAILED_PRECONDITION: "install the same version of gpulse here and at the head",
-    grpc.StatusCode.INVALID_ARGUMENT: "install the same version of gpulse here and at the head",
+    grpc.StatusCode.INVALID_ARGUMENT: None,
     grpc.StatusCode.UNIMPLEMENTED: "something else than a gpulse head answers there: check address and port",
 }
+"""What to try; None where the head's own words say it."""
 
-_BRACKETS = re.compile(r"\[([0-9A-Fa-f:.%\w]+)\](?::(\d{1,5}))?", re.ASCII)
-_PLAIN = re.compile(r"([^:]+)(?::(\d{1,5}))?", re.ASCII)
-_NAME = re.compile(r"[A-Za-z0-9._%:-]{1,253}", re.ASCII)
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class Link:
         self._stream: Stream | None = None
         self._stopping = asyncio.Event()
         self._was_welcome = False
+        self._welcomed_at: float | None = None
         self._said: tuple[str, float] = ("", 0.0)
         self.contacted = asyncio.Event()
         """Set once the first attempt has come to something, or to nothing."""
@@ -99,7 +100,7 @@ class Link:
         """Stay connected until `stop`.
 
         Raises:
-            RefusedByHeadError: The head does not want this agent, and never did.
+            RefusedByHeadError: The head does not want this agent, and never did, or it is no head that is there.
         """
         while not self._stopping.is_set():
             stream = Stream(open_channel(self._config), self._config.token, self._side)
@@ -113,33 +114,64 @@ class Link:
 
     async def _attempt(self, stream: Stream) -> float:
         """Be connected for as long as it lasts; how long to wait then."""
-        began = self._side.monotonic()
+        self._welcomed_at = None
         try:
             await stream.run(self._connected)
         except grpc.aio.AioRpcError as error:
             code, why = error.code(), printable(error.details() or error.code().name.lower())
             if code in _REFUSALS:
                 return self._refused(stream, why, _REFUSALS[code])
+            if code is grpc.StatusCode.ALREADY_EXISTS and not self._was_welcome:
+                raise self._unwanted(why, None) from error
+            if code is grpc.StatusCode.UNAVAILABLE and stream.welcomed_as is None:
+                why = await self._reason(why)
         except OSError as error:  # a timeout is one, too
             why = str(error) or "it did not answer in time"
         except GpulseError as error:
             why = error.message
         else:
             return 0.0
-        lasted = 0.0 if stream.welcomed_as is None else self._side.monotonic() - began
-        wait = self._backoff.failed(lasted)
+        wait = self._backoff.failed(self._lasted())
         self._say(stream, why, wait)
         return wait
 
+    def _lasted(self) -> float:
+        """For how long the head has welcomed this agent."""
+        return 0.0 if self._welcomed_at is None else self._side.monotonic() - self._welcomed_at
+
     def _connected(self, name: str) -> None:
         self._was_welcome = True
+        self._welcomed_at = self._side.monotonic()
         self.contacted.set()
         self._said = ("", 0.0)
         _log.info("connected to %s%s", self._config.target, f" as {printable(name)}" if name else "")
 
-    def _refused(self, stream: Stream, why: str, hint: str) -> float:
+    async def _reason(self, said: str) -> str:
+        """Why there is no connection, in better words than gRPC's.
+
+        Raises:
+            RefusedByHeadError: This is the first contact, and no later one will be better.
+        """
+        from gpulse.cluster.client import probe  # noqa: PLC0415  when all is well it is not needed
+        from gpulse.cluster.client.address import parse_address  # noqa: PLC0415
+        from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415
+
+        address, tls = parse_address(self._config.target), self._config.tls is not None
+        try:
+            if self.contacted.is_set():
+                await _aside(lambda: probe.check_listening(address))
+            elif hopeless := await _aside(lambda: probe.hopeless(address, tls=tls)):
+                raise RefusedByHeadError(hopeless.message, hint=hopeless.hint)
+        except UnreachableError as error:
+            return error.message
+        return said
+
+    def _unwanted(self, why: str, hint: str | None) -> RefusedByHeadError:
+        return RefusedByHeadError(f"the head at {self._config.target} refuses: {why}", hint=hint)
+
+    def _refused(self, stream: Stream, why: str, hint: str | None) -> float:
         if not self._was_welcome:
-            raise RefusedByHeadError(f"the head at {self._config.target} refuses: {why}", hint=hint)
+            raise self._unwanted(why, hint)
         wait = self._backoff.refused()
         self._say(stream, why, wait)
         return wait
@@ -175,15 +207,25 @@ def open_channel(config: LinkConfig) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(config.target, channel_credentials(*config.tls), options=options)
 
 
-def target_of(address: str) -> str:
-    """`host:port` of what people write as a head's address: the port may be missing, IPv6 may lack its brackets.
+async def _aside(step: Callable[[], Result]) -> Result:
+    """Do something that waits, in a thread that nobody waits for at the end of the program."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Result] = loop.create_future()
 
-    Raises:
-        UsageError: It is no address.
-    """
-    match = _BRACKETS.fullmatch(address) or (None if address.count(":") > 1 else _PLAIN.fullmatch(address))
-    host, port = (match[1], match[2]) if match else (address, None)
-    is_ipv6 = ":" in host
-    if not _NAME.fullmatch(host) or host.count(":") == 1 or (port is not None and not 0 < int(port) < 65536):
-        raise UsageError(f"{address!r} is not the address of a head", hint="gpulse agent HOST:8090")
-    return f"[{host}]:{port or wire.DEFAULT_PORT}" if is_ipv6 else f"{host}:{port or wire.DEFAULT_PORT}"
+    def told(set_outcome: Callable[[], None]) -> None:
+        if not outcome.done():
+            set_outcome()
+
+    def run() -> None:
+        try:
+            result = step()
+        except Exception as error:  # noqa: BLE001  raised again where it is waited for
+            failure = error
+            tell = lambda: outcome.set_exception(failure)  # noqa: E731
+        else:
+            tell = lambda: outcome.set_result(result)  # noqa: E731
+        with suppress(RuntimeError):  # the loop has ended already
+            loop.call_soon_threadsafe(told, tell)
+
+    threading.Thread(target=run, name="gpulse-probe", daemon=True).start()
+    return await outcome

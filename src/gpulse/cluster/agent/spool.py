@@ -35,6 +35,8 @@ _SEGMENTS = 8
 _FRAME = struct.Struct("<16sQQ")
 """Run, number of the frame, and up to which frame the run was acknowledged when this one was written."""
 _DEFAULT_INTERVAL_MS = 1000
+_NEAR = 10_000
+"""What is at most so many records ahead is read on to; what is further away is looked up."""
 
 
 class Found(NamedTuple):
@@ -191,7 +193,8 @@ class SpoolReader:
         self._cursor: Cursor | None = None
         self._records: Iterator[Record] = iter(())
         self._ahead: Record | None = None
-        self._run, self._sent = b"", 0
+        self._passed = 0
+        """The position of the last record that was read, and is not to be read next."""
         self.texts: dict[int, bytes] = {}
         """The layouts of what was read last."""
 
@@ -205,7 +208,7 @@ class SpoolReader:
         log = self._log()
         if log is None:
             return []
-        if log is not self._of or (piece.run, piece.first - 1) != (self._run, self._sent):
+        if log is not self._of or not 0 < piece.position - self._passed <= _NEAR:
             self._seek(log, piece.position)
         frames: list[Kept] = []
         size = 0
@@ -213,17 +216,16 @@ class SpoolReader:
             run, sequence, _ = _FRAME.unpack_from(record.payload)
             if run != piece.run or sequence < piece.first:
                 if frames:
-                    self._ahead = record
+                    self._put_back(record)
                     break
                 continue
             size += len(record.payload)
             if sequence > piece.last or (
                 frames and (size > most_bytes or sequence != frames[-1].sequence + 1)
             ):
-                self._ahead = record
+                self._put_back(record)
                 break
             frames.append(_kept(sequence, record.payload[_FRAME.size :]))
-        self._run, self._sent = piece.run, frames[-1].sequence if frames else 0
         self._complete(log, frames)
         return frames
 
@@ -244,14 +246,18 @@ class SpoolReader:
         self._of, self._cursor = log, log.follow(start)
         self._records = iter(self._cursor)
 
+    def _put_back(self, record: Record) -> None:
+        self._ahead, self._passed = record, record.position - 1
+
     def _next(self) -> Record | None:
         record, self._ahead = self._ahead, None
-        if record is not None:
-            return record
-        record = self._next_frame()
+        if record is None:
+            record = self._next_frame()
         if record is None and self._cursor is not None:
             self._records = iter(self._cursor)  # what has come since
             record = self._next_frame()
+        if record is not None:
+            self._passed = record.position
         return record
 
     def _next_frame(self) -> Record | None:

@@ -21,6 +21,8 @@ from gpulse.cluster.wire_pb2 import AgentMessage, Batch, Goodbye, HeadMessage, H
 from gpulse.errors import LogError
 
 WELCOME_SECONDS = 10.0
+MOST_RUNS = 1000
+"""So many runs are brought home over one connection, the oldest first; heads take no more than ten times as many."""
 _BATCH_FRAMES = 500
 _BATCH_BYTES = 1 << 20
 _IN_FLIGHT_BYTES = 4 << 20
@@ -86,6 +88,8 @@ class Stream:
         """The runs that hello named."""
         self._earlier: list[bytes] = []
         """Those of them that may be forgotten once the head is certain to have kept what hello said."""
+        self._has_more = False
+        """Whether there are runs that hello did not name, to keep it short."""
         self._ended = asyncio.Event()
         self._sent: dict[bytes, int] = {}
         self._told: dict[int, float] = {}
@@ -158,8 +162,10 @@ class Stream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _say_hello(self, call: Call) -> None:
-        runs = self._buffer.runs()
+        *earlier, own = self._buffer.runs()
+        runs = [*earlier[: MOST_RUNS - 1], own]
         self.told_runs = {run.note.id for run in runs}
+        self._has_more = len(runs) <= len(earlier)
         self._earlier = [run.note.id for run in runs[:-1]]
         self._losses = self._buffer.losses
         self._dropped = {run.note.id: run.dropped for run in runs}
@@ -183,7 +189,9 @@ class Stream:
                 "the head has another store than last time; frames it should have are not sent again"
             )
         self._buffer.head = welcome.head
-        self._sent = {run.note.id: run.note.acked for run in self._buffer.runs()}
+        self._sent = {
+            run.note.id: run.note.acked for run in self._buffer.runs() if run.note.id in self.told_runs
+        }
         if welcome.HasField("settings"):
             self._side.settings(welcome.settings)
 
@@ -214,8 +222,10 @@ class Stream:
         self._buffer.acknowledge(run, sequence)
         if run == self._buffer.run and self._earlier:
             # The head keeps things in order: it has also kept what hello said about earlier runs.
-            self._buffer.settle(self._earlier)
+            settled = self._buffer.settle(self._earlier)
             self._earlier = []
+            if settled and self._has_more:
+                self.end()  # the next hello names the next ones
         while self._in_flight and self._in_flight[0].run == run and self._in_flight[0].last <= sequence:
             self._in_flight_bytes -= self._in_flight.popleft().size
         self.awake.set()
@@ -323,7 +333,7 @@ class Stream:
             return
         self._losses = self._buffer.losses
         for run in self._buffer.runs():
-            if run.dropped > self._dropped.get(run.note.id, 0):
+            if run.note.id in self.told_runs and run.dropped > self._dropped.get(run.note.id, 0):
                 self._dropped[run.note.id] = run.dropped
                 await call.write(AgentMessage(dropped=_as_run(run)))
 

@@ -103,6 +103,11 @@ class Taker:
         except GpulseError as error:
             if not self._stopping:
                 self.error = error
+        except Exception as error:  # noqa: BLE001  most likely of the last sample: the sampler guards the others
+            if self._stopping:
+                _log.warning("the last frame could not be taken: %s", error)
+            else:
+                self.error = GpulseError(f"sampling ended, which is a fault in gpulse: {error!r}")
         finally:
             self._source.close()
             self._ended()

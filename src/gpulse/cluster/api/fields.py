@@ -16,14 +16,18 @@ MOST_ITEMS = 10_000
 MOST_REPEATED = 500
 """How often one field may be in an address."""
 LATEST = 253_402_300_799.0
-"""The last second of the year 9999; later times mean this one."""
+"""The last second of the year 9999."""
+LONGEST_SECONDS = 3650 * 86400.0
+"""Ten years: nothing that is stored is older, and nobody waits for longer."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_PART = r"[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h|d|w)"
+_PART = r"[0-9]{1,12}(?:\.[0-9]{1,9})?(?:ms|s|m|h|d|w)"
 _PARTS = re.compile(rf"(?:{_PART}){{1,8}}")
 _ONE_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d|w)")
 _NUMBER = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,4})?")
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
+_CONTROLS = "\x00-\x1f\x7f-\x9f\u2028\u2029"
+_CONTROL = re.compile(f"[{_CONTROLS}]")
 
 Schema = dict[str, Any]
 
@@ -89,25 +93,31 @@ def duration(given: Any) -> float:
     """A length of time in seconds, from a number of them or from text such as `10m` or `1h30m`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is none, or more than ten years.
     """
     seconds = _as_number(given)
     if seconds is None and isinstance(given, str) and _PARTS.fullmatch(given):
         seconds = sum(float(number) * _UNITS[unit] for number, unit in _ONE_PART.findall(given))
     if seconds is None or seconds < 0:
         raise ValueError(f"{_shown(given)} is not a length of time, such as 600, 10m or 1h30m")
-    return min(seconds, LATEST)
+    if seconds > LONGEST_SECONDS:
+        raise ValueError(f"{_shown(given)} is too long, ten years (3650d) are the most")
+    return seconds
 
 
 def moment(given: Any, now: float) -> float:
     """A time in epoch seconds, from such a number, ISO 8601 (UTC unless it says otherwise), `-10m` or `now`.
 
+    A date before 1970 means the first moment of that year, where everything that is stored is later.
+
     Raises:
-        ValueError: It is none.
+        ValueError: It is none, or after the year 9999.
     """
     seconds = _as_number(given)
+    if seconds is not None and seconds > LATEST:
+        raise ValueError(f"{_shown(given)} is after the year 9999; times are in seconds, not in milliseconds")
     if seconds is not None and seconds >= 0:
-        return min(seconds, LATEST)
+        return seconds
     if seconds is None and isinstance(given, str):
         if given == "now":
             return now
@@ -141,6 +151,8 @@ def text(given: Any, longest: int = LONGEST_TEXT) -> str:
         given.encode()
     except UnicodeEncodeError:
         raise ValueError("it has half a character (a lone surrogate), which is no text") from None
+    if _CONTROL.search(given):
+        raise ValueError(f"{_shown(given)} has a control character, such as a line's end, which is no text")
     return given
 
 
@@ -230,8 +242,20 @@ def _flag(given: Any, _now: float) -> bool:
     raise ValueError(f"{_shown(given)} is neither true nor false")
 
 
-_NO_COMMA: Schema = {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "pattern": "^[^,]+$"}
-_DURATION_PATTERN = f"^({_PART}){{1,8}}$".replace("?:", "")
+_CONTROLS_ESCAPED = r"\u0000-\u001f\u007f-\u009f\u2028\u2029"
+_NO_CONTROLS = f"^[^{_CONTROLS_ESCAPED}]*$"
+_NO_COMMA: Schema = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": LONGEST_TEXT,
+    "pattern": f"^[^,{_CONTROLS_ESCAPED}]+$",
+}
+# What certainly is no more than ten years; a pattern cannot add up.
+_LENGTHS = "|".join(
+    rf"[0-9]{{1,{digits}}}(\.[0-9]{{1,9}})?{unit}"
+    for unit, digits in {"ms": 10, "s": 7, "m": 6, "h": 4, "d": 3, "w": 2}.items()
+)
+_DURATION = f"({_LENGTHS}){{1,3}}"
 
 NAME = Kind(_name, {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"})
 TEXTS = Kind(
@@ -239,7 +263,7 @@ TEXTS = Kind(
     {
         "type": "array",
         "maxItems": MOST_ITEMS,
-        "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT},
+        "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "pattern": _NO_CONTROLS},
     },
 )
 PARTS = Kind(_parts, {"type": "array", "maxItems": MOST_REPEATED, "items": _NO_COMMA}, is_list=True)
@@ -248,22 +272,27 @@ LABELS = Kind(
     {
         "type": "object",
         "maxProperties": MOST_LABELS,
-        "propertyNames": {"minLength": 1, "maxLength": LONGEST_LABEL},
-        "additionalProperties": {"type": "string", "maxLength": LONGEST_LABEL},
+        "propertyNames": {"minLength": 1, "maxLength": LONGEST_LABEL, "pattern": _NO_CONTROLS},
+        "additionalProperties": {"type": "string", "maxLength": LONGEST_LABEL, "pattern": _NO_CONTROLS},
     },
 )
 FLAG = Kind(_flag, {"type": "boolean"})
 DURATION = Kind(
     lambda given, _now: duration(given),
-    {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN}]},
+    {
+        "anyOf": [
+            {"type": "number", "minimum": 0, "maximum": LONGEST_SECONDS},
+            {"type": "string", "pattern": f"^{_DURATION}$"},
+        ]
+    },
 )
 TIME = Kind(
     moment,
     {
         "anyOf": [
-            {"type": "number", "minimum": 0},
+            {"type": "number", "minimum": 0, "maximum": LATEST},
             {"type": "string", "format": "date-time"},
-            {"type": "string", "pattern": f"^(now|-({_PART}){{1,8}})$".replace("?:", "")},
+            {"type": "string", "pattern": f"^(now|-{_DURATION})$"},
         ]
     },
 )

@@ -10,10 +10,13 @@ from gpulse.errors import UsageError
 
 Transport = Literal["grpc", "http"]
 
+AGENTS_USE = f"the gRPC port ({wire.DEFAULT_PORT} unless the head was told otherwise)"
+
 _DEFAULT_PORTS: dict[Transport, int] = {"grpc": wire.DEFAULT_PORT, "http": wire.DEFAULT_HTTP_PORT}
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::(\d{1,5}))?", re.ASCII)
 _NAMED = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?)(?::(\d{1,5}))?", re.ASCII)
 _BARE = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?", re.ASCII)
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _EVERYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  replaced, not bound
 
 
@@ -32,9 +35,28 @@ class Address(NamedTuple):
         """`host:port`, IPv6 addresses in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine, where no token is needed."""
+        return self.host in _LOCAL
+
     def reachable(self) -> Address:
         """The address for somebody who connects from the same machine: nobody is at 0.0.0.0."""
         return self._replace(host="localhost") if self.host in _EVERYWHERE else self
+
+
+def agent_address(text: str) -> Address:
+    """Where an agent connects to, of what somebody wrote.
+
+    Raises:
+        UsageError: It is no address, or one where HTTP is spoken.
+    """
+    address = parse_address(text)
+    if address.transport == "http":
+        raise UsageError(
+            f"{text[:100]!r} is an address for HTTP; agents use {AGENTS_USE}", hint=f"{address.host}:8090"
+        )
+    return address
 
 
 def parse_address(text: str, transport: Transport = "grpc") -> Address:

@@ -7,7 +7,7 @@ import ssl
 from contextlib import closing, suppress
 from typing import Literal, NamedTuple
 
-from gpulse.cluster.client.address import Address
+from gpulse.cluster.client.address import AGENTS_USE, Address
 from gpulse.cluster.client.client import UnansweredError, UnreachableError
 
 CONNECT_SECONDS = 5.0
@@ -58,7 +58,7 @@ def unreachable(address: Address, error: OSError) -> UnreachableError:
 
 
 def _is_it_running(address: Address) -> str:
-    if address.host in {"localhost", "127.0.0.1", "::1"}:
+    if address.is_local:
         return "start a head here with `gpulse head`, or give the address of one: HOST:8090"
     return "is the head running there, with --host 0.0.0.0 so that other machines reach it, and is the port right?"
 
@@ -72,10 +72,8 @@ def explained(address: Address, *, tls: bool, detail: str) -> UnansweredError:
         detail: What was seen of it.
     """
     place, found = address.target, look(address)
-    if found.tls and not tls:
-        return UnansweredError(f"the head at {place} speaks TLS", hint="add --tls, and --tls-ca CA.pem")
-    if tls and not found.tls and found.speaks != "unknown":
-        return UnansweredError(f"the head at {place} speaks no TLS", hint="leave out --tls")
+    if crossed := _crossed(address, found, tls=tls):
+        return crossed
     if tls and found.tls and found.speaks in (address.transport, "unknown"):
         return UnansweredError(
             f"TLS with {place} failed: {detail}",
@@ -94,6 +92,36 @@ def explained(address: Address, *, tls: bool, detail: str) -> UnansweredError:
     return UnansweredError(
         f"what listens at {place} is no gpulse head: {detail}", hint="check the address and the port"
     )
+
+
+def hopeless(address: Address, *, tls: bool) -> UnansweredError | None:
+    """Why an agent need not try again: what listens there does not speak as agents do. None when it might yet.
+
+    Args:
+        address: Where.
+        tls: Whether TLS was spoken.
+
+    Raises:
+        UnreachableError: Nobody listens there.
+    """
+    check_listening(address)
+    found = look(address)
+    if found.speaks == "http":
+        return UnansweredError(
+            f"{address.target} speaks HTTP; agents use {AGENTS_USE}", hint=f"{address.host}:8090"
+        )
+    return _crossed(address, found, tls=tls)
+
+
+def _crossed(address: Address, found: Found, *, tls: bool) -> UnansweredError | None:
+    """One speaks TLS, the other does not."""
+    if found.tls and not tls:
+        return UnansweredError(
+            f"the head at {address.target} speaks TLS", hint="add --tls, and --tls-ca CA.pem"
+        )
+    if tls and not found.tls and found.speaks != "unknown":
+        return UnansweredError(f"the head at {address.target} speaks no TLS", hint="leave out --tls")
+    return None
 
 
 def look(address: Address) -> Found:

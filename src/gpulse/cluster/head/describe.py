@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpulse.cluster.api.interface import Document, LiveNode
+from gpulse.export.session.steps import steps
 from gpulse.model.device import Device
 from gpulse.model.frame import GpuReading
 from gpulse.model.session import Session
@@ -112,7 +113,7 @@ def session(session: Session, now: float) -> Document:
         "recoverable": session.state == "interrupted",
         "start_time": iso(session.start),
         "end_time": iso(session.end),
-        "frame_count": max(0, int((end - session.start) * 1000 / session.interval_ms)),
+        "frame_count": steps(session.start, end, session.interval_ms),
         "interval_ms": session.interval_ms,
         "output_file": session.output or f"{session.name}.json",
         "labels": dict(session.labels),

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from gpulse.cluster.api.interface import Document, Download, Format, RefusedError
 from gpulse.errors import ExportCancelledError, GpulseError
-from gpulse.export.session.files import create_session_file
+from gpulse.export.session.files import create_session_file, remove_stale_drafts
 from gpulse.export.session.members import members
-from gpulse.export.session.write import SessionExport, write_session
+from gpulse.export.session.steps import checked_steps
+from gpulse.export.session.write import MEDIA_TYPES, SessionExport, write_session
 from gpulse.model.session import Session
 from gpulse.store.base import Store, StoredGpu
 from gpulse.store.disk import disk_error
@@ -20,13 +21,6 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 2
 _CLOSE_SECONDS = 10.0
-
-MEDIA_TYPES: dict[Format, str] = {
-    "json": "application/json",
-    "jsonl": "application/x-ndjson",
-    "csv": "text/csv; charset=utf-8",
-    "parquet": "application/vnd.apache.parquet",
-}
 
 
 class _State(NamedTuple):
@@ -53,6 +47,7 @@ class Exports:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._cancelled = False
+        remove_stale_drafts(directory)
 
     def gpus(self, nodes: Sequence[str], gpus: Sequence[str]) -> list[StoredGpu]:
         """The GPUs that these words mean.
@@ -92,7 +87,12 @@ class Exports:
         return {"state": state.state, "path": state.path, "error": state.error}
 
     def download(self, session: Session, output_format: Format, now: float) -> Download:
-        """A session's file for somebody, piece by piece."""
+        """A session's file for somebody, piece by piece.
+
+        Raises:
+            UsageError: It would be too long.
+        """
+        checked_steps(session, now if session.end is None else session.end)
         pieces = _pieces(self._store, session, output_format, now)
         return Download(f"{session.name}.{output_format}", MEDIA_TYPES[output_format], _from_thread(pieces))
 

@@ -31,7 +31,7 @@ from gpulse.store.entry import Entry
 
 log = logging.getLogger(__name__)
 
-_EXPORT_PATIENCE_SECONDS = 10.0
+_EXPORT_PATIENCE_SECONDS = 8.0
 _LAST_FRAME_SECONDS = 1.0
 """So long a stop waits for the frames that were taken before it and are still on their way."""
 

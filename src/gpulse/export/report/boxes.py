@@ -123,7 +123,7 @@ def _box_ticks(axes: Axes, quantity: Quantity, top: float) -> None:
     """Values under the boxes; those at the edges stay inside, where no neighbour's stand."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  an extra
 
-    found = [0.0, 50.0, 100.0] if quantity.is_percent else MaxNLocator(3).tick_values(0, top)
+    found = [0.0, top / 2, top] if quantity.is_percent else MaxNLocator(3).tick_values(0, top)
     ticks = [float(value) for value in found if 0 <= value <= top]
     axes.set_xticks(ticks)
     labels = axes.set_xticklabels([words.value(quantity, value) for value in ticks])

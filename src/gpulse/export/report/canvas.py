@@ -25,9 +25,16 @@ WIDE = 12.0
 LEFT, RIGHT = 1.5, 0.75
 TITLE, FOOT = 0.42, 0.5
 """Inches above a panel and under the last one."""
-GREY, PALE, SILENT = "#555555", "#E4E4E4", "#D9D9D9"
+GREY, PALE, SILENT, AWAY = "#555555", "#E4E4E4", "#D9D9D9", "#E69F00"
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Okabe and Ito's palette, which people with any colour vision can tell apart."""
+PERCENT_TICKS = {
+    10.0: (0, 2, 4, 6, 8, 10),
+    20.0: (0, 5, 10, 15, 20),
+    50.0: (0, 10, 20, 30, 40, 50),
+    100.0: (0, 25, 50, 75, 100),
+}
+"""How high percents may be drawn, and what stands beside them."""
 _PATH = re.compile(r' d="[^"]*"')
 _DIGITS = re.compile(r"(\.\d\d)\d+")
 
@@ -98,8 +105,15 @@ def axes_at(figure: Figure, left: float, down: float, width: float, height: floa
 
 
 def top_of(report: Report, quantity: Quantity) -> float:
-    """The highest value of a quantity, and a little more."""
-    if quantity.is_percent:
-        return 100.0
+    """The highest value of a quantity, and a little more; of percents a round one.
+
+    Utilization is drawn to a hundred, as what is missing is the point of it. A few percent of a large memory would
+    look like nothing that way.
+    """
     found = [gpu.statistics[quantity.name].max for gpu in report.gpus if quantity.name in gpu.statistics]
-    return max([*found, 0.001]) * 1.05
+    highest = max([*found, 0.001])
+    if not quantity.is_percent:
+        return highest * 1.05
+    if quantity.name != "gpu_memory":
+        return 100.0
+    return next((top for top in PERCENT_TICKS if highest <= top), 100.0)

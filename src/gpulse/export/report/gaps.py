@@ -28,6 +28,14 @@ class Gap(NamedTuple):
         return self.end - self.start
 
 
+class Absence(NamedTuple):
+    """A stretch of time in which the head was not there to keep the session; agents may have kept what they saw."""
+
+    start: float
+    end: float | None
+    """None when it never came back to the session."""
+
+
 class Silence:
     """Notes for every GPU when it falls silent and when it is back."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpulse.export.report import words
-from gpulse.export.report.canvas import GREY, SILENT, WIDE
+from gpulse.export.report.canvas import GREY, PERCENT_TICKS, SILENT, WIDE
 from gpulse.export.report.model import Report
 from gpulse.export.session.quantities import Quantity
 
@@ -49,7 +49,8 @@ def draw_heat_map(
     bar = figure.add_axes((down.x1 + 0.12 / WIDE, down.y0, 0.11 / WIDE, down.height))
     scale = figure.colorbar(image, cax=bar)
     scale.outline.set_visible(False)
-    scale.locator = mpl.ticker.MaxNLocator(4)
+    is_round = quantity.is_percent and top in PERCENT_TICKS
+    scale.locator = mpl.ticker.FixedLocator(PERCENT_TICKS[top]) if is_round else mpl.ticker.MaxNLocator(4)
     scale.formatter = mpl.ticker.FuncFormatter(lambda value, _: words.value(quantity, value, short=True))
     scale.update_ticks()
     bar.tick_params(length=0, labelsize=8, colors=GREY)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gpulse.export.report.gaps import Gap
+from gpulse.export.report.gaps import Absence, Gap
+from gpulse.export.report.moments import epoch
 from gpulse.export.report.series import Thinned
 from gpulse.export.session.happenings import iso
 from gpulse.export.session.outline import statistics_by_name
@@ -67,6 +68,16 @@ class Report(NamedTuple):
     strange_values: int
     """How many values are no numbers, and so count as unknown."""
     series: Thinned
+
+    @property
+    def absences(self) -> tuple[Absence, ...]:
+        """When the head was away, oldest first; what the file says about it may be anything."""
+        found = []
+        for told in self.interruptions:
+            start, end = epoch(told.get("start_time")), epoch(told.get("end_time"))
+            if start is not None and (end is None or end >= start):
+                found.append(Absence(start, end))
+        return tuple(sorted(found, key=lambda absence: absence.start))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON types."""

@@ -10,6 +10,7 @@ import numpy as np
 from gpulse.export.curves import printable, time_ticks
 from gpulse.export.report import words
 from gpulse.export.report.canvas import (
+    AWAY,
     COLORS,
     FOOT,
     GREY,
@@ -17,6 +18,7 @@ from gpulse.export.report.canvas import (
     MOST_LANES,
     MOST_LINES,
     PALE,
+    PERCENT_TICKS,
     RIGHT,
     SILENT,
     TITLE,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _MOST_TICKS = 9
 _MOST_POINTS = 700
 """Of one lane: several share a page."""
+_STRIP_INCHES = 0.06
 
 
 class Panel(NamedTuple):
@@ -82,11 +85,36 @@ def draw_over_time(figure: Figure, report: Report, panels: Sequence[Panel], down
             _lanes(axes, report, panel)
         else:
             draw_heat_map(figure, axes, report, panel.quantity, panel.top, panel.inches)
+        _mark_absences(axes, report, panel)
         is_last = place == len(panels) - 1
         axes.set_xticks([moment for moment, _ in ticks])
         axes.set_xticklabels([said if is_last else "" for _, said in ticks])
         down += panel.inches
     return down + FOOT
+
+
+def _mark_absences(axes: Axes, report: Report, panel: Panel) -> None:
+    """Shade where the head was away, with a strip on top that a heat map cannot hide."""
+    is_map = len(report.gpus) > MOST_LANES
+    for absence in report.absences:
+        start, end = max(absence.start, report.start), report.end if absence.end is None else absence.end
+        end = min(end, report.end)
+        if start > end:
+            continue
+        if not is_map:
+            axes.axvspan(start, end, color=AWAY, alpha=0.16, linewidth=0, zorder=0.5)
+        for edge in (start, end):
+            axes.axvline(edge, color="white" if is_map else AWAY, linewidth=0.7, linestyle=(0, (3, 2)))
+        strip = axes.axvspan(
+            start,
+            end,
+            ymin=1.0,
+            ymax=1.0 + _STRIP_INCHES / panel.inches,
+            facecolor=AWAY,
+            edgecolor=AWAY,
+            linewidth=0.8,  # seconds of many hours show as well
+        )
+        strip.set_clip_on(False)
 
 
 def _pieces(report: Report, gpu: int, curve: Curve) -> Iterator[Curve]:
@@ -146,7 +174,7 @@ def _mark_gaps(axes: Axes, report: Report, place: int, color: str) -> None:
 def _scale(axes: Axes, panel: Panel) -> None:
     axes.set_ylim(0, panel.top)
     if panel.quantity.is_percent:
-        axes.set_yticks([0, 25, 50, 75, 100])
+        axes.set_yticks(PERCENT_TICKS[panel.top])
     else:
         axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter(lambda value, _: words.value(panel.quantity, value))
@@ -155,7 +183,7 @@ def _scale(axes: Axes, panel: Panel) -> None:
 
 
 def _lanes(axes: Axes, report: Report, panel: Panel) -> None:
-    """One lane for each GPU, the first on top, all to the same scale."""
+    """One lane for each GPU, the first on top, all to the same scale, each with its lowest and highest value."""
     count = len(report.gpus)
     axes.set_ylim(count, 0)
     axes.set_yticks([place + 0.55 for place in range(count)])
@@ -177,6 +205,8 @@ def _lanes(axes: Axes, report: Report, panel: Panel) -> None:
                 continue
             axes.fill_between(piece.times, base, high, color=COLORS[0], alpha=0.3, linewidth=0)
             axes.fill_between(piece.times, base, mean, color=COLORS[0], alpha=0.85, linewidth=0)
+            axes.plot(piece.times, mean, color=COLORS[0], linewidth=0.8)  # what is close to nothing shows too
+        _tell_range(axes, report, panel, place)
     axes.text(
         1.0,
         1.0,
@@ -186,4 +216,23 @@ def _lanes(axes: Axes, report: Report, panel: Panel) -> None:
         color=GREY,
         ha="right",
         va="bottom",
+    )
+
+
+def _tell_range(axes: Axes, report: Report, panel: Panel, place: int) -> None:
+    """Beside a lane from where to where its values go."""
+    found = report.gpus[place].statistics.get(panel.quantity.name)
+    if found is None:
+        return
+    low, high = (words.value(panel.quantity, value, short=True) for value in (found.min, found.max))
+    axes.annotate(
+        low if low == high else f"{low.removesuffix('%')} to {high}",
+        (1.0, place + 0.55),
+        xytext=(4, 0),
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        fontsize=7.5,
+        color=GREY,
+        va="center",
+        annotation_clip=False,
     )

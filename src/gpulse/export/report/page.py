@@ -34,6 +34,7 @@ def page(report: Report) -> str:
         "<h2>Over time</h2>",
         svg(over_time(report)),
         *_findings(report),
+        *_absences(report),
         *_gaps(report),
         "<h2>Nodes</h2>",
         *_table(report, report.nodes),
@@ -85,6 +86,16 @@ def _cells(report: Report, figures: Figures) -> Iterator[str]:
         found = figures.get(quantity.name)
         for part in ("mean", "p50", "p95", "max"):
             yield words.value(quantity, None if found is None else getattr(found, part))
+
+
+def _absences(report: Report) -> Iterator[str]:
+    if report.absences:
+        yield "<h2>Interruptions</h2><ul>"
+        told = [words.absence(report, absence) for absence in report.absences[:_MOST_GAPS]]
+        yield from (f"<li>{_safe(text)}</li>" for text in told)
+        if len(report.absences) > _MOST_GAPS:
+            yield f"<li>and {len(report.absences) - _MOST_GAPS} more</li>"
+        yield "</ul>"
 
 
 def _gaps(report: Report) -> Iterator[str]:

@@ -29,11 +29,16 @@ def whole(report: Report) -> Figure:
     height = _HEAD + sum(TITLE + panel.inches for panel in panels) + FOOT + boxes + 0.1
     figure = new_figure(height)
     write(figure, 0.3, words.headline(report), 13, bold=True)
-    silent = "; grey where nothing is known" if report.gaps else ""
-    write(figure, 0.58, f"{words.subtitle(report)}{silent}", 9.5)
+    write(figure, 0.58, f"{words.subtitle(report)}{_legend(report)}", 9.5)
     top = draw_over_time(figure, report, panels, _HEAD)
     draw_boxes(figure, report, top)
     return figure
+
+
+def _legend(report: Report) -> str:
+    """What the shades mean that are there."""
+    silent = "; grey where nothing is known" if report.gaps else ""
+    return silent + ("; orange where the head was away" if report.absences else "")
 
 
 @style()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpulse.errors import MissingExtraError
+from gpulse.errors import MissingExtraError, UsageError
 from gpulse.export import plot as pictures
 from gpulse.export.report.model import Report
 
@@ -17,6 +17,11 @@ def check(path: Path) -> None:
         UsageError: The name ends with nothing that can be drawn, or no file can be made there.
         MissingExtraError: Matplotlib is not installed.
     """
+    if path.suffix.lower() not in pictures.FORMATS:
+        raise UsageError(
+            f"cannot draw {path.name!r}: the name must end with one of {', '.join(pictures.FORMATS)}",
+            hint=f"--plot {path.stem or 'report'}.pdf, or .html, a page that needs nothing else",
+        )
     pictures.check(path)
     if find_spec("matplotlib") is None:
         raise MissingExtraError("a picture", "plot")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from gpulse.export.curves import printable
-from gpulse.export.report.gaps import Gap
+from gpulse.export.report.gaps import Absence, Gap
 from gpulse.export.report.model import Report
 from gpulse.export.report.moments import epoch
 from gpulse.export.session.quantities import BYTES, Quantity
@@ -30,8 +30,11 @@ def headline(report: Report) -> str:
 def subtitle(report: Report) -> str:
     """When it was, how long, and how much of it there is."""
     gpus, nodes = len(report.gpus), len(report.nodes)
+    zones = zone(report.start), zone(report.end)
+    first = f" {zones[0]}" if zones[0] != zones[1] else ""  # the clocks were changed in between
     return (
-        f"{moment(report.start)} to {moment(report.end, report.start)} ({length(report.end - report.start)}), "
+        f"{moment(report.start)}{first} to {moment(report.end, report.start)} {zones[1]} "
+        f"({length(report.end - report.start)}), "
         f"{_many(report.frames, 'frame')} of {report.interval_seconds:g} s, "
         f"{_many(gpus, 'GPU')} on {_many(nodes, 'node')}"
     )
@@ -79,6 +82,25 @@ def moment(when: float, near: float | None = None) -> str:
     return clock if is_same else f"{day} {clock}"
 
 
+def zone(when: float) -> str:
+    """What local time is at a moment: `UTC`, `UTC+01:00`."""
+    try:
+        minutes = time.localtime(when).tm_gmtoff // 60
+    except (OverflowError, ValueError, OSError):
+        return "UTC"
+    sign = "-" if minutes < 0 else "+"
+    return f"UTC{sign}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}" if minutes else "UTC"
+
+
+def absence(report: Report, found: Absence) -> str:
+    """`the head was away 14:03:10 to 14:03:17 (7s)`."""
+    start = moment(found.start, report.start)
+    if found.end is None:
+        return f"the head was away from {start} on"
+    end = moment(found.end, found.start)
+    return f"the head was away {start} to {end} ({length(found.end - found.start)})"
+
+
 def gap(report: Report, found: Gap) -> str:
     """`14:00:05 to 14:00:35 (30s): all 8 GPUs of n1`."""
     start = moment(found.start, report.start)
@@ -117,13 +139,21 @@ def finding(report: Report, found: Mapping[str, Any]) -> Told:
     start, end = epoch(found.get("first_time")), epoch(found.get("last_time"))
     when = ""
     if start is not None and end is not None:
-        when = f"{moment(start, report.start)} to {moment(end, start)} ({length(max(0.0, end - start))})"
+        when = f"{moment(start, report.start)} to {moment(end, start)} ({_held(found, end - start)})"
     return Told(
         str(found.get("severity", "info")),
         f"{node or '?'}{'' if label is None else f':{label}'}",
         str(found.get("summary") or found.get("id") or "?"),
         when,
     )
+
+
+def _held(found: Mapping[str, Any], seconds: float) -> str:
+    """For how long a finding held; one that came and went held for less than from its first to its last moment."""
+    times, active = found.get("times"), found.get("active_seconds")
+    if isinstance(times, int) and times > 1 and isinstance(active, int | float) and 0 <= active <= seconds:
+        return f"{times} times, {length(active)} in all"
+    return length(max(0.0, seconds))
 
 
 def shortened(text: str, most: int) -> str:

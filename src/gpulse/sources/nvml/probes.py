@@ -253,15 +253,25 @@ def pcie_counters() -> Probe:
     return fields([Field(197, "pcie_tx_bytes_total"), Field(198, "pcie_rx_bytes_total")])
 
 
-def pcie_by_waiting() -> Probe:
-    """PCIe rates by the call that samples for 20 ms a direction: the last resort, and never on the tick."""
+def pcie_by_waiting(is_wanted: Callable[[], bool] = lambda: True) -> Probe:
+    """PCIe rates by the call that samples for 20 ms a direction: the last resort, and never on the tick.
+
+    Args:
+        is_wanted: Whether they are worth the wait at the moment.
+    """
 
     def read(handle: Any) -> Sequence[Value]:
         received = pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
         sent = pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
         return received * _KIB, sent * _KIB
 
-    return several(("pcie_rx_bytes_per_second", "pcie_tx_bytes_per_second"), read)
+    probe = several(("pcie_rx_bytes_per_second", "pcie_tx_bytes_per_second"), read)
+
+    def read_if_wanted(handle: Any, values: Values, failures: Failures) -> None:
+        if is_wanted():
+            probe.read(handle, values, failures)
+
+    return probe._replace(read=read_if_wanted)
 
 
 @cache

@@ -46,6 +46,8 @@ class GpuReader:
             parallel: GPUs whose slower groups are read at the same time, None for all. The driver's calls
                 keep a CPU busy, so more of them make one look faster and a long run only costlier.
         """
+        self.waits_for_pcie = True
+        """Whether GPUs without GPM are asked for PCIe rates by the call that takes 40 ms."""
         self._cadence = cadence or Cadence()
         self._patience = patience or Patience()
         self._driver = Driver(watch_xids=watch_xids)
@@ -279,7 +281,7 @@ class GpuReader:
 
     def _opened(self, index: int) -> list[Target]:
         generation = self._generation
-        targets = open_gpu(index, self._cadence)
+        targets = open_gpu(index, self._cadence, lambda: self.waits_for_pcie)
         refused = self._driver.watch(targets[0].device.uuid, targets[0].handle)
         if refused:
             targets[0].unsupported["xid_errors_total"] = refused

@@ -137,8 +137,13 @@ class Target:
             activity.close()
 
 
-def open_gpu(index: int, cadence: Cadence) -> list[Target]:
+def open_gpu(index: int, cadence: Cadence, waits_for_pcie: Callable[[], bool] = lambda: True) -> list[Target]:
     """A GPU and, right after it, its MIG instances; what takes milliseconds is left to the probes.
+
+    Args:
+        index: NVML's.
+        cadence: How often what is read.
+        waits_for_pcie: Whether PCIe rates are wanted that can only be had by waiting.
 
     Raises:
         NVMLError: The GPU cannot even be named.
@@ -159,7 +164,8 @@ def open_gpu(index: int, cadence: Cadence) -> list[Target]:
     )
     second = probes.second()
     if not has_gpm:
-        second += (probes.pcie_counters() if _counts_pcie_bytes(handle) else probes.pcie_by_waiting(),)
+        counts = _counts_pcie_bytes(handle)
+        second += (probes.pcie_counters() if counts else probes.pcie_by_waiting(waits_for_pcie),)
     target = Target(
         device,
         handle,

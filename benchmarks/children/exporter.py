@@ -1,0 +1,30 @@
+"""Writes a session of a store that no head holds, and says what that took: data directory, session, file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from benchmarks.processes import memory
+from gpulse.cluster.client import offline
+
+
+def main() -> None:
+    """Write it once."""
+    directory, name, path = sys.argv[1:]
+    before = time.perf_counter(), time.process_time()
+    with offline.opened(directory) as store, open(path, "wb") as file:
+        size = offline.write(store, offline.find(store, name), "json", file)
+    after = time.perf_counter(), time.process_time()
+    peak = memory(os.getpid(), "VmHWM")  # getrusage has what the parent took
+    print(
+        json.dumps(
+            {"wall": after[0] - before[0], "cpu": after[1] - before[1], "bytes": size, "peak": peak},
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""What the commands of a cluster make of their options and of a head's answers, without a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+import pytest
+
+from gpulse.cli import agent, recover, remote, service, session, target
+from gpulse.cli.compat import gsprof
+from gpulse.cluster.api.fields import duration
+from gpulse.cluster.api.interface import RefusedError
+from gpulse.cluster.client.address import Address
+from gpulse.errors import GpulseError, UsageError
+
+if TYPE_CHECKING:
+    from gpulse.cluster.agent.agent import AgentConfig
+
+TOKEN = "0123456789abcdef0123"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user without any files."""
+    for name in ("GPULSE_HEAD", "GPULSE_TOKEN", "GPULSE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+class _Client:
+    """Stands for a head with a few sessions, whose files take a while."""
+
+    address = Address("grpc", "localhost", 8090)
+
+    def __init__(self, *names: str, polls: int = 0) -> None:
+        self.names = names
+        self.polls = polls
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.failure: GpulseError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def call(self, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Answer as a head does."""
+        self.asked.append((operation, body or {}))
+        if self.failure is not None:
+            raise self.failure
+        is_over = any(asked == "stop" for asked, _ in self.asked)
+        self.polls -= is_over
+        if operation == "session":
+            return self._session((body or {})["name"])
+        return {"sessions": [self._session(f"id-{name}", is_active=not is_over) for name in self.names]}
+
+    def _session(self, key: str, *, is_active: bool = False) -> dict[str, Any]:
+        name = key.removeprefix("id-")
+        return {
+            "name": name,
+            "session_id": key,
+            "is_active": is_active,
+            "recoverable": True,
+            "export": {"state": "writing" if self.polls > 0 else "done", "path": f"/out/{name}.json"},
+        }
+
+
+Asked = Callable[[_Client], _Client]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Lets commands ask this head."""
+
+    def use(client: _Client) -> _Client:
+        monkeypatch.setattr(target.Target, "connect", lambda *_, **__: client)
+        monkeypatch.setattr(remote, "_POLL_SECONDS", 0.0)
+        return client
+
+    return use
+
+
+def test_all_sessions_are_stopped_at_once(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    """One request for all of them, so that they end at one moment; then their files are waited for together."""
+    names = tuple(f"run{number}" for number in range(20))
+    head = asked(_Client(*names, polls=3))
+
+    session.stop.main(["--all"], standalone_mode=False)
+
+    stops = [body for operation, body in head.asked if operation == "stop"]
+    assert [{"format": "json"}] == stops
+    assert len(head.asked) <= 5, "files are asked for one by one"
+    said = capsys.readouterr().out
+    assert all(f"{name} stopped: /out/{name}.json" in said for name in names)
+
+
+def test_one_session_is_stopped_by_its_name(asked: Asked) -> None:
+    """Also when it is found out which one it is, so that one begun meanwhile goes on."""
+    head = asked(_Client("only", polls=2))
+
+    session.stop.main([], standalone_mode=False)
+
+    assert ("stop", {"name": "only", "format": "json"}) in head.asked
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "hint"),
+    [
+        (session.recover_session, [], "gpulse session recover NAME"),
+        (gsprof.recover_session, ["localhost"], "gsprof recover --name NAME"),
+    ],
+)
+def test_recover_asks_which(asked: Asked, command: click.Command, words: list[str], hint: str) -> None:
+    """Without a name it says which there are, and exits with 2."""
+    head = asked(_Client("one", "two"))
+
+    with pytest.raises(UsageError, match="which session\\? interrupted: one, two") as caught:
+        command.main(words, standalone_mode=False)
+
+    assert (hint, 2) == (caught.value.hint, caught.value.exit_code)
+    assert ["sessions"] == [operation for operation, _ in head.asked]
+
+
+def test_nothing_to_recover_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to choose from."""
+    recover.Asked().choose([])
+
+    assert "there is no session to recover\n" == capsys.readouterr().out
+
+
+def test_hints_for_http_become_commands(asked: Asked) -> None:
+    """What a head suggests to programs is said in words that can be typed."""
+    head = asked(_Client())
+    head.failure = RefusedError(404, "there is no node 'nope'", hint="/clients lists them")
+
+    with pytest.raises(RefusedError) as caught:
+        session.start.main(["x", "--node", "nope"], standalone_mode=False)
+    assert "gpulse status lists them" == caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        ("gpulse session recover week.1, or stop it first", "gsprof recover --name week.1, or stop it first"),
+        ("gpulse session export run", "gsprof recover --export --name run"),
+        ("start a head here with `gpulse head`", "start a head here with `gsprof start`"),
+        ("gpulse status lists them", "gsprof status lists them"),
+        ("gpulse agent HOST:8090", "gsprof connect HOST:8090"),
+        ("pip install 'gpulse[head]'", "pip install 'gpulse[head]'"),
+        (None, None),
+    ],
+)
+def test_gsprof_suggests_its_own_commands(hint: str | None, words: str | None) -> None:
+    """Where it has one."""
+    assert words == gsprof.reworded(hint)
+
+
+def test_gsprof_rewords_what_its_commands_fail_with(asked: Asked) -> None:
+    """Whichever command it is."""
+    head = asked(_Client())
+    head.failure = RefusedError(409, "it is interrupted already", hint="gpulse session recover x, or stop it")
+
+    with pytest.raises(RefusedError) as caught:
+        gsprof.command.main(["profile", "localhost", "--name", "x"], standalone_mode=False)
+    assert "gsprof recover --name x, or stop it" == caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["90", "1.5", "10m", "1h30m", "30D", " 2w ", "250ms"])
+def test_lengths_of_time_are_the_same_everywhere(text: str) -> None:
+    """On the command line as in requests."""
+    assert duration(text.strip().lower()) == service.duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-5", "10 m", "10m5", "nan"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    """It is refused."""
+    with pytest.raises(click.BadParameter, match="no length of time"):
+        service.duration(text)
+
+
+def test_labels() -> None:
+    """Each has a key; a value may be empty, and may hold equals signs."""
+    assert {"a": "1", "b": "", "c": "x=y"} == service.labels(["a=1", "b=", "c=x=y"])
+    for wrong in ("a", "=1", "a=" + "x" * 300, "a=\n"):
+        with pytest.raises(UsageError, match="is no label"):
+            service.labels([wrong])
+    with pytest.raises(UsageError, match="too many"):
+        service.labels([f"{number}=" for number in range(1000)])
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AgentConfig]:
+    """How an agent would run that is started so."""
+
+    def configure(**options: Any) -> AgentConfig:
+        seen: list[AgentConfig] = []
+
+        async def run(config: AgentConfig, *_: object) -> None:
+            seen.append(config)
+
+        monkeypatch.setattr(agent, "_run", run)
+        monkeypatch.setattr(service, "start_logging", lambda: None)
+        agent.start(**{"demo": True, **options})
+        return seen[0]
+
+    return configure
+
+
+def test_one_head_has_one_spool_however_it_is_written(configured: Callable[..., AgentConfig]) -> None:
+    """Frames that wait for a head are found again when its port is left out the next time."""
+    states = {configured(head=head).state for head in ("head", "head:8090", "HEAD", "grpc://head:8090")}
+
+    assert [service.state_dir("agent", "head_8090")] == list(states)
+    assert configured(head="::1").state == configured(head="[::1]:8090").state
+    assert configured(head="head:9000").state not in states
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 254, "a\x1b[31m", "\udc80"])
+def test_a_name_that_no_node_can_have(configured: Callable[..., AgentConfig], name: str) -> None:
+    """It is refused before anything starts."""
+    with pytest.raises(UsageError, match="a node cannot be called"):
+        configured(head="head", node_name=name)
+
+
+def test_agents_do_not_speak_http(configured: Callable[..., AgentConfig]) -> None:
+    """An address that says so is refused, with the port to use."""
+    with pytest.raises(UsageError, match="agents use the gRPC port \\(8090 unless"):
+        configured(head="http://head:8091")
+
+
+def test_an_agents_token_is_read_as_a_commands(configured: Callable[..., AgentConfig]) -> None:
+    """One that others can read is refused, unless the head is on this machine and needs none."""
+    default = service.default_token_file()
+    default.parent.mkdir(parents=True)
+    default.write_text(f"{TOKEN}\n")
+    default.chmod(0o644)
+
+    assert configured(head="localhost").link.token is None
+    with pytest.raises(UsageError, match="others can read"):
+        configured(head="far-away")
+    default.chmod(0o600)
+    assert TOKEN == configured(head="far-away").link.token
