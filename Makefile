@@ -23,7 +23,7 @@ demo: $(READY) ## The full-screen view of a simulated machine
 	$(BIN)/gpulse top --demo
 
 test: $(READY) ## Run all tests
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 lint: $(READY) ## Linters, types, and who may import whom
 	$(BIN)/ruff check

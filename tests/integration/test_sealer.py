@@ -27,7 +27,7 @@ from gpulse.store.log.reader import LogReader
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
 
 _PATIENCE_SECONDS = 60.0
-_KILLS = 8
+_KILLS = 5
 _NODES = range(1, 4)
 
 
