@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 SEAL_SECONDS = 600.0
 SEAL_BYTES = 128 << 20
 """Sealing begins when either is reached: the older frames are in memory until then."""
+_SEGMENT_BYTES = 256 << 20
 _RECORD_BYTES = 16 << 20
 """So much is written at once."""
 
@@ -64,7 +65,7 @@ class Archive(StoreView):
         """
         self.directory = os.path.abspath(directory)
         self.layouts: dict[int, Layout] = {} if layouts is None else layouts
-        self._log = Log(f"{self.directory}/log")
+        self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
         try:
             self.book = Book(f"{self.directory}/book.sqlite")
             self._history = History(self.directory)
@@ -138,7 +139,7 @@ class Archive(StoreView):
             accepted = self._accepted
             with suppress(GpulseError):  # what it could not sync is looked for below
                 self._log.close()
-            self._log = Log(f"{self.directory}/log")
+            self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
             self._log.append(NOTHING, bytes(probe_bytes))
             self._log.sync()
             found = [Entry.of_record(record) for record in self._log.read(accepted + 1)]

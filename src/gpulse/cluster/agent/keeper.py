@@ -16,8 +16,8 @@ from gpulse.cluster.agent.spool import LIMIT_BYTES, Spool
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.store.log.log import Log
 
-SPOOL_AFTER_SECONDS = 0.7
-_TICK_SECONDS = 0.15
+SPOOL_AFTER_SECONDS = 0.65
+_TICK_SECONDS = 0.25
 """Both together, and the writing, stay below the second after which every frame is on disk."""
 _RETRY_SECONDS = 1.0
 _REOPEN_SECONDS = 5.0

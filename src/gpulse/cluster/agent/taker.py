@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 Taken = Callable[[Frame, PackedFrame, Sequence[bytes]], None]
 
+_JUDGE_SECONDS = 10.0
+"""Half as often as for somebody who watches: an agent runs for months."""
+
 
 class Taker:
     """The sampling thread. The source is its own: it is closed in the end."""
@@ -137,4 +140,4 @@ class Taker:
 def _monitor() -> Monitor:
     from gpulse.diagnosis.live import Monitor  # noqa: PLC0415  not needed without a diagnosis
 
-    return Monitor()
+    return Monitor(every_seconds=_JUDGE_SECONDS)

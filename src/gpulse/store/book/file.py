@@ -16,6 +16,8 @@ from gpulse.store.book.filesystem import is_local
 from gpulse.store.book.schema import check_version, prepare
 from gpulse.store.disk import disk_error, disk_errors, sync_directory
 
+_AUTOCHECKPOINT_PAGES = 16_384
+"""Whoever writes the book checkpoints it before the log is shortened; in between it need not wait for the disk."""
 _PATIENCE_SECONDS = 5.0
 """How long to wait for another process that holds the file."""
 _CHECKPOINT_PATIENCE_MS = 200
@@ -228,6 +230,7 @@ class BookFile:
         wanted = "wal" if self._is_local else "delete"
         mode = connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
         connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT_PAGES}")
 
     def _roll_back(self) -> None:
         """Leave nothing of a failed transaction, if need be by letting go of the connection."""
