@@ -375,6 +375,25 @@ def test_a_head_that_is_not_there_is_told_in_plain_words(cluster: Cluster) -> No
     assert time.monotonic() - began < 2.0
 
 
+def test_a_head_with_another_store_is_told_everything(cluster: Cluster) -> None:
+    """The frames that told it are not sent again, so the next one does."""
+
+    head = cluster.head("--interval-ms", "50")
+    agent = cluster.agent()
+    first = head.until_kind("batch")["events"]
+    head.until_frame(10)
+    head.kill()
+    other = cluster.head("--interval-ms", "50", "--head-id", "store-2", store="other")
+    again = other.until(
+        lambda e: e["kind"] == "batch" and any(event["event"] == "agent_started" for event in e["events"])
+    )["events"]
+    told = {event["pid"] for event in again if event["event"] == "process"}
+    assert told
+    assert told >= {event["pid"] for event in first if event["event"] == "process"}
+    assert {"health", "findings"} <= {event["event"] for event in again}
+    assert 0 == agent.end()
+
+
 @pytest.mark.slow
 def test_more_runs_than_a_head_takes_at_once(cluster: Cluster) -> None:
     """They are brought home in parts, the oldest first, and none is lost."""

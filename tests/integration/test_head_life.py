@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from gpulse.cluster import wire
-from gpulse.cluster.wire_pb2 import AgentMessage, Goodbye, HeadMessage, Hello, Run
+from gpulse.cluster.wire_pb2 import AgentMessage, Goodbye, HeadMessage, Hello, Request, Run
 from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port, until
 
 pytestmark = pytest.mark.slow
@@ -134,12 +134,58 @@ def test_sessions_cannot_reach_back_further_than_history(cluster: Cluster) -> No
     assert head.get("/profiling/sessions")["total_sessions"] == 1
 
 
+def test_a_stop_goes_on_when_whoever_asked_goes_away(cluster: Cluster) -> None:
+    """The session gets its file all the same."""
+
+    head = cluster.head("--freq", "1000")
+    with_frames(cluster, head)
+    head.post("/profiling/start", {"name": "left"})
+    request = Request(operation="stop", body=b'{"name": "left"}').SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{head.port}") as channel:
+        call: Any = channel.unary_unary(wire.CALL)
+        answer = call.future(request)
+        until(lambda: head.get("/api/v1/sessions/left")["state"] == "finished", "the session's end")
+        answer.cancel()
+
+    until((head.output_dir / "left.json").exists, "its file")
+
+
+def test_the_file_of_a_session_is_the_last_one_it_gets(cluster: Cluster) -> None:
+    """One that was exported while it went on is exported once more when it ends."""
+
+    head = cluster.head()
+    with_frames(cluster, head)
+    head.post("/profiling/start", {"name": "half"})
+    early = head.post("/api/v1/sessions/half/export", {})
+    assert Path(early["sessions"][0]["export"]["path"]).name == "half.json"
+    late = head.post("/profiling/stop", {"name": "half"})
+
+    assert Path(late["output_file"]).name == "half-2.json"
+    assert head.get("/api/v1/sessions/half")["state"] == "finished"
+    assert head.get("/api/v1/sessions/half")["output_file"] == late["output_file"]
+
+
+def test_sessions_of_a_head_that_resumes_them_by_itself(cluster: Cluster) -> None:
+    """`--auto-resume`: they go on, with the gap in them."""
+
+    head = cluster.head()
+    with_frames(cluster, head)
+    head.post("/profiling/start", {"name": "week"})
+    head.kill()
+    again = cluster.head("--auto-resume", port=head.port, http_port=head.http_port)
+
+    session = again.get("/api/v1/sessions/week")
+
+    assert session["state"] == "active"
+    assert [gap["end_time"] is not None for gap in session["interruptions"]] == [True]
+
+
 def test_losses_are_told_once_though_they_are_announced_again(cluster: Cluster) -> None:
     """An agent repeats what its earlier runs lost until it is certain that the head knows."""
 
     head = cluster.head()
     _say_hello(head.port)
-    until(lambda: _told(head), "the events")
+    until(lambda: len(_told(head)) == 2, "the events")
     head.kill()
     again = cluster.head(port=head.port, http_port=head.http_port)
     _say_hello(again.port)

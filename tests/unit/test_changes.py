@@ -127,6 +127,21 @@ def test_findings_are_told_when_they_change_and_their_numbers_now_and_then(chang
     json.dumps(told, allow_nan=False)
 
 
+def test_everything_is_told_again_on_request(changes: Changes) -> None:
+    """Once, with the next frame of which something could be read; also that there is nothing to complain about."""
+
+    entry = Health("nvml", "not_answering", "silent", 3.0, "gpu 1", ())
+    told = changes(frame(1, process(10, "a"), process(11, "b"), health=(entry,)))
+    changes.again()
+    assert [] == changes(Frame(time=1002, monotonic=2, node=Node("n"), health=(entry,)))
+    again = changes(frame(3, process(10, "a"), health=(entry,)))
+
+    findings = {"event": "findings", "findings": [], "verdict": None}
+    ended = {"event": "process_end", "pid": 11, "start_time": 5.0}
+    assert [_STARTED, ended, told[0], told[2], findings] == again
+    assert [] == changes(frame(4, process(10, "a"), health=(entry,)))
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

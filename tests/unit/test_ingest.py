@@ -471,19 +471,26 @@ async def test_others_need_a_token() -> None:
 
 
 async def test_layouts_that_nobody_uses_are_forgotten_and_may_come_again() -> None:
-    """Every change of a node's processes makes one: they would pile up for ever."""
+    """Every change of a node's processes makes one; what the newest frame of a node needs stays."""
 
     scene = Scene()
     call = await scene.connected()
     call.say(batch=batch(1))
     await settled(scene, call)
     scene.now += 3600.0
-    assert scene.fleet.forget_layouts(NOW, scene.now) == []
+    assert scene.fleet.forget_layouts(scene.now, scene.now) == []
+    assert [node.frame is not None for node in scene.fleet.live()] == [True]
 
-    assert scene.fleet.forget_layouts(NOW + 1.0, scene.now) == [BLOCK.layout]
-
-    call.say(layout=Layout(text=PACKER.text))
-    call.say(batch=batch(2))
+    other = BlockPacker("host")
+    block, _ = other.pack([{}], [({"load5": 1.0}, {})])
+    call.say(layout=Layout(text=other.text))
+    call.say(batch=batch(2, frames=PackedFrame(round(NOW * 1e6), 0, (block,)).to_bytes()))
     await settled(scene, call)
-    assert scene.sequences() == [1, 2]
+
+    assert scene.fleet.forget_layouts(scene.now, scene.now) == [BLOCK.layout]
+    assert [node.frame is not None for node in scene.fleet.live()] == [True]
+    call.say(layout=Layout(text=PACKER.text))
+    call.say(batch=batch(3))
+    await settled(scene, call)
+    assert scene.sequences() == [1, 2, 3]
     await call.hang_up()

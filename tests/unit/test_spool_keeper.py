@@ -11,9 +11,11 @@ import pytest
 
 from gpulse.cluster.agent.buffer import Buffer
 from gpulse.cluster.agent.keeper import Keeper
-from gpulse.cluster.agent.ledger import Piece
+from gpulse.cluster.agent.ledger import Ledger, Piece, RunNote
 from gpulse.cluster.agent.spool import SpoolReader
+from gpulse.errors import DiskError
 from gpulse.model.columns import Block, PackedFrame, layout_id
+from gpulse.store.log.log import Log
 
 RUN = b"r" * 16
 TEXT = b"a layout"
@@ -154,3 +156,63 @@ def test_threads_end_and_leave_an_end_marker(tmp_path: Path) -> None:
         old.dropped,
     )
     let_go(keeper)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_full_disk_with_frames_of_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_broken: bool
+) -> None:
+    """They can be sent, each once and none said to be missing, however often the spool must be opened again."""
+
+    earlier = Keeper(Buffer(RUN, "b", 1000), tmp_path / "spool")
+    fill(earlier._buffer, 5, 0.0)
+    step(earlier, 1.0)
+    let_go(earlier)
+
+    def is_full(_: Log, data: bytes, count: int) -> None:
+        raise DiskError(f"cannot write {len(data)} bytes, {count} records: No space left on device")
+
+    def cannot_sync(_: Log) -> None:
+        raise DiskError("Input/output error")
+
+    buffer = Buffer(b"x" * 16, "b", 1000)
+    fill(buffer, 2, 0.0)
+    found: list[bool] = []
+    keeper = Keeper(buffer, tmp_path / "spool", found=lambda: found.append(True))
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "_write", is_full)
+        if is_broken:
+            patch.setattr(Log, "sync", cannot_sync)
+        for now in (1.0, 2.0, 3.0):
+            step(keeper, now)
+            assert is_broken is not is_open(keeper)
+            assert [(RUN, 1, 0), (b"x" * 16, 1, 0)] == [
+                (run.note.id, run.first_kept, run.dropped) for run in buffer.runs()
+            ]
+    step(keeper, 4.0)
+
+    assert [True] == found
+    assert ([], 0) == buffer.due(9.0, 10)
+    piece = buffer.ready(RUN, 0, 10, 10**6)
+    assert isinstance(piece, Piece)
+    reader = SpoolReader(lambda: keeper.log)
+    assert [1, 2, 3, 4, 5] == [frame.sequence for frame in reader.read(piece, 10, 10**6)]
+    assert buffer.ready(RUN, 5, 10, 10**6) is None
+    buffer.acknowledge(RUN, 5)
+    assert 1 == buffer.settle([RUN])
+    assert 0 == buffer.dropped
+    reader.close()
+    let_go(keeper)
+
+
+def test_what_is_adopted_twice_is_there_once() -> None:
+    """Without what was acknowledged in between."""
+
+    found, buffer = Ledger(), Buffer(b"x" * 16, "b", 1000)
+    found.begin(RunNote(RUN, "b", 1000))
+    found.spooled(1, RUN, 1, 5)
+    for acked in (2, 3):
+        buffer.adopt(found)
+        buffer.acknowledge(RUN, acked)
+        old = buffer.runs()[0]
+        assert (acked + 1, 0) == (old.first_kept, old.dropped)

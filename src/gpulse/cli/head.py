@@ -242,18 +242,26 @@ async def _own_agent(listening: Listening, config: HeadConfig) -> None:
     """Keep an agent for this machine running, until cancelled."""
     arguments = ["agent", listening.local or listening.grpc, "--state-dir", f"{config.data_dir}/agent"]
     while True:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _WITH_PARENT, *arguments, stdin=asyncio.subprocess.DEVNULL
-        )
         try:
-            code = await process.wait()
-        except asyncio.CancelledError:
-            with suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
-            raise
-        log.warning("the agent of this machine ended (%s); it is started anew", code)
+            code = await _ran(arguments)
+            log.warning("the agent of this machine ended (%s); it is started anew", code)
+        except OSError as error:
+            log.error("the agent of this machine cannot be started: %s", error)
         await asyncio.sleep(_AGENT_PAUSE_SECONDS)
+
+
+async def _ran(arguments: list[str]) -> int:
+    """Run an agent to its end; cancelled, it is told to end first."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _WITH_PARENT, *arguments, stdin=asyncio.subprocess.DEVNULL
+    )
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+        raise
 
 
 def _token(path: Path | None, *, host: str, insecure: bool, is_encrypted: bool) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, NamedTuple, Self
 
 from gpulse.errors import DiskError, GpulseError, LogError
@@ -85,6 +87,7 @@ class Archive(StoreView):
         self._accepted = self._log.last
         """Up to which position entries were taken in; one that failed to sync may be on disk behind it."""
         self._behind = False
+        self._gpus_version = 0
         self._gpus: list[StoredGpu] | None = None
         """Asked for with every query, and hardly ever another list."""
         self._lock = threading.Lock()
@@ -104,6 +107,15 @@ class Archive(StoreView):
                 f"the log in {self._log.directory} ends at record {self._log.last}, but {known} were read from it before",
                 hint="put the log back that belongs there, or use another --data-dir",
             )
+
+    @property
+    def is_behind(self) -> bool:
+        """True while the disk does not let the book follow the log."""
+        return self._behind
+
+    def _gpus_changed(self) -> None:
+        self._gpus_version += 1
+        self._gpus = None
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +170,7 @@ class Archive(StoreView):
             with self._book_lock:
                 self.book.apply(step_of(position + len(entries) - 1, entries))
             if any(entry.fact is not None and entry.fact["fact"] in _ABOUT_GPUS for entry in entries):
-                self._gpus = None
+                self._gpus_changed()
         except DiskError as error:
             if not self._behind:
                 log.error("the book cannot follow the log: %s", error.message)
@@ -178,8 +190,10 @@ class Archive(StoreView):
         """
         if self._behind:
             with self._book_lock:
-                self.book.replay(self._log.read(self.book.applied + 1))
-            self._gpus = None
+                durable = self._accepted  # what is not synced yet is none of the book's business
+                records = self._log.read(self.book.applied + 1)
+                self.book.replay(takewhile(lambda record: record.position <= durable, records))
+            self._gpus_changed()
             self._behind = False
             log.warning("the book follows the log again")
 
@@ -216,9 +230,11 @@ class Archive(StoreView):
             self._history.refresh()
         if limit_bytes is not None:
             limit_bytes = max(0, limit_bytes - self._log.size_bytes - self.book.size_bytes)
-        dropped = self._sealer.retain(now, keep_seconds, limit_bytes)
+        forever = math.isinf(keep_seconds)
+        dropped = self._sealer.retain(now, None if forever else keep_seconds, limit_bytes)
         self._history.refresh()
-        self.book.drop_before(now - keep_seconds)
+        if not forever:
+            self.book.drop_before(now - keep_seconds)
         return list(dropped)
 
     @property
@@ -274,9 +290,12 @@ class Archive(StoreView):
 
     def gpus(self) -> list[StoredGpu]:
         """All GPUs, by node and index."""
-        if self._gpus is None:
-            self._gpus = super().gpus()
-        return list(self._gpus)
+        known, version = self._gpus, self._gpus_version
+        if known is None:
+            known = super().gpus()
+            if version == self._gpus_version:  # else others came while this was read
+                self._gpus = known
+        return list(known)
 
 
 _ABOUT_GPUS = frozenset({"devices", "node"})

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol, TypeVar
 
 from gpulse.errors import DiskError, GpulseError
 from gpulse.store.entry import Entry
 
 log = logging.getLogger(__name__)
+
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
 
 COMMIT_SECONDS = 1.0
 _HURRY_BYTES = 16 << 20
@@ -18,6 +23,8 @@ _HURRY_BYTES = 16 << 20
 MOST_WAITING_BYTES = 64 << 20
 """With so much waiting agents are not read from until it is less."""
 _RETRY_SECONDS = 1.0
+SLOW_SECONDS = 5.0
+"""A commit that takes longer means a disk that is too slow."""
 _MOST_KEPT_FACTS = 100_000
 _LARGEST_PROBE = 1 << 20
 
@@ -89,9 +96,18 @@ class Committer:
         self._seconds = seconds
         self._waiting: list[_Waiting] = []
         self._failed_bytes = 0
+        self._thread = ThreadPoolExecutor(1, "commit")
+        self._began: float | None = None
         self._hurry = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+
+    @property
+    def slow_seconds(self) -> float | None:
+        """For how long the disk has been waited for, when that is longer than it should be."""
+        if self._began is None or self._now() - self._began < SLOW_SECONDS:
+            return None
+        return self._now() - self._began
 
     def add(self, entry: Entry) -> None:
         """Take one entry for the next commit."""
@@ -123,6 +139,14 @@ class Committer:
         """Wait until there is room for more."""
         await self._room.wait()
 
+    async def _in_thread(self, work: Callable[[_Given], _Result], given: _Given) -> _Result:
+        """A thread of its own: those of all others may be busy with questions."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, given)
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._thread.shutdown(wait=False)
+
     async def run(self) -> None:
         """Commit until cancelled."""
         while True:
@@ -145,7 +169,11 @@ class Committer:
         self._room.set()
         try:
             if entries:
-                await asyncio.to_thread(self._journal.commit, entries)
+                self._began = self._now()
+                try:
+                    await self._in_thread(self._journal.commit, entries)
+                finally:
+                    self._began = None
         except DiskError as error:
             self._stop(error, taken)
             return
@@ -177,12 +205,20 @@ class Committer:
 
     async def _repair(self) -> None:
         try:
-            found = await asyncio.to_thread(self._journal.repair, min(self._failed_bytes, _LARGEST_PROBE))
+            found = await self._in_thread(self._journal.repair, min(self._failed_bytes, _LARGEST_PROBE))
         except GpulseError as error:
             if self.trouble is not None and error.message != self.trouble.message:
                 log.error("still nothing is stored: %s", error.message)
                 self.trouble = self.trouble._replace(message=error.message, hint=error.hint)
             return
+        written = Counter(entry.payload for entry in found)
+        left = []
+        for waiting in self._waiting:
+            if waiting.entry is not None and written[waiting.entry.payload]:
+                written[waiting.entry.payload] -= 1  # it was on disk after all
+            else:
+                left.append(waiting)
+        self._waiting = left
         since = 0.0 if self.trouble is None else self._now() - self.trouble.since
         log.warning("storing again after %.0f s", since)
         self.trouble = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from gpulse.cluster.api.interface import Document, Download, Format, RefusedError
@@ -19,6 +19,7 @@ from gpulse.store.disk import disk_error
 
 log = logging.getLogger(__name__)
 
+Written = Callable[[Session, str], Awaitable[None]]
 _AT_ONCE = 2
 _CLOSE_SECONDS = 10.0
 
@@ -44,7 +45,7 @@ class Exports:
         self._store = store
         self._now = now
         self._states: dict[str, _State] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[str, Format, float | None], asyncio.Task[None]] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._cancelled = False
         remove_stale_drafts(directory)
@@ -61,25 +62,26 @@ class Exports:
         except GpulseError as error:
             raise RefusedError(404, error.message, hint=error.hint) from error
 
-    def begin(self, session: Session, output_format: Format, written: Callable[[Session, str], None]) -> None:
+    def begin(self, session: Session, output_format: Format, written: Written) -> None:
         """Write a session's file; `written` is told where it is once it is complete."""
-        if session.id in self._tasks:
+        key = (session.id, output_format, session.end)
+        if key in self._tasks:
             return
         self._states[session.id] = _State("writing")
         task = asyncio.create_task(self._write(session, output_format, written))
-        self._tasks[session.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(session.id, None))
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def finished(self, ids: Collection[str], timeout_seconds: float) -> None:
         """Wait until these are written, but not for longer than that."""
-        tasks = [self._tasks[name] for name in ids if name in self._tasks]
+        tasks = [task for key, task in self._tasks.items() if key[0] in ids]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_seconds)
 
     async def close(self) -> None:
         """Give up what is being written; the next head writes it."""
         self._cancelled = True
-        await self.finished(list(self._tasks), _CLOSE_SECONDS)
+        await self.finished([key[0] for key in self._tasks], _CLOSE_SECONDS)
 
     def state(self, session: Session) -> Document:
         """How far a session's file is."""
@@ -96,9 +98,7 @@ class Exports:
         pieces = _pieces(self._store, session, output_format, now)
         return Download(f"{session.name}.{output_format}", MEDIA_TYPES[output_format], _from_thread(pieces))
 
-    async def _write(
-        self, session: Session, output_format: Format, written: Callable[[Session, str], None]
-    ) -> None:
+    async def _write(self, session: Session, output_format: Format, written: Written) -> None:
         try:
             async with self._turn:
                 path = await asyncio.to_thread(self._write_file, session, output_format)
@@ -115,7 +115,7 @@ class Exports:
             return
         log.info("session %s is in %s", session.name, path)
         self._states[session.id] = _State("done", path)
-        written(session, path)
+        await written(session, path)
 
     def _write_file(self, session: Session, output_format: Format) -> str:
         with create_session_file(self.directory, session.name, f".{output_format}") as draft:

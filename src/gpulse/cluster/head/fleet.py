@@ -83,6 +83,11 @@ class Member:
         if any(layouts[block.layout].scope not in _QUICK_SCOPES for block in packed.blocks):
             self._slow = packed
 
+    def layouts(self) -> set[int]:
+        """The layouts that its newest frame refers to."""
+        newest = self._newest[0] if self._newest else None
+        return {block.layout for frame in (newest, self._slow) if frame for block in frame.blocks}
+
     def frame(self, layouts: Mapping[int, Layout]) -> Frame | None:
         """The newest frame, taken apart when somebody asks for it."""
         if self._decoded is None and self._newest is not None:
@@ -159,9 +164,15 @@ class Fleet:
 
     def forget_layouts(self, before: float, now: float) -> list[int]:
         """Drop the layouts that no frame referred to since then; every change of a node's processes makes one."""
-        old = [layout for layout in self.layouts if self._used.setdefault(layout, now) < before]
+        needed = {layout for member in self.members.values() for layout in member.layouts()}
+        old = [
+            layout
+            for layout in self.layouts
+            if layout not in needed and self._used.setdefault(layout, now) < before
+        ]
         for layout in old:
-            del self.layouts[layout], self._used[layout]
+            del self.layouts[layout]
+            self._used.pop(layout, None)
         return old
 
     def restore(self, store: Past, now: float) -> None:
@@ -178,6 +189,11 @@ class Fleet:
             for event, latest in (("findings", findings), ("health", health)):
                 if node.id in latest:
                     member.happened(json.dumps([{**latest[node.id][1], "event": event}]).encode())
+
+    def clock_was_set(self, seconds: float) -> None:
+        """The head's clock went forward: nobody was silent for that long."""
+        for member in self.members.values():
+            member.seen += seconds
 
     def check(self, now: float, interval_seconds: float) -> list[tuple[Member, NodeState]]:
         """The nodes whose state is another one by now, and the one it was before."""

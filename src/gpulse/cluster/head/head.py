@@ -117,7 +117,9 @@ class Head:
         async with AsyncExitStack() as stack:
             self._archive = await asyncio.to_thread(Archive, self._config.data_dir)
             stack.push_async_callback(asyncio.to_thread, self._archive.close)
+            self._usage = await asyncio.to_thread(self._archive.usage)
             service = self._assemble()
+            stack.callback(self._committer.close)
             await self._wake_sessions()
             server = make_server(self._ingest, Calls(service, self._allowed))
             port = self._bind(server)
@@ -141,6 +143,7 @@ class Head:
                 for name, work in (
                     ("commit", self._committer.run()),
                     ("watch", self._watch()),
+                    ("measure", self._measure()),
                     ("upkeep", self._upkeep.run()),
                 )
             ]
@@ -270,30 +273,49 @@ class Head:
         kinds = {"healthy": "node_back", "late": "node_late", "lost": "node_lost"}
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            before_step = self._clock.now()
             step = self._clock.step()
             if step is not None:
                 log.warning("this machine's clock was set by %+.1f s", step)
                 self._ingest.event("head_clock_step", None, seconds=round(step, 3))
                 self._ingest.clock_was_set()
+                self._upkeep.hold()
+                self._fleet.clock_was_set(self._clock.now() - before_step)
             for member, before in self._fleet.check(self._clock.now(), self._settings.interval_seconds):
                 level = logging.WARNING if member.state == "lost" else logging.INFO
                 log.log(level, "%s is %s (was %s)", member.name, member.state, before)
                 self._ingest.event(kinds[member.state], member.stored.id, before=before)
 
+    async def _measure(self) -> None:
+        """Look at the disk now and then, in a thread: one that hangs must not hang the head."""
+        is_told = False
+        while True:
+            slow = self._committer.slow_seconds
+            if (slow is not None) != is_told:
+                is_told = not is_told
+                log.warning(
+                    "the disk is %s", "too slow: nothing is acknowledged" if is_told else "fast again"
+                )
+            with suppress(OSError):
+                self._usage = await asyncio.to_thread(self._archive.usage)
+            await asyncio.sleep(_WATCH_SECONDS)
+
     def _storage(self) -> Document:
-        trouble = self._committer.trouble or self._upkeep.trouble
-        try:
-            usage = self._archive.usage()
-        except OSError:
-            usage = None
-        is_fine = trouble is None and (usage is None or not usage.is_behind)
+        trouble, slow = self._committer.trouble or self._upkeep.trouble, self._committer.slow_seconds
+        error = None
+        if trouble is not None:
+            error = trouble.message
+        elif slow is not None:
+            error = f"the disk has been writing for {slow:.0f} s"
+        elif self._archive.is_behind:
+            error = "the book cannot follow the log"
         return {
-            "state": "ok" if is_fine else "failing",
-            "error": trouble.message if trouble else None if is_fine else "the book cannot follow the log",
+            "state": "ok" if error is None else "failing",
+            "error": error,
             "hint": trouble.hint if trouble else None,
             "since": trouble.since if trouble else None,
             "directory": self._archive.directory,
-            **(usage._asdict() if usage else {}),
+            **self._usage._asdict(),
         }
 
     def _committed(self, entries: Sequence[Entry]) -> None:

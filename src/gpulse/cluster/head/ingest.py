@@ -273,13 +273,13 @@ class Ingest:
         shift_us = self._shift(stream, message.run, frames[-1])
         check_moments(frames, shift_us)
         batch = Batch(message.run, run.node, first, len(frames), now_us, shift_us, data)
-        run.received = batch.last
         happened = tuple(
             FrameEvents(run.node, batch.run, first + place, (frame.time_us + shift_us) / 1e6, frame.events)
             for place, frame in enumerate(frames)
             if frame.events
         )
         self._committer().add(Entry.of_batch(batch, happened))
+        run.received = batch.last
         member = stream.member
         for item in happened:
             member.happened(item.events)

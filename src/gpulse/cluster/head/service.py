@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from gpulse._version import __version__
 from gpulse.cluster.api.interface import Document, Download, Format, LiveNode, RefusedError
@@ -67,6 +68,8 @@ class Service:
         self._past = Past(store, fleet.register, exports.gpus, lambda: settings.interval_seconds)
         self._started = now()
         self._session_lock = asyncio.Lock()
+        self._work: set[asyncio.Task[Document]] = set()
+        """What goes on though nobody may wait for it any more."""
 
     # --- looking
 
@@ -241,7 +244,16 @@ class Service:
         }
 
     async def stop_sessions(self, *, name: str | None = None, output_format: Format = "json") -> Document:
-        """End one session, or all that are active, and write their files."""
+        """End one session, or all that are active, and write their files.
+
+        It goes on when whoever asked goes away.
+        """
+        work = asyncio.create_task(self._stop_sessions(name, output_format))
+        self._work.add(work)
+        work.add_done_callback(self._work.discard)
+        return await asyncio.shield(work)
+
+    async def _stop_sessions(self, name: str | None, output_format: Format) -> Document:
         async with self._session_lock:
             chosen = self._sessions.to_stop(name)
             now = self._now()
@@ -308,11 +320,13 @@ class Service:
         """A session's file, piece by piece."""
         return self._exports.download(self._sessions.find(name), output_format, self._now())
 
-    def _written(self, session: Session, path: str) -> None:
-        """A session's file is there: remember where."""
-        current = self._sessions.find(session.id)._replace(output=path)
-        self._sessions.put(current)
-        self._ingest.note("session", **current.to_dict())
+    async def _written(self, session: Session, path: str) -> None:
+        """A session's file is there: remember where, if it is the last one it gets."""
+        if session.state != "finished":
+            return
+        async with self._session_lock:
+            with suppress(RefusedError):  # a full disk: the next head writes the file once more
+                await self._keep(self._sessions.find(session.id)._replace(output=path))
 
     def write_files(self) -> None:
         """Write the files of sessions that were stopped when the last head ended before it could."""

@@ -148,8 +148,8 @@ def stopped(session: Session, now: float) -> Session:
     """The session, ended now; what was interrupted ends where the interruption began."""
     if session.state == "interrupted" and session.interruptions:
         *before, last = session.interruptions
-        return session._replace(state="finished", end=last.start, interruptions=tuple(before))
-    return session._replace(state="finished", end=max(now, session.start))
+        return session._replace(state="finished", end=last.start, interruptions=tuple(before), output=None)
+    return session._replace(state="finished", end=max(now, session.start), output=None)
 
 
 def interrupted(session: Session, since: float) -> Session:

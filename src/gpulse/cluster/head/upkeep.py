@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +23,7 @@ _TIDY_SECONDS = 600.0
 _MOST_UNSEALED_BYTES = 4 * SEAL_BYTES
 """When sealing fails for so long that this much is in memory, the older half of it is found on disk alone."""
 _MARGIN_SECONDS = 1.0
+_HOLD_SECONDS = 6 * 3600.0
 
 
 class Rules(NamedTuple):
@@ -56,6 +58,11 @@ class Upkeep:
         self._notes = notes
         self._rules = rules
         self._now = now
+        self._held_until = 0.0
+
+    def hold(self) -> None:
+        """The clock jumped: drop nothing for its age until somebody had time to see whether it is right."""
+        self._held_until = time.monotonic() + _HOLD_SECONDS
 
     async def run(self) -> None:
         """Do it until cancelled."""
@@ -96,7 +103,7 @@ class Upkeep:
         dropped = await asyncio.to_thread(
             self._archive.tidy,
             self._now(),
-            keep_seconds=self._rules.keep_seconds,
+            keep_seconds=math.inf if time.monotonic() < self._held_until else self._rules.keep_seconds,
             limit_bytes=self._rules.limit_bytes,
         )
         if dropped:

@@ -89,7 +89,7 @@ class Book:
         """What the file takes on disk, with what SQLite keeps beside it."""
         total = 0
         for suffix in ("", "-wal", "-shm", "-journal"):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 total += os.stat(f"{self.path}{suffix}").st_size
         return total
 
