@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 import time
@@ -528,9 +529,15 @@ def sessions(report: Report, size: Size) -> None:
         length = 2 * (size.sessions_turns + 1) * (each + 20.0)  # more than enough: it is ended with the block
         with _fleet(head.address, folder, agents, length, others, _QUICK_INTERVAL) as made:
             turn(1)
-            takes = measure.in_turn(size.sessions_turns, {"one": partial(turn, 1), "ten": partial(turn, 10)})
+            takes: dict[str, list[float]] = {"one": [], "ten": []}
+            counts = {"one": 1, "ten": 10}
+            for number in range(2 * math.ceil(size.sessions_turns / 2)):
+                # What comes later costs a little more, so neither of both may always be the second.
+                for name in ("one", "ten") if number % 2 == 0 else ("ten", "one"):
+                    takes[name].append(turn(counts[name]))
             made.check()
-    ratios = Spread.of([ten / one for one, ten in zip(takes["one"], takes["ten"], strict=True)])
+    pairs = list(zip(takes["one"], takes["ten"], strict=True))
+    ratios = Spread.of([(b[1] + a[1]) / (b[0] + a[0]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)])
     noise = Spread.of([after / before for before, after in pairwise(takes["one"])])
     report.targets.append(
         Target(

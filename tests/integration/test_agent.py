@@ -282,13 +282,16 @@ def test_a_clean_end_without_a_head_keeps_everything(cluster: Cluster) -> None:
 
 
 def test_a_full_spool_gives_up_the_oldest_and_says_how_many(cluster: Cluster) -> None:
-    """What is missing at the head is exactly what was reported."""
+    """What is missing at the head is exactly what was reported, and what the missing ones told is told again."""
 
     agent = cluster.agent("--interval", "0.05", "--memory-frames", "5", "--spool-limit", "1MiB")
     agent.until_said("there was no room")
     head = cluster.head()
     hello = head.until_kind("hello")
     gap = head.until_kind("gap")["frames"]
+    head.until(
+        lambda e: e["kind"] == "batch" and {"agent_started", "process"} <= {x["event"] for x in e["events"]}
+    )
     agent.end()
     head.until_kind("goodbye")
     reported = max([hello["runs"][0]["dropped"], *(e["frames"] for e in head.seen if e["kind"] == "dropped")])

@@ -136,7 +136,7 @@ def test_everything_is_told_again_on_request(changes: Changes) -> None:
     assert [] == changes(Frame(time=1002, monotonic=2, node=Node("n"), health=(entry,)))
     again = changes(frame(3, process(10, "a"), health=(entry,)))
 
-    findings = {"event": "findings", "findings": [], "verdict": None}
+    findings: dict[str, Any] = {"event": "findings", "findings": [], "verdict": None}
     ended = {"event": "process_end", "pid": 11, "start_time": 5.0}
     assert [_STARTED, ended, told[0], told[2], findings] == again
     assert [] == changes(frame(4, process(10, "a"), health=(entry,)))

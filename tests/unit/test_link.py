@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import grpc
@@ -16,30 +16,30 @@ from gpulse.cluster.agent.link import Link, LinkConfig, RefusedByHeadError
 from gpulse.cluster.agent.spool import SpoolReader
 from gpulse.cluster.agent.stream import Side
 from gpulse.cluster.wire_pb2 import Hello
-from gpulse.errors import GpulseError, UsageError
+from gpulse.errors import UsageError
 
-Step = Exception | None
-
-
-def refusal(code: grpc.StatusCode, why: str) -> grpc.aio.AioRpcError:
-    """What a head that does not want an agent answers."""
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=why)
+TAKEN = grpc.aio.AioRpcError(
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.aio.Metadata(),
+    grpc.aio.Metadata(),
+    details="another agent is connected already",
+)
+AWAY = UsageError("cannot read the certificate")
 
 
 class World:
-    """A head that does what it is told with each attempt, and a clock that only waiting moves."""
+    """A head that does as it is told with each attempt, and a clock that only waiting moves."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, steps: Iterator[Step]) -> None:
-        """Take the place of channels, streams and pauses; None in `steps` is a welcome, after which it is lost."""
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        """Take the place of channels, streams and pauses."""
         self.now = 0.0
         self.attempts: list[float] = []
-        self.missing = False
-        self._steps = steps
+        self._steps: Iterator[Exception | None] = iter(())
+        self._step: Exception | None = None
         patch.setattr(module, "open_channel", self._open)
         patch.setattr(module, "Stream", lambda *_: self)
-        buffer = Buffer(b"r" * 16, "b", 1000)
         side = Side(
-            buffer,
+            Buffer(b"r" * 16, "b", 1000),
             SpoolReader(lambda: None),
             Hello,
             lambda _: None,
@@ -47,29 +47,33 @@ class World:
             lambda: None,
             lambda: self.now,
         )
-        self.link = Link(LinkConfig("head:1"), side, lambda: 1.0)
-        patch.setattr(self.link, "_pause", self._pause)
+        self._link = Link(LinkConfig("head:1"), side, lambda: 1.0)
+        patch.setattr(self._link, "_pause", self._pause)
 
-    def _open(self, _: LinkConfig) -> Any:
-        step = next(self._steps, self.link)
+    async def go(self, steps: Iterable[Exception | None]) -> None:
+        """Connect so often: with each attempt something is raised, or a welcome is followed by a loss."""
+        self._steps = iter(steps)
+        await self._link.run()
+
+    def _open(self, _: LinkConfig) -> None:
         self.attempts.append(self.now)
-        if step is self.link:
-            self.link.stop()
-        self._step: Any = step
-        if isinstance(step, UsageError):
-            raise step
+        try:
+            self._step = next(self._steps)
+        except StopIteration:
+            self._step = None
+            self._link.stop()
+        if self._step is AWAY:
+            raise AWAY
 
     async def _pause(self, seconds: float) -> None:
         self.now += seconds
 
     async def run(self, connected: Callable[[str], None]) -> None:
         """One connection."""
-        if self._step is None:
-            connected("node")
-            self.now += 1.0
-            raise OSError("lost")
-        if isinstance(self._step, Exception):
+        if self._step is not None:
             raise self._step
+        connected("node")
+        raise OSError("lost")
 
     def stop(self) -> None:
         """Nothing is left to send."""
@@ -78,22 +82,51 @@ class World:
         """Nothing is held."""
 
 
-def run(patch: pytest.MonkeyPatch, *steps: Step, rest: Step = None) -> World:
-    """Go through these attempts; all later ones come to the same when `rest` is given."""
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A head to be."""
+    return World(monkeypatch)
 
-    def attempts() -> Iterator[Step]:
-        yield from steps
-        while rest is not None:
-            yield rest
 
-    async def go() -> World:
-        world = World(patch, attempts())
-        failures: list[GpulseError] = []
-        try:
-            await world.link.run()
-        except GpulseError as error:
-            failures.append(error)
-        world.failure = failures[0] if failures else None  # type: ignore[attr-defined]
-        return world
+async def test_a_fault_of_ours_is_one_more_failure(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Sending is tried again, less and less often, and where it went wrong is told once."""
 
-    return asyncio.run(go())
+    await world.go([ValueError("negative"), None, ValueError("negative"), ValueError("negative")])
+    assert 5 == len(world.attempts)
+    assert world.attempts == sorted(set(world.attempts))
+    assert 1 == sum(record.exc_info is not None for record in caplog.records)
+    assert "a fault in gpulse: ValueError('negative')" in caplog.text
+
+
+async def test_a_certificate_that_is_away_for_a_moment(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent that was welcome once waits for it to come back."""
+
+    await world.go([None, AWAY, AWAY, None])
+    assert 5 == len(world.attempts)
+    assert "not connected to head:1 (cannot read the certificate)" in caplog.text
+
+
+async def test_a_certificate_that_never_was_there(world: World) -> None:
+    """An agent that never was welcome ends and says so."""
+
+    with pytest.raises(UsageError, match="cannot read the certificate"):
+        await world.go([AWAY])
+
+
+async def test_a_place_that_stays_taken(world: World) -> None:
+    """The agent ends with the head's words, but not before its own earlier life would have been given up."""
+
+    with pytest.raises(RefusedByHeadError, match="refuses: another agent is connected already"):
+        await world.go(repeat(TAKEN))
+    assert 15.0 <= world.now <= 16.0
+    assert sum(moment > 10.0 for moment in world.attempts)
+
+
+async def test_a_place_that_gets_free(world: World) -> None:
+    """The agent takes it; and what it waited before says nothing about another time."""
+
+    await world.go([TAKEN, TAKEN, TAKEN, TAKEN, OSError("away"), TAKEN, None, *repeat(TAKEN, 8), None])
+    assert 17 == len(world.attempts)
+    assert world.now > 60.0

@@ -139,14 +139,21 @@ class _Agent:
             found=lambda: self._soon(self._link.announce),
         )
         self._reader = SpoolReader(lambda: self._keeper.log)
+        changes = Changes(version=__version__, pid=self._identity.pid, full_commands=config.full_commands)
         side = Side(
-            self._buffer, self._reader, self._hello, self._settings, self._keeper.note, time.monotonic
+            self._buffer,
+            self._reader,
+            self._hello,
+            self._settings,
+            self._keeper.note,
+            changes.again,
+            time.monotonic,
         )
         self._link = Link(config.link, side, random.random)
         self._taker = Taker(
             source,
             interval,
-            changes=Changes(version=__version__, pid=self._identity.pid, full_commands=config.full_commands),
+            changes=changes,
             taken=self._taken,
             ended=lambda: self._soon(self._stop.set),
             diagnosis=config.diagnosis,

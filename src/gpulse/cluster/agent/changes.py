@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -33,13 +34,19 @@ class Changes:
             pid: Of the agent.
             full_commands: Tell whole command lines, which may hold secrets.
         """
-        self._started: Event | None = {"event": "agent_started", "version": version, "pid": pid}
+        self._started: Event = {"event": "agent_started", "version": version, "pid": pid}
+        self._is_new = True
+        self._again = threading.Event()
         self._full_commands = full_commands
         self._offset: float | None = None
         self._processes: dict[_Key, tuple[ProcessIdentity, bool]] = {}
         self._health: tuple[object, ...] = ()
         self._findings: tuple[object, ...] = ()
         self._findings_told = 0.0
+
+    def again(self) -> None:
+        """Tell everything with the next frame, whatever was told before; may be called from any thread."""
+        self._again.set()
 
     def __call__(self, frame: Frame, findings: Sequence[Finding] = ()) -> list[Event]:
         """The events of the next frame.
@@ -48,15 +55,19 @@ class Changes:
             frame: The frame.
             findings: What is wrong as of it.
         """
+        is_read = frame.host is not None or bool(frame.gpus)  # else it is no end of anything, nor everything
+        whole = is_read and self._again.is_set()
+        if whole:
+            self._again.clear()
         events: list[Event] = []
-        if self._started is not None:
+        if whole or self._is_new:
             events.append(self._started)
-            self._started = None
+            self._is_new = False
         events += self._clock(frame)
-        if frame.host is not None or frame.gpus:  # else nothing could be read, which is no end of anything
-            events += self._process_events(frame.processes)
-        events += self._health_event(frame.health)
-        events += self._findings_event(findings, frame.monotonic)
+        if is_read:
+            events += self._process_events(frame.processes, whole=whole)
+        events += self._health_event(frame.health, whole=whole)
+        events += self._findings_event(findings, frame.monotonic, whole=whole)
         return events
 
     def _clock(self, frame: Frame) -> Iterable[Event]:
@@ -65,14 +76,14 @@ class Changes:
         if before is not None and abs(offset - before) > STEP_SECONDS:
             yield {"event": "clock_step", "seconds": round(offset - before, 6)}
 
-    def _process_events(self, readings: Iterable[ProcessReading]) -> Iterable[Event]:
+    def _process_events(self, readings: Iterable[ProcessReading], *, whole: bool) -> Iterable[Event]:
         now = {_key(reading.identity): (reading.identity, reading.on_gpu) for reading in readings}
-        if now == self._processes:
+        if now == self._processes and not whole:
             return
         for pid, start in self._processes.keys() - now.keys():
             yield {"event": "process_end", "pid": pid, "start_time": start}
         for key, (identity, on_gpu) in now.items():
-            if self._processes.get(key) != (identity, on_gpu):
+            if whole or self._processes.get(key) != (identity, on_gpu):
                 yield self._process(identity, on_gpu=on_gpu)
         self._processes = now
 
@@ -89,17 +100,17 @@ class Changes:
             "on_gpu": on_gpu,
         }
 
-    def _health_event(self, entries: Sequence[Health]) -> Iterable[Event]:
+    def _health_event(self, entries: Sequence[Health], *, whole: bool) -> Iterable[Event]:
         # How long something has been silent is no change.
         now = tuple(entry._replace(detail=entry.detail.translate(_WITHOUT_DIGITS)) for entry in entries)
-        if now != self._health:
+        if whole or now != self._health:
             self._health = now
             yield {"event": "health", "entries": [_health(entry) for entry in entries]}
 
-    def _findings_event(self, findings: Sequence[Finding], now: float) -> Iterable[Event]:
+    def _findings_event(self, findings: Sequence[Finding], now: float, *, whole: bool) -> Iterable[Event]:
         keys = tuple(sorted((item.id, item.label or "", item.severity) for item in findings))
         is_old = bool(findings) and now - self._findings_told >= FINDINGS_SECONDS
-        if keys != self._findings or is_old:
+        if whole or keys != self._findings or is_old:
             self._findings, self._findings_told = keys, now
             yield {
                 "event": "findings",

@@ -68,6 +68,8 @@ class Keeper:
         self._noted = -1
         self._noted_at = -inf
         self._trimmed = 0
+        self._adopted = False
+        """Whether the buffer knows of what earlier runs left."""
         self._losses = 0
         self._dropped = 0
 
@@ -195,20 +197,19 @@ class Keeper:
             self._dropped = dropped
 
     def _open(self, now: float) -> None:
-        again = self._trimmed > 0
         try:
             spool = Spool(self._directory, limit_bytes=self._limit_bytes)
         except LogError as error:
             self._set_aside(error)
             spool = Spool(self._directory, limit_bytes=self._limit_bytes)
         try:
-            if again:
+            if self._adopted:
                 self._buffer.cut_after(spool.log.last)
             else:
                 found = spool.scan()
                 self._buffer.adopt(found.ledger)
+                self._adopted = True
                 self._buffer.head = self._buffer.head or found.head
-            self._note(spool, self._buffer.changes, now)
         except LogError as error:
             spool.close()
             self._set_aside(error)
@@ -216,10 +217,12 @@ class Keeper:
         except BaseException:
             spool.close()
             raise
-        self._trimmed = 1
+        is_first, self._trimmed = not self._trimmed, 1
+        # From here on it can be read, also where nothing can be written: what is brought home makes room.
         self._spool = spool
-        if not again and len(self._buffer.runs()) > 1:
+        if is_first and len(self._buffer.runs()) > 1:
             self._found()
+        self._note(spool, self._buffer.changes, now)
 
     def _set_aside(self, error: LogError) -> None:
         """A damaged spool is kept for whoever wants to look at it, out of the way."""

@@ -108,11 +108,13 @@ class Ledger:
         self._hold(run, deque())
 
     def adopt(self, earlier: Ledger, present: bytes) -> None:
-        """Take over the runs before this one."""
+        """Take over the runs before this one; to do so again changes nothing."""
         own = self.runs.pop(present)
         self.runs = {run: note for run, note in earlier.runs.items() if run != present} | self.runs
         for run, pieces in earlier._held.items():
-            self._hold(run, deque([*pieces, *self._held.get(run, ())]))
+            if run != present:
+                left = (piece.after(self.runs[run].acked) for piece in pieces)
+                self._hold(run, deque(piece for piece in left if piece is not None))
         self.begin(own)
 
     @property
@@ -256,7 +258,7 @@ class Ledger:
                 break
             held -= max(0, piece.last - max(end, piece.first - 1, gone))
         passed = sum(max(0, min(last, gone) + 1 - first) for first, last in note.holes)
-        return note.given_up + passed + max(0, end - gone) - held
+        return max(0, note.given_up + passed + max(0, end - gone) - held)
 
     def first_kept(self, run: bytes, memory_first: int | None = None) -> int | None:
         """The oldest frame of a run that can still be sent, None when there is none."""

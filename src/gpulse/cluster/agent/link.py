@@ -13,13 +13,17 @@ import grpc
 import grpc.aio
 
 from gpulse.cluster import wire
-from gpulse.cluster.agent.backoff import Backoff
+from gpulse.cluster.agent.backoff import SHORTEST_SECONDS, Backoff
 from gpulse.cluster.agent.stream import Side, Stream, printable
 from gpulse.cluster.tls import channel_credentials
 from gpulse.errors import GpulseError
 
 _QUIET_SECONDS = 600.0
 """The same failure is told again after so long."""
+
+_PLACE_SECONDS = 15.0
+"""For so long another agent in this one's place may be an earlier life of it: heads let its place be taken after ten
+seconds of silence."""
 
 _REFUSALS: dict[grpc.StatusCode, str | None] = {
     grpc.StatusCode.UNAUTHENTICATED: "copy the head's token file to this machine and name it with --token-file",
@@ -76,6 +80,10 @@ class Link:
         self._was_welcome = False
         self._welcomed_at: float | None = None
         self._said: tuple[str, float] = ("", 0.0)
+        self._fault = ""
+        """The last one of our own that was told in full."""
+        self._displaced_at: float | None = None
+        """Since when another agent has had this one's place, None while none has."""
         self.contacted = asyncio.Event()
         """Set once the first attempt has come to something, or to nothing."""
 
@@ -101,28 +109,42 @@ class Link:
 
         Raises:
             RefusedByHeadError: The head does not want this agent, and never did, or it is no head that is there.
+            UsageError: A certificate cannot be used, and never could.
         """
         while not self._stopping.is_set():
+            await self._pause(await self._attempt())
+
+    async def _attempt(self) -> float:
+        """Be connected for as long as it lasts; how long to wait then. What goes wrong once may go well later."""
+        self._welcomed_at = None
+        try:
             stream = Stream(open_channel(self._config), self._config.token, self._side)
             self._stream = stream
             try:
-                wait = await self._attempt(stream)
+                return await self._connection(stream)
             finally:
                 self._stream = None
                 await stream.close()
-            await self._pause(wait)
+        except GpulseError as error:
+            if not self._was_welcome:
+                raise
+            return self._failed(error.message)
+        except Exception as error:  # noqa: BLE001  sampling and spooling do not end because sending has a fault
+            why = f"a fault in gpulse: {error!r}"
+            if why != self._fault:
+                self._fault = why
+                _log.error("sending failed, which is a fault in gpulse", exc_info=error)
+            return self._failed(why)
 
-    async def _attempt(self, stream: Stream) -> float:
-        """Be connected for as long as it lasts; how long to wait then."""
-        self._welcomed_at = None
+    async def _connection(self, stream: Stream) -> float:
         try:
             await stream.run(self._connected)
         except grpc.aio.AioRpcError as error:
             code, why = error.code(), printable(error.details() or error.code().name.lower())
             if code in _REFUSALS:
-                return self._refused(stream, why, _REFUSALS[code])
+                return self._refused(why, _REFUSALS[code])
             if code is grpc.StatusCode.ALREADY_EXISTS and not self._was_welcome:
-                raise self._unwanted(why, None) from error
+                return self._displaced(why)
             if code is grpc.StatusCode.UNAVAILABLE and stream.welcomed_as is None:
                 why = await self._reason(why)
         except OSError as error:  # a timeout is one, too
@@ -131,8 +153,24 @@ class Link:
             why = error.message
         else:
             return 0.0
+        return self._failed(why)
+
+    def _failed(self, why: str) -> float:
+        self._displaced_at = None
         wait = self._backoff.failed(self._lasted())
-        self._say(stream, why, wait)
+        self._say(why, wait)
+        return wait
+
+    def _displaced(self, why: str) -> float:
+        """Another agent has the place of this one, which has not been welcome yet."""
+        now = self._side.monotonic()
+        if self._displaced_at is None:
+            self._displaced_at = now
+        left = self._displaced_at + _PLACE_SECONDS - now
+        if left <= 0:
+            raise self._unwanted(why, None)
+        wait = max(SHORTEST_SECONDS, min(left, self._backoff.failed(0.0)))
+        self._say(why, wait)
         return wait
 
     def _lasted(self) -> float:
@@ -142,6 +180,7 @@ class Link:
     def _connected(self, name: str) -> None:
         self._was_welcome = True
         self._welcomed_at = self._side.monotonic()
+        self._displaced_at = None
         self.contacted.set()
         self._said = ("", 0.0)
         _log.info("connected to %s%s", self._config.target, f" as {printable(name)}" if name else "")
@@ -169,11 +208,11 @@ class Link:
     def _unwanted(self, why: str, hint: str | None) -> RefusedByHeadError:
         return RefusedByHeadError(f"the head at {self._config.target} refuses: {why}", hint=hint)
 
-    def _refused(self, stream: Stream, why: str, hint: str | None) -> float:
+    def _refused(self, why: str, hint: str | None) -> float:
         if not self._was_welcome:
             raise self._unwanted(why, hint)
         wait = self._backoff.refused()
-        self._say(stream, why, wait)
+        self._say(why, wait)
         return wait
 
     async def _pause(self, seconds: float) -> None:
@@ -183,12 +222,12 @@ class Link:
         except TimeoutError:
             return
 
-    def _say(self, stream: Stream, why: str, wait: float) -> None:
+    def _say(self, why: str, wait: float) -> None:
         """One line for a connection that was lost, few for those that never came to be."""
         self.contacted.set()
         now = self._side.monotonic()
         target = self._config.target
-        if stream.welcomed_as is not None:
+        if self._welcomed_at is not None:
             _log.warning("lost the connection to %s (%s), trying again in %.1f s", target, why, wait)
         elif self._said[0] != why or now - self._said[1] > _QUIET_SECONDS:
             _log.warning("not connected to %s (%s), trying again in %.1f s, and so on", target, why, wait)

@@ -54,6 +54,8 @@ class Side(NamedTuple):
     """Told how the head wants to have it."""
     note: Callable[[], None]
     """Writes down what is known of the runs."""
+    again: Callable[[], None]
+    """Has the next frame tell everything, since the head lacks frames that told it."""
     monotonic: Callable[[], float]
     """The clock of the frames."""
 
@@ -188,6 +190,8 @@ class Stream:
             _log.warning(
                 "the head has another store than last time; frames it should have are not sent again"
             )
+            if self._buffer.acked:
+                self._side.again()
         self._buffer.head = welcome.head
         self._sent = {
             run.note.id: run.note.acked for run in self._buffer.runs() if run.note.id in self.told_runs
@@ -287,6 +291,8 @@ class Stream:
         first, last = frames[0].sequence, frames[-1].sequence
         if first > self._sent[run] + 1:
             self._buffer.pass_over(run, self._sent[run], first)
+            if run == self._buffer.run:
+                self._side.again()
             # Before the head can have what follows: it would then seem to have these, too.
             await asyncio.to_thread(self._side.note)
             await self._send_losses(call)
