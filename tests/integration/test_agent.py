@@ -24,7 +24,7 @@ from gpulse.cluster.agent.spool import Spool
 from gpulse.model.columns import Block, PackedFrame, layout_id
 from tests.integration.commands import environment
 
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 60.0
 _ROOT = Path(__file__).parents[2]
 _AGENT = "import sys; from gpulse.cli import agent, shell; sys.exit(shell.run(agent.command, name='gpulse'))"
 

@@ -21,6 +21,8 @@ from gpulse.errors import GpulseError
 _QUIET_SECONDS = 600.0
 """The same failure is told again after so long."""
 
+_FORGOTTEN_SECONDS = 16.0
+"""When nobody was in this one's place for so long, the next one is somebody else."""
 _PLACE_SECONDS = 15.0
 """For so long another agent in this one's place may be an earlier life of it: heads let its place be taken after ten
 seconds of silence."""
@@ -84,6 +86,7 @@ class Link:
         """The last one of our own that was told in full."""
         self._displaced_at: float | None = None
         """Since when another agent has had this one's place, None while none has."""
+        self._displaced_last = 0.0
         self.contacted = asyncio.Event()
         """Set once the first attempt has come to something, or to nothing."""
 
@@ -156,7 +159,6 @@ class Link:
         return self._failed(why)
 
     def _failed(self, why: str) -> float:
-        self._displaced_at = None
         wait = self._backoff.failed(self._lasted())
         self._say(why, wait)
         return wait
@@ -164,8 +166,9 @@ class Link:
     def _displaced(self, why: str) -> float:
         """Another agent has the place of this one, which has not been welcome yet."""
         now = self._side.monotonic()
-        if self._displaced_at is None:
+        if self._displaced_at is None or now - self._displaced_last > _FORGOTTEN_SECONDS:
             self._displaced_at = now
+        self._displaced_last = now
         left = self._displaced_at + _PLACE_SECONDS - now
         if left <= 0:
             raise self._unwanted(why, None)
