@@ -77,7 +77,7 @@ def test_a_file_that_the_head_could_not_write_is_a_failure(capsys: pytest.Captur
 def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Once, where nobody sees a line that moves."""
     with Waiting("waiting for the head", patience_seconds=0.0) as waiting:
-        while waiting.is_quiet:
+        while not waiting._drawn:
             threading.Event().wait(0.01)
 
     assert "waiting for the head ...\n" == capsys.readouterr().err

@@ -113,7 +113,8 @@ def test_history_and_memory_answer_as_one(
         "nodes": [1],
         "statistic": statistic,
     }
-    wanted = memory.query("gpu", "power_watts", **question)
+    with closing(History(tmp_path / "empty")) as nothing:
+        wanted = StoredSamples(nothing, memory).query("gpu", "power_watts", **question)
     with closing(Workshop(str(tmp_path))) as workshop:
         position = write_log(tmp_path, fleet, _NODES, range(1500, 3700))
         workshop.seal(position)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -112,7 +112,7 @@ class Scene:
             self, now=lambda: self.now, done=self.ingest.committed, failed=self.ingest.failed
         )
 
-    def allowed(self, peer: str, _metadata: Mapping[str, str]) -> str | None:
+    def allowed(self, peer: str, _metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
         """Only this machine."""
         return None if "127.0.0.1" in peer else "no token"
 

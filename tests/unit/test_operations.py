@@ -35,7 +35,7 @@ async def test_every_operation_answers() -> None:
     """Every operation of the table reaches the head and comes back."""
 
     head: HeadInterface = FakeHead()
-    assert 200 == (await call(head, "start", {"name": "one"}))[0]
+    assert 200 == (await call(head, "start", {"name": "one"}, now=NOW))[0]
     needed = {
         "session": {"name": "one"},
         "recover": {"name": "one"},
@@ -44,7 +44,7 @@ async def test_every_operation_answers() -> None:
     }
     for operation in OPERATIONS:
         if not operation.is_file and operation.name != "start":
-            status, document = await call(head, operation.name, needed.get(operation.name, {}))
+            status, document = await call(head, operation.name, needed.get(operation.name, {}), now=NOW)
             assert (200, True) == (status, isinstance(document, dict)), operation.name
             assert set(operation.response.get("required", ())) <= set(document), operation.name
 
@@ -61,7 +61,7 @@ async def test_a_session_with_everything() -> None:
         "labels": {"k": "v", "e": ""},
         "interval_ms": 500.0,
     }
-    await call(head, "start", body)
+    await call(head, "start", body, now=NOW)
 
     assert [
         (
@@ -86,8 +86,8 @@ async def test_a_name_may_be_left_out(body: dict[str, Any]) -> None:
 
     head = FakeHead()
 
-    assert 200 == (await call(head, "start", body))[0]
-    assert 200 == (await call(head, "stop", body if "nodes" not in body else {}))[0]
+    assert 200 == (await call(head, "start", body, now=NOW))[0]
+    assert 200 == (await call(head, "stop", body if "nodes" not in body else {}, now=NOW))[0]
     assert head.asked[0][1]["name"] is None
 
 
@@ -177,8 +177,8 @@ async def test_whose_number_is_meant() -> None:
     """A metric of hosts alone needs no scope; one of several scopes is the GPU's."""
 
     head = FakeHead()
-    await call(head, "query", {"metric": "cpus"})
-    await call(head, "query", {"metric": "memory_used_bytes"})
+    await call(head, "query", {"metric": "cpus"}, now=NOW)
+    await call(head, "query", {"metric": "memory_used_bytes"}, now=NOW)
     await call(
         head,
         "query",
@@ -190,11 +190,12 @@ async def test_whose_number_is_meant() -> None:
             "to": "now",
             "step": "10s",
         },
+        now=NOW,
     )
 
     assert ["host", "gpu", "cgroup"] == [given["scope"] for _, given in head.asked]
     assert ("a", "b", "c") == head.asked[2][1]["nodes"]
-    assert (NOW - 600) != head.asked[2][1]["start"], "the clock's time when none is given"
+    assert (NOW - 600) == head.asked[2][1]["start"]
 
 
 @pytest.mark.parametrize(

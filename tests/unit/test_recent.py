@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from gpulse.errors import UsageError
+from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
+from gpulse.store.history.samples import StoredSamples
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, run_of
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    """Nothing is sealed yet."""
+    with closing(History(tmp_path)) as empty:
+        yield empty
 
 
 def filled(fleet: Fleet, seconds: int = 300) -> Recent:
@@ -21,9 +34,10 @@ def filled(fleet: Fleet, seconds: int = 300) -> Recent:
     return recent
 
 
-def test_every_sample_comes_back_with_its_value() -> None:
+def test_every_sample_comes_back_with_its_value(history: History) -> None:
     """A query without a step gives all samples of a GPU in order, in the base unit."""
-    found = filled(Fleet()).query("gpu", "power_watts", start=BEGIN, end=BEGIN + 300, nodes=[2])
+    samples = StoredSamples(history, filled(Fleet()))
+    found = samples.query("gpu", "power_watts", start=BEGIN, end=BEGIN + 300, nodes=[2])
     assert [(2, "GPU-2-0"), (2, "GPU-2-1")] == [tuple(series.key) for series in found]
     for gpu, series in enumerate(found):
         assert [*range(BEGIN, BEGIN + 300)] == series.times.tolist()
@@ -39,9 +53,11 @@ def test_every_sample_comes_back_with_its_value() -> None:
         ("last", [100.059, 100.119]),
     ],
 )
-def test_steps_begin_at_multiples_of_their_length(statistic: str, wanted: list[float]) -> None:
+def test_steps_begin_at_multiples_of_their_length(
+    history: History, statistic: str, wanted: list[float]
+) -> None:
     """A point stands at its step's beginning and is made of that step's samples alone."""
-    found = filled(Fleet()).query(
+    found = StoredSamples(history, filled(Fleet())).query(
         "gpu",
         "power_watts",
         start=BEGIN,
@@ -54,9 +70,9 @@ def test_steps_begin_at_multiples_of_their_length(statistic: str, wanted: list[f
     assert np.allclose(wanted, found[0].values)
 
 
-def test_an_absent_value_is_unknown() -> None:
+def test_an_absent_value_is_unknown(history: History) -> None:
     """NaN without steps; with steps only what is known counts, and a step without anything has no point."""
-    recent = filled(Fleet())
+    recent = StoredSamples(history, filled(Fleet()))
     question = {"start": BEGIN, "end": BEGIN + 4, "subjects": ["GPU-1-0"]}
     plain = recent.query("gpu", "sm_active_ratio", **question)[0]  # type: ignore[arg-type]
     assert [True, False, True, False] == np.isnan(plain.values).tolist()
@@ -66,7 +82,7 @@ def test_an_absent_value_is_unknown() -> None:
     assert [] == recent.query("gpu", "temperature_celsius", **question)  # type: ignore[arg-type]
 
 
-def test_what_was_sealed_is_forgotten() -> None:
+def test_what_was_sealed_is_forgotten(history: History) -> None:
     """Dropping goes by log positions, also in the middle of what lies together in memory."""
     fleet = Fleet()
     recent = filled(fleet)
@@ -74,17 +90,20 @@ def test_what_was_sealed_is_forgotten() -> None:
     assert 39 * len(fleet.batch(1, 0, 10).frames) == recent.bytes
     ends = {
         series.key.node: series.times[0]
-        for series in recent.query("host", "cpu_utilization_ratio", start=0, end=BEGIN * 2)
+        for series in StoredSamples(history, recent).query(
+            "host", "cpu_utilization_ratio", start=0, end=BEGIN * 2
+        )
     }
     assert {1: BEGIN + 110, 2: BEGIN + 100} == ends
     recent.drop_through(60)
     assert (0, 0, []) == (recent.bytes, recent.last, list(recent._chunks))
 
 
-def test_a_scan_gives_runs_and_sequence_numbers() -> None:
+def test_a_scan_gives_runs_and_sequence_numbers(history: History) -> None:
     """Each sample says which frame of which run it was, and samples come in the order of time."""
     fleet = Fleet()
-    (part,) = filled(fleet, 20).scan("gpu", ["power_watts", "sm_active_ratio"], start=0, end=BEGIN * 2)
+    samples = StoredSamples(history, filled(fleet, 20))
+    (part,) = samples.scan("gpu", ["power_watts", "sm_active_ratio"], start=BEGIN, end=BEGIN + 600)
     assert 20 * 2 * GPUS == len(part.times)
     assert sorted(part.times.tolist()) == part.times.tolist()
     of_one = part.series == part.keys.index((2, "GPU-2-1"))
@@ -93,18 +112,18 @@ def test_a_scan_gives_runs_and_sequence_numbers() -> None:
     assert {"power_watts", "sm_active_ratio"} == set(part.values)
 
 
-def test_a_wrong_clock_is_put_right() -> None:
+def test_a_wrong_clock_is_put_right(history: History) -> None:
     """The batch's shift is added to the times of its frames."""
     fleet = Fleet()
     recent = Recent(fleet.layouts)
     recent.add(1, fleet.batch(1, 0, shift=-3_600_000_000))
-    (series,) = recent.query("host", "cpu_utilization_ratio", start=0, end=BEGIN * 2)
+    (series,) = StoredSamples(history, recent).query("host", "cpu_utilization_ratio", start=0, end=BEGIN * 2)
     assert [BEGIN - 3600] == series.times.tolist()
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_names_are_refused(history: History) -> None:
     """Only the catalogue's metrics can be asked for."""
-    recent = Recent({})
+    recent = StoredSamples(history, Recent({}))
     with pytest.raises(UsageError):
         recent.query("gpu", "power_watts; DROP TABLE x", start=0, end=1)
     with pytest.raises(UsageError):

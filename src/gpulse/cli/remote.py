@@ -74,11 +74,6 @@ class Waiting:
         self._thread.start()
         return self
 
-    @property
-    def is_quiet(self) -> bool:
-        """True as long as nothing was said."""
-        return not self._drawn
-
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()

@@ -10,6 +10,7 @@ import click
 
 from gpulse.cli import shell
 from gpulse.errors import GpulseError, MissingExtraError
+from gpulse.terminal import format as f
 
 
 @click.command()
@@ -56,4 +57,5 @@ def show(file: Path, plot: Path | None, *, as_json: bool = False, no_color: bool
                 raise GpulseError(
                     f"cannot write {plot}: {error.strerror or error}", hint="another --plot FILE"
                 ) from error
+            shell.remark(f"drawn: {f.plain(str(plot))}")
     return 0

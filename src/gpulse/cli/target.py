@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
-ADDRESS_FILE = "head.json"
-"""In the data directory of a head that runs: where it listens (`cluster.head`)."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _LOOK_SECONDS = 1.0
 _OPTIONS = ("token_file", "tls", "tls_ca", "tls_cert", "tls_key")
@@ -129,14 +126,12 @@ def taken(given: dict[str, Any]) -> Target:
 def running_at(directory: Path, transport: Transport = "grpc") -> Address | None:
     """Where the head listens that works in a data directory on this machine; None when none does."""
     from gpulse.cluster.client.address import parse_address  # noqa: PLC0415  as above
+    from gpulse.cluster.head.whereabouts import read_whereabouts  # noqa: PLC0415
 
+    document = read_whereabouts(str(directory))
     try:
-        document = json.loads((directory / ADDRESS_FILE).read_bytes())
-        os.kill(int(document["pid"]), 0)
-        return parse_address(str(document[transport] or ""), transport).reachable()
-    except PermissionError:  # it runs, and is somebody else's
-        return parse_address(str(document[transport] or ""), transport).reachable()
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, GpulseError):
+        return parse_address(str(document[transport] or ""), transport).reachable() if document else None
+    except (KeyError, GpulseError):
         return None
 
 

@@ -16,6 +16,7 @@ from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.model.columns import Layout
 from gpulse.store.base import StoredGpu
 from gpulse.store.book.book import Book, StoredRun
+from gpulse.store.disk import disk_errors
 from gpulse.store.entry import Entry, step_of
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
@@ -67,6 +68,8 @@ class Archive(StoreView):
         """
         self.directory = os.path.abspath(directory)
         self.layouts: dict[int, Layout] = {} if layouts is None else layouts
+        with disk_errors(f"make {self.directory}"):
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
         try:
             self.book = Book(f"{self.directory}/book.sqlite")

@@ -92,6 +92,6 @@ def _book(directory: str, log: LogReader, stack: ExitStack) -> Book:
                 shutil.copyfile(path + suffix, copy + suffix)
     if holder(directory) is not None:
         raise GpulseError(f"a head has begun to write {directory}", hint="try again, it will be asked")
-    book = stack.enter_context(Book(copy))
+    book = stack.enter_context(Book(copy, shown=path))
     book.replay(log.read(book.applied + 1))
     return book

@@ -148,8 +148,11 @@ class Link:
                 return self._refused(why, _REFUSALS[code])
             if code is grpc.StatusCode.ALREADY_EXISTS and not self._was_welcome:
                 return self._displaced(why)
-            if code is grpc.StatusCode.UNAVAILABLE and stream.welcomed_as is None:
-                why = await self._reason(why)
+            if code is grpc.StatusCode.UNAVAILABLE:
+                if stream.welcomed_as is None:
+                    why = await self._reason(why)
+                elif "Socket closed" in why:  # all that gRPC has to say of a head that is gone
+                    why = "it broke off"
         except OSError as error:  # a timeout is one, too
             why = str(error) or "it did not answer in time"
         except GpulseError as error:

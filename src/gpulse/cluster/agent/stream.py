@@ -188,7 +188,7 @@ class Stream:
             self._buffer.acknowledge(durable.run, durable.sequence)
         if self._buffer.head and welcome.head != self._buffer.head:
             _log.warning(
-                "the head has another store than last time; frames it should have are not sent again"
+                "this head has another store than the last one: what that one acknowledged is there, not here"
             )
             if self._buffer.acked:
                 self._side.again()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -268,7 +267,7 @@ BY_NAME: Mapping[str, Operation] = {operation.name: operation for operation in O
 
 
 async def call(
-    head: HeadInterface, operation: str, body: Mapping[str, Any], *, now: float | None = None
+    head: HeadInterface, operation: str, body: Mapping[str, Any], *, now: float
 ) -> tuple[int, Document]:
     """Check a request, carry it out, and say how it went, as HTTP counts it.
 
@@ -276,13 +275,13 @@ async def call(
         head: Who is asked.
         operation: A name of the table.
         body: The request's fields.
-        now: What relative times start from; the clock's time when left out.
+        now: What relative times start from.
     """
     known = BY_NAME.get(operation)
     if known is None:
         return 404, refusal(f"there is no operation {operation[:60]!a}", f"there are: {', '.join(BY_NAME)}")
     try:
-        answer = known.run(head, checked(known, body, time.time() if now is None else now))
+        answer = known.run(head, checked(known, body, now))
         return 200, await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  whatever happens, the caller gets an answer
         return failure(error)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -12,7 +9,6 @@ from typing import BinaryIO
 from gpulse.cluster.api.interface import Document, Format
 from gpulse.cluster.head import describe
 from gpulse.cluster.head.sessions import Sessions, interrupted, is_to_go_on, recovered
-from gpulse.errors import GpulseError
 from gpulse.export.session.write import SessionExport
 from gpulse.model.session import Session
 from gpulse.store.archive import Archive
@@ -27,21 +23,8 @@ def opened(directory: str) -> Iterator[OfflineStore]:
     Raises:
         GpulseError: There is none, or it cannot be read.
     """
-    with _of_its_place(directory), open_offline(directory) as store:
+    with open_offline(directory) as store:
         yield store
-
-
-@contextmanager
-def _of_its_place(directory: str) -> Iterator[None]:
-    """Errors about the copy of the book that is read are about the book itself, for whoever reads them."""
-    copy = re.compile(rf"{re.escape(tempfile.gettempdir())}/gpulse-[^/\s]+/book\.sqlite")
-    try:
-        yield
-    except GpulseError as error:
-        place = os.path.join(os.path.abspath(directory), "book.sqlite")
-        error.message = copy.sub(lambda _: place, error.message)
-        error.hint = error.hint and copy.sub(lambda _: place, error.hint)
-        raise
 
 
 def described(directory: str, now: float) -> list[Document]:

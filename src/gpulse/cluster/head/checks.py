@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from gpulse.cluster import wire
 from gpulse.cluster.head.greeting import Refused
 from gpulse.model.columns import Layout, PackedFrame, split
 from gpulse.model.packing import device_of
 
+_Message = TypeVar("_Message", bound=Message)
 MOST_LAYOUT_BYTES = 4 << 20
 _LAST_NUMBER = 1 << 62
 """No run lasts so long; the store's numbers end at twice as much."""
@@ -25,6 +28,18 @@ _NAMED_BY = {
     "cgroup": "path",
     "process": "pid",
 }
+
+
+def read_message(kind: type[_Message], data: bytes) -> _Message:
+    """A message of this kind.
+
+    Raises:
+        Refused: It is none.
+    """
+    try:
+        return kind.FromString(data)
+    except (DecodeError, ValueError) as error:  # which of both depends on the protobuf that is installed
+        raise _refused("a message that makes no sense") from error
 
 
 def checked_layout(text: bytes) -> Layout:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
+from urllib.parse import unquote
 
 import grpc
 
@@ -15,6 +17,15 @@ log = logging.getLogger(__name__)
 
 _WINDOW_US = 300_000_000
 """Clocks drift, so what they differed by is forgotten after one to two of these."""
+
+
+Allowed = Callable[[str, Iterable[tuple[str, str | bytes]]], str | None]
+"""From the peer and the metadata of a call, why it is refused, or None."""
+
+
+def shown_peer(peer: str) -> str:
+    """Who calls, as people write addresses: gRPC writes `ipv6:%5B::1%5D:4711`."""
+    return unquote(peer).partition(":")[2] or peer
 
 
 class Context(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -121,7 +121,7 @@ class Head:
             service = self._assemble()
             stack.callback(self._committer.close)
             await self._wake_sessions()
-            server = make_server(self._ingest, Calls(service, self._allowed))
+            server = make_server(self._ingest, Calls(service, self._access.grpc, now=self._clock.now))
             port = self._bind(server)
             local = server.add_insecure_port("127.0.0.1:0") if self._config.local_port else None
             await server.start()
@@ -172,7 +172,7 @@ class Head:
             head_id=archive.head_id,
             now=now,
             settings=self._settings.to_wire,
-            allowed=self._allowed,
+            allowed=self._access.grpc,
         )
         self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
         self._upkeep = Upkeep(archive, self._fleet, self._ingest, config.rules, now=now)
@@ -250,9 +250,6 @@ class Head:
             )
         return port
 
-    def _allowed(self, peer: str, metadata: Mapping[str, str]) -> str | None:
-        return self._access.grpc(peer, metadata.items())
-
     def _greeting(self, listening: Listening) -> str:
         http = f", http on {listening.http}" if listening.http else ", no http"
         return f"listening for agents on {listening.grpc}{http}; data in {self._archive.directory}; {self._settings}"
@@ -328,11 +325,15 @@ class Head:
     async def _leave(self, closing: Sequence[Awaitable[object]]) -> None:
         """Take nothing more in, have what came on disk, and leave sessions to be recovered."""
         log.info("ending")
+        self._ingest.dismiss()
         await asyncio.gather(self._exports.close(), *closing)
         now = self._clock.now()
         self._ingest.event("head_stopped", None, version=__version__)
         for session in self._sessions.active():
             self._ingest.note("session", **interrupted(session, now).to_dict())
+            log.warning(
+                "session %s is interrupted; to go on: gpulse session recover %s", session.name, session.name
+            )
         with suppress(DiskError):
             await self._committer.durable()
 

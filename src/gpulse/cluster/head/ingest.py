@@ -16,10 +16,11 @@ from gpulse.cluster.head.checks import (
     check_numbers,
     checked_frames,
     checked_layout,
+    read_message,
     unzipped,
 )
 from gpulse.cluster.head.commit import Committer, Trouble
-from gpulse.cluster.head.connection import Stream
+from gpulse.cluster.head.connection import Allowed, Stream, shown_peer
 from gpulse.cluster.head.fleet import Fleet, Member, Run
 from gpulse.cluster.head.greeting import Refused, checked_hello
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
@@ -50,7 +51,7 @@ class Ingest:
         head_id: str,
         now: Callable[[], float],
         settings: Callable[[], Settings],
-        allowed: Callable[[str, Mapping[str, str]], str | None],
+        allowed: Allowed,
     ) -> None:
         """Prepare to take streams.
 
@@ -80,29 +81,26 @@ class Ingest:
 
     async def stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Handle one agent from hello to goodbye."""
-        metadata = {
-            key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
-        }
-        refused = self._allowed(context.peer(), metadata)
+        refused = self._allowed(context.peer(), context.invocation_metadata() or ())
         if refused is not None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
         iterator = aiter(requests)
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
-                first = AgentMessage.FromString(await anext(iterator))
+                first = await anext(iterator)
         except (TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came")
-        except Exception:  # noqa: BLE001  protobuf's errors differ between its versions
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is not one of an agent")
+        peer = shown_peer(context.peer())
         try:
-            stream = self._greet(first, context.peer())
+            message = read_message(AgentMessage, first)
+            stream = self._greet(message, peer)
         except Refused as refusal:
-            log.warning("refused %s: %s", context.peer(), refusal.reason)
+            log.warning("refused %s: %s", peer, refusal.reason)
             await context.abort(refusal.code, refusal.reason)
         sender: asyncio.Task[None] | None = None
         try:
             # One at a time: gRPC does not take a message while it writes another.
-            await context.write(self._welcome(stream, first.hello).SerializeToString())
+            await context.write(self._welcome(stream, message.hello).SerializeToString())
             sender = asyncio.create_task(stream.send(context))
             sender.add_done_callback(stream.sender_ended)
             await self._listen(stream, iterator)
@@ -213,10 +211,7 @@ class Ingest:
     async def _listen(self, stream: Stream, messages: AsyncIterator[bytes]) -> None:
         committer = self._committer()
         async for data in messages:
-            try:
-                message = AgentMessage.FromString(data)
-            except Exception:  # noqa: BLE001  protobuf's errors differ between its versions
-                raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "a message that makes no sense") from None
+            message = read_message(AgentMessage, data)
             stream.member.seen = self._now()
             match message.WhichOneof("kind"):
                 case "batch":
@@ -337,6 +332,11 @@ class Ingest:
             run.received = run.durable
         for stream in list(self.streams.values()):
             stream.end(grpc.StatusCode.UNAVAILABLE, f"the head cannot store anything: {trouble.message}")
+
+    def dismiss(self) -> None:
+        """The head ends: send every agent away, in words."""
+        for stream in list(self.streams.values()):
+            stream.end(grpc.StatusCode.UNAVAILABLE, "the head ends")
 
     async def news(self) -> None:
         """Wait until the next batch comes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -14,6 +14,9 @@ from gpulse.cluster import wire
 from gpulse.cluster.api.answers import dumps, failure, read_body
 from gpulse.cluster.api.interface import HeadInterface
 from gpulse.cluster.api.operations import call, download
+from gpulse.cluster.head.checks import read_message
+from gpulse.cluster.head.connection import Allowed
+from gpulse.cluster.head.greeting import Refused
 from gpulse.cluster.head.ingest import Ingest
 from gpulse.cluster.wire_pb2 import Reply, Request
 from gpulse.errors import GpulseError
@@ -21,15 +24,22 @@ from gpulse.errors import GpulseError
 log = logging.getLogger(__name__)
 
 _MOST_STREAMS = 20_000
-Allowed = Callable[[str, Mapping[str, str]], str | None]
 
 
 class Calls:
     """Operations over gRPC."""
 
-    def __init__(self, head: HeadInterface, allowed: Allowed) -> None:
+    def __init__(self, head: HeadInterface, allowed: Allowed, *, now: Callable[[], float]) -> None:
+        """Prepare to answer.
+
+        Args:
+            head: Who is asked.
+            allowed: Who may ask.
+            now: The head's clock.
+        """
         self._head = head
         self._allowed = allowed
+        self._now = now
 
     async def call(self, data: bytes, context: Any) -> bytes:
         """One operation."""
@@ -39,7 +49,7 @@ class Calls:
         except GpulseError as error:
             status, document = failure(error)
         else:
-            status, document = await call(self._head, request.operation, body)
+            status, document = await call(self._head, request.operation, body, now=self._now())
         return Reply(status=status, body=dumps(document).encode()).SerializeToString()
 
     async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
@@ -56,19 +66,14 @@ class Calls:
             yield Reply(status=status, body=json.dumps(document).encode()).SerializeToString()
 
     async def _request(self, data: bytes, context: Any) -> Request:
-        refused = self._allowed(context.peer(), metadata_of(context))
+        refused = self._allowed(context.peer(), context.invocation_metadata() or ())
         if refused is not None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
         try:
-            return Request.FromString(data)
-        except Exception:  # noqa: BLE001  protobuf's errors differ between its versions
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not a request")
+            return read_message(Request, data)
+        except Refused as refusal:
+            await context.abort(refusal.code, refusal.reason)
             raise AssertionError from None  # abort never returns
-
-
-def metadata_of(context: Any) -> dict[str, str]:
-    """The text among what a caller sent along."""
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def make_server(ingest: Ingest, calls: Calls) -> grpc.aio.Server:

@@ -12,6 +12,25 @@ ADDRESS_FILE = "head.json"
 """In the data directory, while a head runs."""
 
 
+def read_whereabouts(directory: str) -> dict[str, Any] | None:
+    """What the head says that works in a data directory on this machine; None when none does."""
+    try:
+        with open(f"{directory}/{ADDRESS_FILE}", encoding="utf-8") as file:
+            document = json.load(file)
+    except (OSError, ValueError):
+        return None
+    pid = document.get("pid") if isinstance(document, dict) else None
+    if not isinstance(pid, int):
+        return None
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return document  # it runs, and is somebody else's
+    except (OSError, OverflowError):
+        return None
+    return document
+
+
 class Whereabouts:
     """The files of one head; a file that another head has written since is left alone."""
 

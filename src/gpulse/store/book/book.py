@@ -54,18 +54,19 @@ class StoredRun(NamedTuple):
 class Book:
     """The book of one head; one process writes it, any number read it. Safe to use from several threads."""
 
-    def __init__(self, path: str, *, read_only: bool = False) -> None:
+    def __init__(self, path: str, *, read_only: bool = False, shown: str | None = None) -> None:
         """Open the book, or begin one.
 
         Args:
             path: The file, made together with its directory when it is not there.
             read_only: Never change it; then it has to be there.
+            shown: What errors call it, when it is a copy of that.
 
         Raises:
             LogError: It is damaged, of a newer version, or another program's.
             DiskError: The disk is full, read-only or broken, or there is no such file to read.
         """
-        self._file = BookFile(os.path.abspath(path), read_only=read_only)
+        self._file = BookFile(os.path.abspath(path), read_only=read_only, shown=shown)
         try:
             self.head_id = str(self._meta("head_id"))
             """Made at random when the book was begun."""
@@ -133,7 +134,7 @@ class Book:
             LogError: Records are missing, or the file is damaged.
         """
         count = 0
-        for step, length in steps_of(_after(records, self.applied, self.path), at_once):
+        for step, length in steps_of(_after(records, self.applied, self._file.shown), at_once):
             self.apply(step)
             count += length
         return count

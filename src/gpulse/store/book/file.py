@@ -50,7 +50,7 @@ def told(path: str, doing: str, error: sqlite3.Error) -> GpulseError:
 class BookFile:
     """A database with the book's tables; safe to use from several threads."""
 
-    def __init__(self, path: str, *, read_only: bool = False) -> None:
+    def __init__(self, path: str, *, read_only: bool = False, shown: str | None = None) -> None:
         """Open the file; without `read_only` it is made when it is not there.
 
         Raises:
@@ -58,6 +58,8 @@ class BookFile:
             DiskError: The disk is full, read-only or broken, or there is no such file to read.
         """
         self.path = path
+        self.shown = shown or path
+        """What it is called in errors: a copy goes by the name of what it was copied from."""
         self.read_only = read_only
         self._closed = False
         self._lock = threading.Lock()
@@ -74,7 +76,7 @@ class BookFile:
                 self._open_to_write()
         except sqlite3.Error as error:
             self.close()
-            raise told(path, "open", error) from error
+            raise told(self.shown, "open", error) from error
         except BaseException:
             self.close()
             raise
@@ -97,7 +99,7 @@ class BookFile:
             found = connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             connection.close()
-            raise told(self.path, "read", error) from error
+            raise told(self.shown, "read", error) from error
         except BaseException:
             connection.close()
             raise
@@ -121,7 +123,7 @@ class BookFile:
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._roll_back()
-                raise told(self.path, "write", error) from error
+                raise told(self.shown, "write", error) from error
             except BaseException:
                 self._roll_back()
                 raise
@@ -142,7 +144,7 @@ class BookFile:
                 finally:
                     connection.execute(f"PRAGMA busy_timeout = {int(_PATIENCE_SECONDS * 1000)}")
             except sqlite3.Error as error:
-                raise told(self.path, "sync", error) from error
+                raise told(self.shown, "sync", error) from error
             if busy:  # somebody reads: then the journal itself has to last
                 self._sync_journal()
 
@@ -158,7 +160,7 @@ class BookFile:
                     connection.close()
 
     def _open_to_read(self) -> None:
-        with disk_errors(f"open {self.path}"):
+        with disk_errors(f"open {self.shown}"):
             os.stat(self.path)
         try:
             self._check_readable()
@@ -172,25 +174,25 @@ class BookFile:
     def _check_readable(self) -> None:
         connection = self._connect()
         try:
-            version = check_version(connection, self.path)
+            version = check_version(connection, self.shown)
         except BaseException:
             connection.close()
             raise
         self._give_back(connection)
         if not version:
             raise LogError(
-                f"{self.path} is empty", hint="start a head with this directory first, or use another one"
+                f"{self.shown} is empty", hint="start a head with this directory first, or use another one"
             )
 
     def _open_to_write(self) -> None:
         directory = os.path.dirname(os.path.abspath(self.path))
-        with disk_errors(f"open {self.path}"):
+        with disk_errors(f"open {self.shown}"):
             os.makedirs(directory, mode=0o700, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         self._is_local = is_local(directory)
         connection = self._writing_connection()
         connection.execute("BEGIN IMMEDIATE")
-        prepare(connection, self.path)
+        prepare(connection, self.shown)
         connection.execute("COMMIT")
         with disk_errors(f"sync {directory}"):
             sync_directory(directory)
@@ -212,9 +214,9 @@ class BookFile:
 
     def _writing_connection(self) -> sqlite3.Connection:
         if self._closed:
-            raise ClosedError(f"{self.path} is closed")
+            raise ClosedError(f"{self.shown} is closed")
         if self.read_only:
-            raise DiskError(f"cannot write {self.path}: it was opened to be read only")
+            raise DiskError(f"cannot write {self.shown}: it was opened to be read only")
         if self._writer is None:
             connection = self._connect()
             try:
@@ -226,7 +228,7 @@ class BookFile:
         return self._writer
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        check_version(connection, self.path)  # before the journal's mode changes another program's file
+        check_version(connection, self.shown)  # before the journal's mode changes another program's file
         wanted = "wal" if self._is_local else "delete"
         mode = connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
         connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
@@ -255,13 +257,13 @@ class BookFile:
     def _take(self) -> sqlite3.Connection:
         with self._pool_lock:
             if self._closed:
-                raise ClosedError(f"{self.path} is closed")
+                raise ClosedError(f"{self.shown} is closed")
             if self._idle:
                 return self._idle.pop()
         try:
             return self._connect()
         except sqlite3.Error as error:
-            raise told(self.path, "open", error) from error
+            raise told(self.shown, "open", error) from error
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._pool_lock:

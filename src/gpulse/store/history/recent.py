@@ -11,14 +11,9 @@ import numpy as np
 
 from gpulse.model.columns import Layout, split
 from gpulse.model.metric import Scope
-from gpulse.store.base import Samples, Series, SeriesKey, Statistic
+from gpulse.store.base import Samples, SeriesKey, Statistic
 from gpulse.store.history.series import (
     Points,
-    check_metrics,
-    join_samples,
-    microseconds,
-    step_microseconds,
-    to_series,
 )
 from gpulse.store.history.stacks import Stack, clipped, make_stack, run_number, subject_key
 from gpulse.store.journal import Batch
@@ -137,44 +132,6 @@ class Recent:
             ]
             after = self._sizes[0][0] - 1 if self._sizes else 0
         return RecentView(views, self._layouts, after)
-
-    def query(
-        self,
-        scope: Scope,
-        metric: str,
-        *,
-        start: float,
-        end: float,
-        step: float | None = None,
-        nodes: Collection[int] | None = None,
-        subjects: Collection[str] | None = None,
-        statistic: Statistic = "mean",
-    ) -> list[Series]:
-        """As `SampleSource.query`, of what is held here."""
-        check_metrics(scope, (metric,))
-        step_us = step_microseconds(step)
-        window = microseconds(start), microseconds(end)
-        points = self.view().points(scope, metric, window, nodes, subjects, statistic)
-        return to_series([points], statistic, step_us)
-
-    def scan(
-        self,
-        scope: Scope,
-        metrics: Sequence[str],
-        *,
-        start: float,
-        end: float,
-        nodes: Collection[int] | None = None,
-        subjects: Collection[str] | None = None,
-        stretch_seconds: float = 600.0,
-    ) -> Iterator[Samples]:
-        """As `SampleSource.scan`, of what is held here, which is little enough for one stretch."""
-        del stretch_seconds
-        check_metrics(scope, metrics)
-        window = microseconds(start), microseconds(end)
-        found = list(self.view().samples(scope, metrics, window, nodes, subjects))
-        if found:
-            yield join_samples(found, metrics)
 
 
 class RecentView:
