@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install run demo test lint format typecheck bench docs wire wirecheck golden clean
+.PHONY: help install run demo test lint format typecheck bench docs screenshots wire wirecheck golden clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,8 +19,8 @@ install: $(READY) ## Make .venv with gpulse and everything its tests need
 run: $(READY) ## One look at this machine
 	$(BIN)/gpulse
 
-demo: $(READY) ## The full-screen view of a simulated machine
-	$(BIN)/gpulse top --demo
+demo: $(READY) ## A simulated cluster and its web page
+	$(BIN)/gpulse demo
 
 test: $(READY) ## Run all tests
 	$(BIN)/pytest -n auto --dist worksteal
@@ -46,6 +46,9 @@ docs: $(READY) ## Rebuild the documents and pictures that are made from the code
 	$(BIN)/python -m gpulse.export.reference > docs/metrics.md
 	$(BIN)/python -m gpulse.export.manual > docs/diagnosis.md
 	$(BIN)/python docs/pictures.py
+
+screenshots: $(READY) ## Take the pictures of the dashboard anew, with Chromium
+	$(BIN)/python docs/screenshots.py
 
 wire: ## Make wire_pb2.py anew from wire.proto
 	$(PYTHON) -m venv $(VENV)/wire

@@ -16,14 +16,18 @@ import grpc
 
 from gpulse._version import __version__
 from gpulse.cluster import wire
+from gpulse.cluster.agent.changes import Changes
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run
 from gpulse.model.columns import Block, PackedFrame, layout_id
 from gpulse.model.device import Node
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.packing import FramePacker
+from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.recording import Recording
 
 RECORDINGS = Path(__file__).parents[1] / "tests/data/recordings"
+_BEGAN = 1_767_225_600.0
+"""When the jobs of a fleet began."""
 
 
 def host_name(number: int) -> str:
@@ -46,6 +50,8 @@ class Script(NamedTuple):
 
     layouts: list[bytes]
     seconds: list[tuple[Block, ...]]
+    events: bytes = b""
+    """What the first frame tells."""
 
 
 def recorded(most: int, seconds: int) -> list[list[Frame]]:
@@ -62,8 +68,10 @@ def recorded(most: int, seconds: int) -> list[list[Frame]]:
     return runs
 
 
-def node_frames(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds: int) -> list[Frame]:
-    """The frames of one node, each of whose GPUs plays another recording."""
+def node_frames(
+    number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds: int, *, jobs: bool = False
+) -> list[Frame]:
+    """The frames of one node, each of whose GPUs plays another recording; with a job on each when asked for."""
     frames = []
     for second in range(seconds):
         readings = []
@@ -71,7 +79,7 @@ def node_frames(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds
             run = runs[(number * gpus + place) % len(runs)]
             reading = run[(second + 7 * place) % len(run)].gpus[0]
             device = reading.device._replace(index=place, uuid=gpu_uuid(number, place))
-            readings.append(GpuReading(device, reading.values, ()))
+            readings.append(GpuReading(device, reading.values, _jobs(place, second) if jobs else ()))
         base = runs[number % len(runs)][second % len(runs[number % len(runs)])]
         frames.append(
             base._replace(
@@ -79,16 +87,33 @@ def node_frames(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds
                 monotonic=float(second),
                 node=Node(host_name(number)),
                 gpus=tuple(readings),
-                processes=(),
+                processes=_processes(number, gpus) if jobs else (),
             )
         )
     return frames
 
 
-def scripts(agents: int, gpus: int, seconds: int) -> list[Script]:
+def _jobs(place: int, second: int) -> tuple[GpuProcess, ...]:
+    return (GpuProcess(4000 + place, "compute", (20 + (second // 5) % 4) << 30, 0.5),)
+
+
+def _processes(number: int, gpus: int) -> tuple[ProcessReading, ...]:
+    owner = Owner(user=f"user{number % 12}", job=f"slurm:{700 + number}")
+    return tuple(
+        ProcessReading(
+            ProcessIdentity(4000 + place, 1, _BEGAN, "python3", ("python3", "train.py"), owner),
+            "R",
+            {"cpu_percent": 98.0, "host_memory_bytes": 5 << 30},
+            on_gpu=True,
+        )
+        for place in range(gpus)
+    )
+
+
+def scripts(agents: int, gpus: int, seconds: int, *, jobs: bool = False) -> list[Script]:
     """What every node plays: as many different ones as there are recordings, under names of their own."""
     runs = recorded(24, 60)
-    patterns = [script(number, runs, gpus, seconds) for number in range(min(agents, len(runs)))]
+    patterns = [script(number, runs, gpus, seconds, jobs=jobs) for number in range(min(agents, len(runs)))]
     return [_renamed(patterns[number % len(runs)], number % len(runs), number) for number in range(agents)]
 
 
@@ -101,19 +126,23 @@ def _renamed(played: Script, before: int, number: int) -> Script:
     seconds = [
         tuple(Block(names[block.layout], block.numbers) for block in blocks) for blocks in played.seconds
     ]
-    return Script(layouts, seconds)
+    return Script(layouts, seconds, played.events)
 
 
-def script(number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds: int) -> Script:
+def script(
+    number: int, runs: Sequence[Sequence[Frame]], gpus: int, seconds: int, *, jobs: bool = False
+) -> Script:
     """What one node plays."""
     packer = FramePacker()
     layouts: list[bytes] = []
     played = []
-    for frame in node_frames(number, runs, gpus, seconds):
+    frames = node_frames(number, runs, gpus, seconds, jobs=jobs)
+    for frame in frames:
         packed, new = packer.pack(frame)
         layouts += new
         played.append(packed.blocks)
-    return Script(layouts, played)
+    events = json.dumps(Changes(version=__version__, pid=1)(frames[0])).encode() if jobs else b""
+    return Script(layouts, played, events)
 
 
 class FleetAgent:
@@ -169,7 +198,8 @@ class FleetAgent:
         now = time.time()
         monotonic_us = round(time.monotonic() * 1e6)
         blocks = self._played.seconds[self.sent % len(self._played.seconds)]
-        frame = PackedFrame(round(now * 1e6), monotonic_us, blocks)
+        events = b"" if self.sent else self._played.events
+        frame = PackedFrame(round(now * 1e6), monotonic_us, blocks, events)
         self.sent += 1
         self._taken.append((self.sent, now))
         batch = Batch(
@@ -187,9 +217,11 @@ class FleetAgent:
                     self.delays.append(now - self._taken.popleft()[1])
 
 
-async def run(address: str, agents: int, gpus: int, seconds: float, interval: float) -> dict[str, Any]:
+async def run(
+    address: str, agents: int, gpus: int, seconds: float, interval: float, *, jobs: bool = False
+) -> dict[str, Any]:
     """A whole fleet for a while; what came of it."""
-    played = scripts(agents, gpus, 30)
+    played = scripts(agents, gpus, 30, jobs=jobs)
     fleet = [FleetAgent(number, of_node, address, interval) for number, of_node in enumerate(played)]
     start = time.time() + 5.0 + agents / 250
     print(json.dumps({"start": start, "stop": start + seconds}), flush=True)
@@ -214,10 +246,10 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--interval", type=float, default=1.0)
+    parser.add_argument("--jobs", action="store_true", help="with a process on each GPU")
     given = parser.parse_args()
-    print(
-        json.dumps(asyncio.run(run(given.address, given.agents, given.gpus, given.seconds, given.interval)))
-    )
+    work = run(given.address, given.agents, given.gpus, given.seconds, given.interval, jobs=given.jobs)
+    print(json.dumps(asyncio.run(work)))
 
 
 if __name__ == "__main__":

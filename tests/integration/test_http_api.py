@@ -157,6 +157,67 @@ async def test_a_live_stream(port: int, head: FakeHead) -> None:
         assert ("lost", False) == (lost["nodes"][0]["state"], lost["nodes"][0]["connected"])
 
 
+async def test_details_when_they_change(port: int, head: FakeHead) -> None:
+    """Processes, disks and findings come once, and again only when they are others."""
+
+    async with connect(f"ws://127.0.0.1:{port}/api/v1/live") as stream:
+        assert [] == (await message(stream))["missing"]
+        await stream.send('{"nodes": ["alpha"], "details": true, "interval": 0.1}')
+        first = await message(stream)
+        while "details" not in first["nodes"][0]:
+            first = await message(stream)
+        details = first["nodes"][0]["details"]
+        assert 2 == len(details["processes"])
+        process = details["processes"][0][0]
+        assert ("ada", "python3") == (process["user"], process["name"])
+        assert process["gpu_memory_bytes"] > 0
+        assert {"name", "kind", "read_bytes_per_second"} <= set(details["disks"][0])
+        assert {"mount_point", "size_bytes", "used_bytes"} <= set(details["filesystems"][0])
+        assert {"name", "up", "rx_bytes_per_second"} <= set(details["network"][0])
+        await head.advance()
+        assert "details" not in (await message(stream))["nodes"][0]
+        found = {"id": "input.workers", "severity": "high", "gpu": 0, "summary": "<b>starved</b>"}
+        head.nodes = [node._replace(findings=[found]) for node in head.nodes]
+        await head.advance()
+        later = (await message(stream))["nodes"][0]["details"]
+        assert [("input.workers", "<b>starved</b>")] == [
+            (finding["id"], finding["summary"]) for finding in later["findings"]
+        ]
+
+
+async def test_missing_nodes_are_told(port: int, head: FakeHead) -> None:
+    """Nodes that were never heard of are named at once, and again when one of them came."""
+
+    head.absent = ["gamma", "delta"]
+    async with connect(f"ws://127.0.0.1:{port}/api/v1/live") as stream:
+        assert ["gamma", "delta"] == (await message(stream))["missing"]
+        assert ["gamma", "delta"] == (await message(stream))["missing"]
+        await head.advance()
+        assert "missing" not in await message(stream)
+        head.absent = ["delta"]
+        await head.advance()
+        assert ["delta"] == (await message(stream))["missing"]
+
+
+async def test_many_clients_get_the_same(port: int, head: FakeHead) -> None:
+    """Who comes later gets everything first; from then on all get one text."""
+
+    url = f"ws://127.0.0.1:{port}/api/v1/live"
+    async with connect(url) as first, connect(url) as second:
+        for stream in (first, second):
+            await message(stream)
+            await stream.send('{"interval": 0.1, "details": true}')
+            whole = await message(stream)
+            assert ["alpha", "beta"] == [node["node"] for node in whole["nodes"]]
+            assert all("details" in node and "gpus" in node for node in whole["nodes"])
+        for _ in range(3):
+            await head.advance()
+            told = [await message(stream) for stream in (first, second)]
+            assert told[0] == told[1]
+            assert [head.now] * 2 == [node["time"] for node in told[0]["nodes"]]
+            assert not any("details" in node for node in told[0]["nodes"])
+
+
 @pytest.mark.parametrize(
     "wish", ["", "{", "[]", '{"metrics": ["nope"]}', '{"interval": 0}', '{"interval": "1e9"}', '{"x": 1}', '{"interval": NaN}', '{"host_metrics": ["power_watts"]}']
 )  # fmt: skip

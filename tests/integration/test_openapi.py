@@ -39,6 +39,13 @@ ASKED: dict[str, list[tuple[str, Any]]] = {
         ("/api/v1/query?metric=gpu_utilization_ratio&nodes=n1&gpus=0,1&from=0", None),
         ("/api/v1/query?metric=cpu_utilization_ratio&scope=host&from=2020-01-01T00:00:00Z", None),
     ],
+    "GET /api/v1/history": [
+        ("/api/v1/history?metrics=power_watts,energy_joules_total&from=-1m&spread=true", None),
+        ("/api/v1/history?metrics=rx_bytes_total&scope=network&nodes=n1&points=10", None),
+    ],
+    "GET /api/v1/processes": [("/api/v1/processes", None), ("/api/v1/processes?gpus=n1:0&users=ada&jobs=x", None)],
+    "GET /api/v1/usage": [("/api/v1/usage", None), ("/api/v1/usage?from=-1d&by=job&nodes=n1&users=ada", None)],
+    "GET /api/v1/usage.csv": [("/api/v1/usage.csv?by=job", None)],
     "GET /api/v1/events": [("/api/v1/events", None), ("/api/v1/events?from=-1d&kinds=node_joined&nodes=n1", None)],
     "GET /api/v1/findings": [("/api/v1/findings", None)],
     "POST /api/v1/settings": [("/api/v1/settings", {"interval_ms": 200, "bandwidth": True, "nvlink": True})],

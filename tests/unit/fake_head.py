@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from gpulse.cluster.api.interface import Document, Download, Format, LiveNode, RefusedError
+from gpulse.cluster.api.interface import Document, Download, Format, Grouping, LiveNode, RefusedError
 from gpulse.model.frame import Frame
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
@@ -37,6 +37,7 @@ class FakeHead:
         self.storage: Document = {"state": "ok", "error": None}
         self.failure: Exception | None = None
         self.was_ended = False
+        self.absent: list[str] = []
 
     @staticmethod
     def _node(number: int, name: str, frame: Frame | None) -> LiveNode:
@@ -232,6 +233,84 @@ class FakeHead:
             "series": [{"node": "alpha", "times": [NOW], "values": [0.5]}],
         }
 
+    async def history(
+        self,
+        *,
+        metrics: Sequence[str],
+        scope: Scope = "gpu",
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 600,
+        spread: bool = False,
+    ) -> Document:
+        self._heard(
+            "history",
+            metrics=metrics,
+            scope=scope,
+            nodes=nodes,
+            gpus=gpus,
+            start=start,
+            end=end,
+            points=points,
+            spread=spread,
+        )
+        series = [
+            {"node": "alpha", "subject": "GPU-0", "gpu": "0", "metric": metric, "unit": "1", "values": [None]}
+            for metric in metrics
+        ]
+        return {"scope": scope, "from": NOW - 1, "to": NOW, "step": 1.0, "times": [NOW - 1], "series": series}
+
+    async def processes(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        users: Sequence[str] = (),
+        jobs: Sequence[str] = (),
+    ) -> Document:
+        self._heard("processes", start=start, end=end, nodes=nodes, gpus=gpus, users=users, jobs=jobs)
+        return {"from": NOW - 3600, "to": NOW, "truncated": False, "processes": []}
+
+    async def usage(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        by: Grouping = "user",
+        nodes: Sequence[str] = (),
+        users: Sequence[str] = (),
+    ) -> Document:
+        self._heard("usage", start=start, end=end, by=by, nodes=nodes, users=users)
+        row = {
+            **dict.fromkeys(("job", "program", "node", "pid", "start_time", "energy_joules")),
+            "user": "=ada",
+            "gpu_seconds": 60.0,
+            "idle_seconds": 0.0,
+            "utilization_mean": 0.5,
+            "memory_bytes_max": 1024,
+            "gpus": 1,
+            "nodes": ["alpha"],
+            "processes": 1,
+            "first": NOW - 60,
+            "last": NOW,
+        }
+        return {
+            "from": NOW - 3600,
+            "to": NOW,
+            "step": 60.0,
+            "by": by,
+            "gpus": 3,
+            "capacity_seconds": 10_800.0,
+            "gpu_seconds": 60.0,
+            "idle_seconds": 0.0,
+            "truncated": False,
+            "rows": [row],
+        }
+
     async def events(
         self,
         *,
@@ -254,6 +333,9 @@ class FakeHead:
 
     def live(self) -> list[LiveNode]:
         return self.nodes
+
+    def missing(self) -> Sequence[str]:
+        return self.absent
 
     async def wait(self, after: int, timeout_seconds: float) -> int:
         if self.sequence <= after:

@@ -210,3 +210,15 @@ def test_everything_about_a_session() -> None:
         "labels  model=llama",
         "gap     2025-11-15 09:41:00 to 2025-11-15 09:42:00: no head was there",
     ] == list(session_facts(document, now=NOW, width=100, paint=PLAIN))
+
+
+def test_nodes_never_heard_of_are_named() -> None:
+    """What should be there and is not comes first, as text that cannot disturb the terminal."""
+    lines = list(
+        status_lines(
+            {"nodes": [node("a")], "missing_nodes": ["b", "c\x1b[2J"]}, "here", width=80, paint=PLAIN
+        )
+    )
+    told = next(line for line in lines if "never heard of" in line)
+    assert "b, c" in told
+    assert "\x1b" not in told

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpulse.cluster.api import fields
 from gpulse.cluster.api.answers import LARGEST_BODY, read_body
 from gpulse.cluster.api.interface import HeadInterface, RefusedError
-from gpulse.cluster.api.operations import BY_NAME, OPERATIONS, call, download
+from gpulse.cluster.api.operations import BY_NAME, OPERATIONS, call, fetch
 from gpulse.errors import CollectionError, DiskError, UsageError
 from gpulse.model.metric import CATALOGUE
 from tests.unit.fake_head import NOW, FakeHead
@@ -41,6 +41,7 @@ async def test_every_operation_answers() -> None:
         "recover": {"name": "one"},
         "export": {"name": "s1"},
         "query": {"metric": "power_watts"},
+        "history": {"metrics": "power_watts,temperature_celsius"},
     }
     for operation in OPERATIONS:
         if not operation.is_file and operation.name != "start":
@@ -140,6 +141,14 @@ async def test_a_name_may_be_left_out(body: dict[str, Any]) -> None:
         ("session", {}, "name is missing"),
         ("session", {"name": ""}, "cannot be called"),
         ("query", {}, "metric is missing"),
+        ("history", {}, "metrics is missing"),
+        ("history", {"metrics": "power_watts,nothing"}, "'nothing' is none of"),
+        ("history", {"metrics": "power_watts", "points": 9}, "whole number from 10 to 2,000"),
+        ("history", {"metrics": "power_watts", "points": 2001}, "whole number from 10 to 2,000"),
+        ("history", {"metrics": "power_watts", "spread": "yes"}, "neither true nor false"),
+        ("history", {"metrics": list(CATALOGUE["gpu"])[:33]}, "32 are the most"),
+        ("usage", {"by": "team"}, "none of: user, job"),
+        ("usage.csv", {}, "a download is a stream"),
         ("query", {"metric": "power_watts; drop"}, "none of"),
         ("query", {"metric": "power_watts", "from": "yesterday"}, "not a time"),
         ("query", {"metric": "power_watts", "from": "-10"}, "not a time"),
@@ -219,13 +228,32 @@ async def test_failures(error: Exception, status: int) -> None:
     assert "oops" not in message
 
 
-def test_downloads() -> None:
-    """A download is checked as any other request, and refused when there is no such session."""
+async def test_downloads() -> None:
+    """A download is checked as any other request, and refused when there is no such session or no such file."""
 
+    head = FakeHead()
     with pytest.raises(UsageError):
-        download(FakeHead(), {"name": "../x"})
+        await fetch(head, "download", {"name": "../x"}, now=NOW)
     with pytest.raises(RefusedError):
-        download(FakeHead(), {"name": "x", "format": "csv"})
+        await fetch(head, "download", {"name": "x", "format": "csv"}, now=NOW)
+    for operation in ("status", "nothing"):
+        with pytest.raises(RefusedError) as refusal:
+            await fetch(head, operation, {}, now=NOW)
+        assert "there are: download, usage.csv" == refusal.value.hint
+
+
+async def test_usage_as_a_file() -> None:
+    """The file has the same rows as the document, and its fields reach the head in its types."""
+
+    head = FakeHead()
+    file = await fetch(head, "usage.csv", {"from": "-1h", "by": "job", "users": ["ada,bob"]}, now=NOW)
+    lines = b"".join([piece async for piece in file.pieces]).decode().splitlines()
+
+    assert (
+        "usage",
+        {"start": NOW - 3600, "end": None, "by": "job", "nodes": (), "users": ("ada", "bob")},
+    ) == head.asked[0]
+    assert ("text/csv", 2, True) == (file.media_type, len(lines), lines[1].startswith("'=ada,,,"))
 
 
 @given(

@@ -115,6 +115,19 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     metavar="PEM",
     help="Take only clients with a certificate of this authority.",
 )
+@click.option(
+    "--nodes",
+    "node_list",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The nodes that should be there, as for gpulse deploy; those never heard of are shown.",
+)
+@click.option(
+    "--theme-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Your own look of the web page: theme.css, title.txt, pictures.",
+)
 @click.option("--with-agent", is_flag=True, help="Watch this machine too.")
 @service.background_options
 def command(**options: object) -> int:
@@ -149,6 +162,8 @@ def start(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    node_list: Path | None,
+    theme_dir: Path | None,
     with_agent: bool,
     background: bool,
     log_file: Path | None,
@@ -165,6 +180,8 @@ def start(
     _check_extra()
     directory = data_dir or service.state_dir("head")
     place = output_dir.absolute()
+    theme = str(theme_dir.absolute()) if theme_dir else None
+    expected = _expected(node_list)
     ready = service.into_background("head", directory, log_file) if background else service.Ready()
     signals = service.EndSignals()
     service.start_logging()
@@ -193,8 +210,10 @@ def start(
             local_port=with_agent,
             address_files=(str(service.state_dir("head", "head.json").absolute()),),
             tls=_tls(tls_cert, tls_key, tls_client_ca),
+            expected=expected,
         )
-        asyncio.run(_run(config, access, http_port, ready, signals, with_agent=with_agent))
+        frontend = _frontend(access, config, http_port, theme) if http_port else None
+        asyncio.run(_run(config, access, frontend, ready, signals, with_agent=with_agent))
     except GpulseError as error:
         ready.fail(f"{error.message}{f' (try: {error.hint})' if error.hint else ''}")
         raise
@@ -204,7 +223,7 @@ def start(
 async def _run(
     config: HeadConfig,
     access: Access,
-    http_port: int,
+    frontend: MakeFrontend | None,
     ready: Ready,
     signals: EndSignals,
     *,
@@ -222,7 +241,6 @@ async def _run(
         if with_agent:
             agents.append(asyncio.create_task(_own_agent(listening, config)))
 
-    frontend = _frontend(access, config, http_port) if http_port else None
     try:
         await head.run(frontend=frontend, ready=up)
     finally:
@@ -309,10 +327,27 @@ def _own_names(host: str) -> set[str]:
     return {name for name in names | {host} if name and name not in ("0.0.0.0", "::")}  # noqa: S104  compared, not bound
 
 
-def _frontend(access: Access, config: HeadConfig, port: int) -> MakeFrontend:
+def _expected(path: Path | None) -> tuple[str, ...]:
+    """The nodes of a list, by their names."""
+    if path is None:
+        return ()
+    from gpulse.deploy.nodes import read_nodes  # noqa: PLC0415  most heads have no list
+
+    return tuple(node.name or node.host for node in read_nodes(path))
+
+
+def _frontend(access: Access, config: HeadConfig, port: int, theme_dir: str | None) -> MakeFrontend:
     from gpulse.web.frontend import open_frontend  # noqa: PLC0415
 
     async def make(head: HeadInterface, clock: Callable[[], float]) -> Frontend:
-        return await open_frontend(head, access, host=config.host, port=port, tls=config.tls, clock=clock)
+        return await open_frontend(
+            head,
+            access,
+            host=config.host,
+            port=port,
+            tls=config.tls,
+            clock=clock,
+            theme_dir=theme_dir,
+        )
 
     return make

@@ -34,6 +34,8 @@ VERBS = {
         "gpulse.cli.head", "Collect from many nodes: keep it, answer for it, cut sessions out of it."
     ),
     "agent": Verb("gpulse.cli.agent", "Sample this machine for a head, whatever the network does."),
+    "demo": Verb("gpulse.cli.demo", "Show a whole simulated cluster on this machine, with its web page."),
+    "deploy": Verb("gpulse.cli.deploy", "Put agents on many nodes over ssh, and take them away again."),
     "session": Verb("gpulse.cli.session", "Profiling sessions: start, stop, list, show, recover, export."),
     "status": Verb("gpulse.cli.status", "How a head is, its nodes, and what is being profiled."),
     "settings": Verb("gpulse.cli.settings", "Show or change how a head's agents sample."),

@@ -161,7 +161,7 @@ _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
     "bits": lambda value: f"{int(value):#x}",
 }
 
-_STATISTICS = {
+STATISTICS = {
     "first": ", at first",
     "last": ", at last",
     "rise": ", rise",
@@ -178,7 +178,7 @@ _STATISTICS = {
 }
 """What a statistic adds to the words where it is more than the plain mean, share or count."""
 _OF_A_PID = "mean of pid "
-_COMPARED = {">=": "from", ">": "above", "<": "below", "<=": "up to", "==": "is"}
+COMPARED = {">=": "from", ">": "above", "<": "below", "<=": "up to", "==": "is"}
 
 
 def signal(name: str) -> Signal | None:
@@ -230,13 +230,13 @@ def _statistic(evidence: Evidence, unit: Unit) -> str:
         return f" of pid {statistic.removeprefix(_OF_A_PID)}"
     if statistic == "last" and (unit != "bytes" or evidence.threshold != 0):
         return ""  # the value that counts, not the end of a rise
-    return _STATISTICS.get(statistic, "")
+    return STATISTICS.get(statistic, "")
 
 
 def _against(evidence: Evidence, unit: Unit) -> str:
     if evidence.comparison in (">=", ">") and evidence.threshold == 0:
         return ""  # nothing is less: the number is there to be known
-    compared = _COMPARED.get(evidence.comparison, evidence.comparison)
+    compared = COMPARED.get(evidence.comparison, evidence.comparison)
     return f"{compared} {_WRITTEN[unit](evidence.threshold)}"
 
 

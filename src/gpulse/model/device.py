@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from gpulse.model.metric import Values
 
+SSH_LABEL = "ssh"
+"""The label of a node that says under which name it is reached over SSH, which may be another than its own."""
+
 
 class Device(NamedTuple):
     """One GPU, or one MIG instance."""

@@ -103,6 +103,60 @@ class Samples(NamedTuple):
     """By metric; NaN where nothing is known."""
 
 
+class Steps(NamedTuple):
+    """One metric of one subject, one entry a step that has samples of it."""
+
+    key: SeriesKey
+    metric: str
+    times: NDArray[np.float64]
+    """When each step begins."""
+    means: NDArray[np.float64]
+    """Weighted by how many samples are known."""
+    lows: NDArray[np.float64]
+    highs: NDArray[np.float64]
+    ends: NDArray[np.float64]
+    """When the last sample of each step was taken."""
+
+
+class Holding(NamedTuple):
+    """What one process held on one GPU."""
+
+    node: int
+    pid: int
+    start: float | None
+    uuid: str
+    first: float
+    """When it was seen there first."""
+    last: float
+    memory_mean: float | None
+    memory_max: float | None
+    sm_mean: float | None
+
+
+class Share(NamedTuple):
+    """How much of a GPU's time one process had, and what the GPU did then."""
+
+    node: int
+    pid: int | None
+    """None for a GPU while nobody holds it: only how long it was seen is told then."""
+    start: float | None
+    uuid: str
+    first: float | None
+    """When the process was seen there first."""
+    last: float | None
+    seconds: float
+    known_seconds: float
+    """How much of it the GPU's utilization is known of."""
+    busy_seconds: float
+    """That time multiplied with the utilization."""
+    idle_seconds: float
+    """How much of it the GPU did nothing."""
+    energy_joules: float | None
+    memory_max: float | None
+    seen_seconds: float
+    """Its part of the time for which there are samples of the GPU; all parts add up to that."""
+
+
 class SampleSource(Protocol):
     """Samples by time."""
 
@@ -138,6 +192,56 @@ class SampleSource(Protocol):
         """Every sample of `[start, end)`, one stretch of time after the other, so that little is held at once."""
 
 
+class SummarySource(SampleSource, Protocol):
+    """Samples by time, and what they add up to."""
+
+    def steps(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        step: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Steps]:
+        """Several metrics over `[start, end)` at once, one entry a step; steps begin at multiples of their length.
+
+        Args:
+            scope: Whose metrics they are.
+            metrics: Names of the catalogue.
+            start: Epoch seconds.
+            end: Epoch seconds; not within any more.
+            step: Seconds.
+            nodes: Only these.
+            subjects: Only these.
+            gpus: Of processes, only what they hold on these GPUs, by UUID.
+        """
+
+    def holdings(
+        self,
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Holding]:
+        """What processes held on which GPUs in `[start, end)`."""
+
+    def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
+        """How the time of GPUs in `[start, end)` is divided among the processes that held them.
+
+        Time is looked at in minutes. Within one, a process held a GPU for as many samples as it was seen there times the
+        time between two of them, but never for longer than there are samples of that GPU; where a minute has only one, that
+        time is the one between two samples of the GPU, and at least five seconds. A GPU is held for as long as any process
+        holds it. Where several hold it at once, that time is divided by the shares in which they used its multiprocessors
+        if these are known of all of them, and equally otherwise; so shares add up to the time held. A minute is idle when
+        the mean utilization of the GPU in it is at most one percent.
+        """
+
+
 class Store(SampleSource, Protocol):
     """A home for everything that nodes send."""
 
@@ -164,3 +268,7 @@ class Store(SampleSource, Protocol):
         self, *, start: float, end: float, nodes: Collection[int] | None = None
     ) -> list[StoredProcess]:
         """The processes that lived in `[start, end)`."""
+
+
+class HeadStore(Store, SummarySource, Protocol):
+    """What a head answers from."""

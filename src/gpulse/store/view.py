@@ -7,14 +7,17 @@ from collections.abc import Collection, Iterator, Sequence
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 from gpulse.store.base import (
+    Holding,
     Samples,
-    SampleSource,
     Series,
+    Share,
     Statistic,
+    Steps,
     StoredEvent,
     StoredGpu,
     StoredNode,
     StoredProcess,
+    SummarySource,
 )
 from gpulse.store.book.book import Book
 
@@ -22,7 +25,7 @@ from gpulse.store.book.book import Book
 class StoreView:
     """The reading half of a store (`store.base.Store`)."""
 
-    def __init__(self, book: Book, samples: SampleSource) -> None:
+    def __init__(self, book: Book, samples: SummarySource) -> None:
         self._book = book
         self._samples = samples
 
@@ -100,3 +103,35 @@ class StoreView:
             subjects=subjects,
             stretch_seconds=stretch_seconds,
         )
+
+    def steps(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        step: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Steps]:
+        """Several metrics over `[start, end)` at once; see `store.base.SummarySource`."""
+        return self._samples.steps(
+            scope, metrics, start=start, end=end, step=step, nodes=nodes, subjects=subjects, gpus=gpus
+        )
+
+    def holdings(
+        self,
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Holding]:
+        """What processes held on which GPUs; see `store.base.SummarySource`."""
+        return self._samples.holdings(start=start, end=end, nodes=nodes, gpus=gpus)
+
+    def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
+        """How the time of GPUs is divided among processes; see `store.base.SummarySource`."""
+        return self._samples.shares(start=start, end=end, nodes=nodes)

@@ -94,6 +94,10 @@ def node_lines(
 ) -> Iterator[str]:
     """The nodes, those that are not well first."""
     nodes: Sequence[Document] = status.get("nodes") or []
+    missing = [f.plain(str(name)) for name in status.get("missing_nodes") or ()]
+    if missing:
+        told = f"never heard of: {', '.join(missing)}; do their agents run? gpulse deploy status"
+        yield from (paint("warn", line) for line in wrapped(told, width, "  "))
     if not nodes:
         yield from wrapped(f"no node yet; on each machine with GPUs run: {commands.agent}", width, "  ")
         return

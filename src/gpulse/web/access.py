@@ -29,9 +29,17 @@ _DRAIN_STRANGER = 1_000_000
 class Door:
     """Lets in who may come in, logs browsers in and out, and tells allowed origins that they may read."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, *, public: tuple[str, ...] = ()) -> None:
+        """Stand before an application.
+
+        Args:
+            app: What is behind the door.
+            access: The rules.
+            public: How the paths of files begin that the form to log in is made of.
+        """
         self._app = app
         self._access = access
+        self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -53,7 +61,8 @@ class Door:
             answer = await self._entry(Request(scope, receive), asked)
             await answer(scope, receive, send)
             return
-        refusal = self._access.http(asked)
+        is_public = asked.method in {"GET", "HEAD"} and scope["path"].startswith(self._public)
+        refusal = self._access.page(asked) if is_public else self._access.http(asked)
         if refusal is None:
             await self._app(scope, receive, send)
             return

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
 
 from gpulse._version import __version__
 from gpulse.cluster.api.answers import failure, read_body
 from gpulse.cluster.api.fields import MOST_REPEATED
 from gpulse.cluster.api.interface import Download, HeadInterface
-from gpulse.cluster.api.operations import OPERATIONS, Operation, call, download
+from gpulse.cluster.api.operations import OPERATIONS, Operation, call, fetch
 from gpulse.cluster.security import Access
 from gpulse.errors import GpulseError, UsageError
 from gpulse.export.prometheus import CONTENT_TYPE, Exposed, exposition
-from gpulse.web import openapi, pages
+from gpulse.web import openapi
 from gpulse.web.access import Door
 from gpulse.web.answer import drain, json_response, read, refused, without_holding
+from gpulse.web.dashboard import Dashboard
 from gpulse.web.live import MOST_CONNECTIONS, Live
 from gpulse.web.negotiate import prefers_html
 from gpulse.web.shell import Shell
@@ -40,8 +41,7 @@ def make_app(
     access: Access,
     *,
     clock: Callable[[], float] = time.time,
-    routes: Sequence[BaseRoute] = (),
-    page: Answer | None = None,
+    dashboard: Dashboard | None = None,
     most_live: int = MOST_CONNECTIONS,
 ) -> ASGIApp:
     """The application.
@@ -50,15 +50,15 @@ def make_app(
         head: What is asked and told.
         access: Who may.
         clock: The head's clock, in epoch seconds.
-        routes: More of them, such as the files of a dashboard; behind the same door.
-        page: What `GET /` answers to who prefers HTML; a plain list of links when left out.
+        dashboard: What `GET /` shows to who prefers HTML, and its files; that of this package when left out.
         most_live: How many live streams may be open at once.
     """
+    shown = dashboard or Dashboard()
     table: dict[str, dict[str, Answer]] = {}
     for operation in OPERATIONS:
         for path in operation.paths:
             table.setdefault(path, {})[operation.method] = _answering(head, operation, clock)
-    table["/"]["GET"] = _negotiated(table["/"]["GET"], page or _overview)
+    table["/"]["GET"] = _negotiated(table["/"]["GET"], shown.page)
     table["/metrics"] = {"GET": _metrics(head, clock)}
     table["/-/healthy"] = {"GET": _healthy}
     table["/-/ready"] = {"GET": _ready(head)}
@@ -67,12 +67,12 @@ def make_app(
         routes=[
             *(Route(path, _Methods(answers)) for path, answers in _fixed_first(table)),
             WebSocketRoute("/api/v1/live", Live(head, clock, most_connections=most_live).serve),
-            *routes,
+            *shown.routes(),
         ],
         exception_handlers={HTTPException: _unknown},
     )
     app.router.redirect_slashes = False
-    return Shell(Door(app, access))
+    return Shell(Door(app, access, public=shown.public))
 
 
 class _Methods:
@@ -143,7 +143,7 @@ def _answering(head: HeadInterface, operation: Operation, clock: Callable[[], fl
         try:
             given = await _Given.of(request, operation)
             if operation.is_file:
-                return await _file(request, download(head, given.fields))
+                return await _file(request, await fetch(head, operation.name, given.fields, now=clock()))
         except GpulseError as error:
             status, document = failure(error)
             return await json_response(document, status)
@@ -211,16 +211,6 @@ def _negotiated(documents: Answer, page: Answer) -> Answer:
         return response
 
     return answer
-
-
-async def _overview(_request: Request) -> Response:
-    links = [
-        (operation.paths[0], operation.help)
-        for operation in OPERATIONS
-        if operation.method == "GET" and not operation.fields and operation.name != "info"
-    ]
-    links += [("/metrics", "For Prometheus."), ("/openapi.json", "All of it, for programs.")]
-    return HTMLResponse(pages.overview(__version__, links))
 
 
 async def _unknown(_request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ from typing import Any
 from gpulse.cluster.api.interface import HeadInterface
 from gpulse.cluster.security import Access, TlsFiles
 from gpulse.web.app import make_app
+from gpulse.web.dashboard import Dashboard
 from gpulse.web.server import serve
 
 
@@ -36,6 +37,7 @@ async def open_frontend(
     port: int,
     tls: TlsFiles | None,
     clock: Callable[[], float],
+    theme_dir: str | None = None,
 ) -> HttpFrontend:
     """Serve a head, and return once connections are taken.
 
@@ -43,7 +45,7 @@ async def open_frontend(
         GpulseError: The port cannot be listened on.
     """
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = make_app(head, access, clock=clock)
+    app = make_app(head, access, clock=clock, dashboard=Dashboard(theme_dir))
     task = asyncio.create_task(serve(app, host=host, port=port, tls=tls, ready=ready.set_result))
     waiting: list[asyncio.Future[Any]] = [task, ready]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

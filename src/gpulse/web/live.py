@@ -4,72 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpulse._version import __version__
-from gpulse.cluster.api import fields as f
-from gpulse.cluster.api.answers import dumps, failure, read_body
-from gpulse.cluster.api.interface import HeadInterface, LiveNode
+from gpulse.cluster.api.answers import dumps, failure
+from gpulse.cluster.api.interface import HeadInterface
 from gpulse.cluster.security import Refusal
 from gpulse.errors import GpulseError, UsageError
-from gpulse.model.metric import CATALOGUE, Scope, Value
 from gpulse.web.access import deny
 from gpulse.web.answer import without_holding
+from gpulse.web.news import News, gpus_of
+from gpulse.web.rounds import Rounds
+from gpulse.web.wish import FASTEST_SECONDS, METRICS, Wish, read_wish
 
-METRICS = (
-    "gpu_utilization_ratio",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "power_watts",
-    "temperature_celsius",
-)
-"""What a client gets that asks for nothing."""
-MOST_CONNECTIONS = 64
-_POLL_SECONDS = 1.0
-"""How late a changed wish, or a node that fell silent, may show."""
-_MOST_TEXTS = 20_000
-_SLOWEST_SECONDS = 60.0
-_FASTEST_SECONDS = 0.1
-
-
-class Wish(NamedTuple):
-    """What a client wants to see."""
-
-    nodes: frozenset[str] | None = None
-    metrics: tuple[str, ...] = METRICS
-    host_metrics: tuple[str, ...] = ()
-    interval_seconds: float = 1.0
-
-
-_FIELDS = (
-    f.Field("nodes", f.TEXTS, "only these nodes; all when left out"),
-    f.Field("metrics", f.TEXTS, "names of the catalogue's GPU metrics"),
-    f.Field("host_metrics", f.TEXTS, "names of the catalogue's host metrics"),
-    f.Field("interval", f.DURATION, "seconds between two messages, from 0.1 to 60"),
-)
-
-
-def wish(text: str) -> Wish:
-    """Read what a client asks for.
-
-    Raises:
-        UsageError: It makes no sense.
-    """
-    given = f.parse(_FIELDS, read_body(text.encode("utf-8", "replace")), 0.0)
-    interval = given.get("interval", 1.0)
-    if not _FASTEST_SECONDS <= interval <= _SLOWEST_SECONDS:
-        raise UsageError("interval: it is from 0.1 to 60 seconds")
-    return Wish(
-        frozenset(given["nodes"]) if given.get("nodes") else None,
-        _known("gpu", given.get("metrics", METRICS)),
-        _known("host", given.get("host_metrics", ())),
-        interval,
-    )
+MOST_CONNECTIONS = 256
+_FIRST_WISH_SECONDS = 0.2
+"""So long a client has to say what it wants before it gets the usual."""
 
 
 class Live:
@@ -82,8 +35,8 @@ class Live:
         self._clock = clock
         self._most = most_connections
         self._open = 0
-        self._texts: dict[tuple[int, tuple[str, ...], tuple[str, ...]], tuple[object, str]] = {}
-        """What was last written of a node, for all clients that want the same of it."""
+        self._news = News(head)
+        self._rounds: dict[Wish, Rounds] = {}
 
     async def serve(self, websocket: WebSocket) -> None:
         """One client, from its first to its last message."""
@@ -100,7 +53,7 @@ class Live:
         finally:
             self._open -= 1
             if not self._open:
-                self._texts.clear()
+                self._news.clear()
 
     async def _talk(self, websocket: WebSocket) -> None:
         client = _Client(websocket)
@@ -117,86 +70,52 @@ class Live:
                 raise result
 
     async def _tell(self, client: _Client) -> None:
-        """Send what is new; while a client is slow in taking it, newer readings take its place."""
-        loop = asyncio.get_running_loop()
-        sequence = await self._head.wait(-1, 0.0)
-        await client.send(await self._hello(sequence))
-        wanted, shown, sent_at = client.wish, dict[int, _Shown](), -math.inf
+        """Send who is there, then everything that the client wants, and what is new of it, until it wants other things."""
+        await client.send(await self._hello())
+        await client.wishes(_FIRST_WISH_SECONDS)
         while True:
-            pause = wanted.interval_seconds
-            if client.wish is not wanted:
-                wanted, shown, pause = client.wish, {}, _FASTEST_SECONDS
-            client.changed.clear()
-            if await client.changes(sent_at + pause - loop.time()):
-                continue
-            parts = [part async for part in without_holding(self._news(wanted, shown))]
-            if parts:
-                sent_at = loop.time()
-                await client.send(
-                    f'{{"type":"update","sequence":{sequence},"time":{self._clock()!r},"nodes":[{",".join(parts)}]}}'
-                )
-            sequence = await self._next(client, sequence)
+            wanted = client.wish
+            rounds = self._rounds.setdefault(wanted, Rounds(self._head, self._news, wanted, self._clock))
+            try:
+                with rounds.listening(client.stirred):
+                    await self._follow(client, rounds, wanted)
+            finally:
+                if rounds.is_empty:
+                    self._rounds.pop(wanted, None)
+            await asyncio.sleep(FASTEST_SECONDS)  # however often it changes its mind
 
-    async def _next(self, client: _Client, sequence: int) -> int:
-        """Wait for news, for another wish, or for the time in which a node may have fallen silent."""
-        news = asyncio.create_task(self._head.wait(sequence, _POLL_SECONDS))
-        change = asyncio.create_task(client.changed.wait())
-        try:
-            await asyncio.wait((news, change), return_when=asyncio.FIRST_COMPLETED)
-            return news.result() if news.done() else sequence
-        finally:
-            news.cancel()
-            change.cancel()
-            await asyncio.gather(news, change, return_exceptions=True)
+    async def _follow(self, client: _Client, rounds: Rounds, wanted: Wish) -> None:
+        """Send round after round; to a client that has not the one before, everything as it is by then."""
+        has = 0  # the first round of all says everything
+        while client.wish is wanted:
+            client.stirred.clear()
+            rounds.check()
+            before, has = has, rounds.number
+            if before == has:
+                await client.stirred.wait()
+            else:
+                await client.send(rounds.text if before + 1 == has else await rounds.whole())
 
-    def _news(self, wanted: Wish, shown: dict[int, _Shown]) -> Iterator[str]:
-        """The nodes that changed since they were shown last, as JSON; remembers that they were."""
-        for node in self._head.live():
-            if wanted.nodes is not None and node.name not in wanted.nodes:
-                continue
-            now = _Shown.of(node)
-            before = shown.get(node.id)
-            if before == now:
-                continue
-            shown[node.id] = now
-            gpus = f'"gpus":{dumps(_gpus(node))},' if before is None or before.gpus != now.gpus else ""
-            yield f"{{{gpus}{self._text(node, now, wanted)}}}"
-
-    def _text(self, node: LiveNode, now: _Shown, wanted: Wish) -> str:
-        key = (node.id, wanted.metrics, wanted.host_metrics)
-        before = self._texts.get(key)
-        if before is None or before[0] != now:
-            if len(self._texts) >= _MOST_TEXTS:
-                self._texts.clear()
-            before = self._texts[key] = (now, dumps(_document(node, wanted))[1:-1])
-        return before[1]
-
-    async def _hello(self, sequence: int) -> str:
+    async def _hello(self) -> str:
         nodes = (
-            dumps({"node": node.name, "state": node.state, "labels": dict(node.labels), "gpus": _gpus(node)})
+            dumps(
+                {"node": node.name, "state": node.state, "labels": dict(node.labels), "gpus": gpus_of(node)}
+            )
             for node in self._head.live()
         )
         parts = [part async for part in without_holding(nodes)]
         start = dumps(
-            {"type": "hello", "version": __version__, "sequence": sequence, "metrics": list(METRICS)}
+            {
+                "type": "hello",
+                "version": __version__,
+                "sequence": await self._head.wait(-1, 0.0),
+                "time": self._clock(),
+                "interval_ms": self._head.status().get("freq"),
+                "metrics": list(METRICS),
+                "missing": list(self._head.missing()),
+            }
         )
         return f'{start[:-1]},"nodes":[{",".join(parts)}]}}'
-
-
-class _Shown(NamedTuple):
-    """What a client last saw of a node, as far as it takes to know that there is more."""
-
-    state: str
-    connected: bool
-    time: float | None
-    gpus: tuple[str, ...]
-
-    @classmethod
-    def of(cls, node: LiveNode) -> _Shown:
-        frame = node.frame
-        if frame is None:
-            return cls(node.state, node.connected, None, ())
-        return cls(node.state, node.connected, frame.time, tuple(gpu.device.uuid for gpu in frame.gpus))
 
 
 class _Client:
@@ -205,7 +124,8 @@ class _Client:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         self.wish = Wish()
-        self.changed = asyncio.Event()
+        self.stirred = asyncio.Event()
+        """Set when there is something to do: a round to send, or another wish."""
 
     async def listen(self) -> None:
         """Take wishes until the client leaves."""
@@ -216,58 +136,17 @@ class _Client:
             try:
                 if message.get("text") is None:
                     raise UsageError("a wish is text, not bytes", hint="send JSON as a text message")
-                self.wish = wish(message["text"])
-                self.changed.set()
+                self.wish = read_wish(message["text"])
+                self.stirred.set()
             except GpulseError as error:
                 await self.send(json.dumps({"type": "error", **failure(error)[1]}))
 
-    async def changes(self, seconds: float) -> bool:
-        """Wait for so long; True as soon as the client wants something else."""
-        if seconds <= 0:
-            return False
+    async def wishes(self, seconds: float) -> None:
+        """Wait for so long, or until the client wants something."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                return await self.changed.wait()
-        return False
+                await self.stirred.wait()
 
     async def send(self, text: str) -> None:
         """Send a message, once those before it are on their way."""
         await self._websocket.send_text(text)
-
-
-def _document(node: LiveNode, wanted: Wish) -> dict[str, Any]:
-    frame = node.frame
-    document: dict[str, Any] = {
-        "node": node.name,
-        "state": node.state,
-        "connected": node.connected,
-        "time": None if frame is None else frame.time,
-        "values": {},
-    }
-    if frame is not None:
-        document["values"] = {name: [_finite(gpu.get(name)) for gpu in frame.gpus] for name in wanted.metrics}
-    if wanted.host_metrics:
-        values: Mapping[str, Value] = (
-            frame.host.values if frame is not None and frame.host is not None else {}
-        )
-        document["host"] = {name: _finite(values.get(name)) for name in wanted.host_metrics}
-    return document
-
-
-def _gpus(node: LiveNode) -> list[dict[str, str]]:
-    if node.frame is None:
-        return []
-    return [
-        {"id": gpu.device.label, "uuid": gpu.device.uuid, "name": gpu.device.name} for gpu in node.frame.gpus
-    ]
-
-
-def _finite(value: Value | None) -> Value | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _known(scope: Scope, names: Sequence[str]) -> tuple[str, ...]:
-    for name in names:
-        if name not in CATALOGUE[scope]:
-            raise UsageError(f"a {scope} has no metric {name[:60]!a}", hint="docs/metrics.md lists them")
-    return tuple(dict.fromkeys(names))

@@ -21,7 +21,6 @@ _ERRORS = {
     "500": "The head failed",
     "503": "Not at the moment",
 }
-FILE_TYPES = ("application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.parquet")
 
 
 def document(version: str) -> Document:
@@ -99,7 +98,7 @@ def _operation(operation: Operation, path: str, number: int) -> Document:
 
 def _good(operation: Operation) -> Document:
     if operation.is_file:
-        content: Document = {kind: {"schema": {}} for kind in FILE_TYPES}
+        content: Document = {kind: {"schema": {}} for kind in operation.media_types}
     else:
         content = {"application/json": {"schema": operation.response}}
     if operation.name == "info":

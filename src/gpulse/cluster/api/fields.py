@@ -15,6 +15,8 @@ LONGEST_TEXT = 200
 MOST_ITEMS = 10_000
 MOST_REPEATED = 500
 """How often one field may be in an address."""
+MOST_CHOSEN = 32
+"""How many of some words one field may hold."""
 LATEST = 253_402_300_799.0
 """The last second of the year 9999."""
 LONGEST_SECONDS = 3650 * 86400.0
@@ -236,6 +238,24 @@ def choice(*words: str) -> Kind:
     return Kind(read, {"type": "string", "enum": list(words)})
 
 
+def some_of(*words: str) -> Kind:
+    """A few of some words, each once; in a query given again and again, or with commas."""
+    one = choice(*words)
+
+    def read(given: Any, now: float) -> tuple[str, ...]:
+        found = dict.fromkeys(one.parse(item, now) for item in _parts(given, now))
+        if len(found) > MOST_CHOSEN:
+            raise ValueError(f"it has {len(found)} entries, {MOST_CHOSEN} are the most")
+        return tuple(found)
+
+    items = {"type": "array", "minItems": 1, "maxItems": MOST_CHOSEN, "items": one.schema}
+    return Kind(read, items, is_list=True)
+
+
+def _flag_word(given: Any, now: float) -> bool:
+    return given == "true" if given in ("true", "false") else _flag(given, now)
+
+
 def _flag(given: Any, _now: float) -> bool:
     if isinstance(given, bool):
         return given
@@ -277,6 +297,8 @@ LABELS = Kind(
     },
 )
 FLAG = Kind(_flag, {"type": "boolean"})
+FLAG_WORD = Kind(_flag_word, {"type": "boolean"})
+"""For a query, where everything is text."""
 DURATION = Kind(
     lambda given, _now: duration(given),
     {

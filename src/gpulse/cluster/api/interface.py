@@ -15,6 +15,7 @@ from gpulse.store.base import Statistic
 Document = dict[str, Any]
 """A JSON object."""
 Format = Literal["json", "jsonl", "csv", "parquet"]
+Grouping = Literal["user", "job"]
 NodeState = Literal["healthy", "late", "lost"]
 
 
@@ -118,6 +119,43 @@ class HeadInterface(Protocol):
     ) -> Document:
         """The history of one metric."""
 
+    async def history(
+        self,
+        *,
+        metrics: Sequence[str],
+        scope: Scope = "gpu",
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 600,
+        spread: bool = False,
+    ) -> Document:
+        """Several metrics over time, all at the same moments."""
+
+    async def processes(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        users: Sequence[str] = (),
+        jobs: Sequence[str] = (),
+    ) -> Document:
+        """The processes that held GPUs, newest first."""
+
+    async def usage(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        by: Grouping = "user",
+        nodes: Sequence[str] = (),
+        users: Sequence[str] = (),
+    ) -> Document:
+        """Who held GPUs, for how long, and how much of that they did nothing."""
+
     async def events(
         self,
         *,
@@ -138,6 +176,9 @@ class HeadInterface(Protocol):
 
     def live(self) -> list[LiveNode]:
         """Every node with its newest frame."""
+
+    def missing(self) -> Sequence[str]:
+        """The nodes that should be there and were never heard of."""
 
     async def wait(self, after: int, timeout_seconds: float) -> int:
         """Wait until something new came than what was there at `after`; the number to give next time."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from gpulse.cluster.api import fields as f
 from gpulse.cluster.api import schemas
 from gpulse.cluster.api.answers import failure, refusal
-from gpulse.cluster.api.interface import Document, Download, Format, HeadInterface, RefusedError
+from gpulse.cluster.api.interface import Document, Download, Format, Grouping, HeadInterface, RefusedError
+from gpulse.cluster.api.usage_file import usage_file
 from gpulse.errors import UsageError
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.store.base import Statistic
 
 Method = Literal["GET", "POST"]
 Run = Callable[[HeadInterface, dict[str, Any]], Document | Awaitable[Document]]
+Fetch = Callable[[HeadInterface, dict[str, Any]], Download | Awaitable[Download]]
 
 
 class Operation(NamedTuple):
@@ -32,8 +34,14 @@ class Operation(NamedTuple):
     any_of: tuple[str, ...] = ()
     """At least one of these fields is needed."""
     writes: bool = False
-    is_file: bool = False
-    """The answer is a file, piece by piece, and not a document."""
+    fetch: Fetch | None = None
+    """Makes the file, where the answer is one, piece by piece, and not a document."""
+    media_types: tuple[str, ...] = ("application/json",)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the answer is a file."""
+        return self.fetch is not None
 
 
 _FORMATS = cast("tuple[str, ...]", get_args(Format))
@@ -48,6 +56,14 @@ _FROM = f.Field("from", f.TIME, "epoch seconds, ISO 8601, -10m (ten minutes ago)
 _TO = f.Field("to", f.TIME, "as from; now when left out")
 _MAYBE_NAME = f.Field("name", f.NAME, "the session's name", may_be_empty=True)
 _NAME = f.Field("name", f.NAME, "the session's name or id", required=True)
+_USERS = f.Field("users", f.PARTS, "only what these users hold")
+_USAGE_FIELDS = (
+    _FROM,
+    _TO,
+    f.Field("by", f.choice(*get_args(Grouping)), "one row a user, or one a job; user when left out"),
+    _SOME_NODES,
+    _USERS,
+)
 _METRICS = tuple(dict.fromkeys(name for names in CATALOGUE.values() for name in names))
 
 
@@ -60,10 +76,7 @@ def _query(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
     metric = given.pop("metric")
     step = given.pop("step", None) or None
     scope = given.pop("scope", None) or scope_of(metric)
-    if metric not in CATALOGUE[scope]:
-        raise RefusedError(
-            404, f"a {scope} has no {metric}", hint=f"it is a number of: {', '.join(_homes(metric))}"
-        )
+    _check_homes(scope, (metric,))
     return head.query(
         metric=metric,
         scope=scope,
@@ -74,8 +87,36 @@ def _query(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
     )
 
 
+def _history(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
+    scope, metrics = given.pop("scope", "gpu"), given.pop("metrics")
+    _check_homes(scope, metrics)
+    return head.history(
+        scope=scope, metrics=metrics, start=given.pop("from", None), end=given.pop("to", None), **given
+    )
+
+
+def _usage(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
+    return head.usage(start=given.pop("from", None), end=given.pop("to", None), **given)
+
+
+async def _usage_file(head: HeadInterface, given: dict[str, Any]) -> Download:
+    return usage_file(await _usage(head, given))
+
+
+def _session_file(head: HeadInterface, given: dict[str, Any]) -> Download:
+    return head.download(name=given["name"], output_format=_file_format(given))
+
+
 def _no_document(_head: HeadInterface, _given: dict[str, Any]) -> Document:
     raise RefusedError(400, "a download is a stream, not a document", hint="ask for it as a stream")
+
+
+def _check_homes(scope: Scope, metrics: Sequence[str]) -> None:
+    for metric in metrics:
+        if metric not in CATALOGUE[scope]:
+            raise RefusedError(
+                404, f"a {scope} has no {metric}", hint=f"it is a number of: {', '.join(_homes(metric))}"
+            )
 
 
 def scope_of(metric: str) -> Scope:
@@ -195,7 +236,13 @@ OPERATIONS: tuple[Operation, ...] = (
         _no_document,
         {},
         (_NAME, _FORMAT),
-        is_file=True,
+        fetch=_session_file,
+        media_types=(
+            "application/json",
+            "application/x-ndjson",
+            "text/csv",
+            "application/vnd.apache.parquet",
+        ),
     ),
     Operation(
         "query",
@@ -220,6 +267,62 @@ OPERATIONS: tuple[Operation, ...] = (
                 "statistic", f.choice(*get_args(Statistic)), "what a point is of its step; mean when left out"
             ),
         ),
+    ),
+    Operation(
+        "history",
+        "GET",
+        ("/api/v1/history",),
+        "Several metrics over time, all at the same moments.",
+        _history,
+        schemas.HISTORY,
+        (
+            f.Field(
+                "metrics", f.some_of(*_METRICS), "names of the metric catalogue, with commas", required=True
+            ),
+            f.Field("scope", f.choice(*CATALOGUE), "whose numbers they are; gpu when left out"),
+            _SOME_NODES,
+            _SOME_GPUS,
+            _FROM,
+            _TO,
+            f.Field("points", f.whole(10, 2000), "the most moments in the answer; 600 when left out"),
+            f.Field("spread", f.FLAG_WORD, "also the least and the largest value of each step"),
+        ),
+    ),
+    Operation(
+        "processes",
+        "GET",
+        ("/api/v1/processes",),
+        "The processes that held GPUs, newest first.",
+        lambda head, given: head.processes(start=given.pop("from", None), end=given.pop("to", None), **given),
+        schemas.PROCESSES,
+        (
+            _FROM,
+            _TO,
+            _SOME_NODES,
+            _SOME_GPUS,
+            _USERS,
+            f.Field("jobs", f.PARTS, "only these jobs, such as slurm:4711"),
+        ),
+    ),
+    Operation(
+        "usage",
+        "GET",
+        ("/api/v1/usage",),
+        "Who held GPUs, for how long, and how much of that they did nothing.",
+        _usage,
+        schemas.USAGE,
+        _USAGE_FIELDS,
+    ),
+    Operation(
+        "usage.csv",
+        "GET",
+        ("/api/v1/usage.csv",),
+        "The same as a file.",
+        _no_document,
+        {},
+        _USAGE_FIELDS,
+        fetch=_usage_file,
+        media_types=("text/csv",),
     ),
     Operation(
         "events",
@@ -287,15 +390,25 @@ async def call(
         return failure(error)
 
 
-def download(head: HeadInterface, body: Mapping[str, Any]) -> Download:
-    """A session's file, piece by piece.
+async def fetch(head: HeadInterface, operation: str, body: Mapping[str, Any], *, now: float) -> Download:
+    """A file, piece by piece.
+
+    Args:
+        head: Who is asked.
+        operation: A name of the table whose answer is a file.
+        body: The request's fields.
+        now: What relative times start from.
 
     Raises:
         UsageError: The request makes no sense.
-        RefusedError: There is no such session, or not now.
+        RefusedError: There is no such thing, or not now.
     """
-    given = checked(BY_NAME["download"], body, 0.0)
-    return head.download(name=given["name"], output_format=_file_format(given))
+    known = BY_NAME.get(operation)
+    if known is None or known.fetch is None:
+        files = ", ".join(name for name, other in BY_NAME.items() if other.is_file)
+        raise RefusedError(404, f"there is no file {operation[:60]!a}", hint=f"there are: {files}")
+    file = known.fetch(head, checked(known, body, now))
+    return await file if inspect.isawaitable(file) else file
 
 
 def checked(operation: Operation, body: Mapping[str, Any], now: float) -> dict[str, Any]:

@@ -77,6 +77,7 @@ STATUS = record(
     version=optional(TEXT),
     uptime_seconds=optional(NUMBER),
     storage=optional(record(state={"type": "string", "enum": ["ok", "failing"]})),
+    missing_nodes=optional(several(TEXT)),
     nodes=optional(several(record(name=TEXT, state={"type": "string", "enum": ["healthy", "late", "lost"]}))),
 )
 CLIENTS = record(
@@ -101,6 +102,83 @@ STARTED = record(success=FLAG, message=TEXT, output_file=or_null(TEXT), session=
 STOPPED = record(success=FLAG, message=TEXT, output_file={}, sessions=several({}))
 DONE = ANY_OBJECT
 QUERY = record(metric=TEXT, series=several(ANY_OBJECT))
+HISTORY = record(
+    **{"from": NUMBER, "to": NUMBER},
+    scope=TEXT,
+    step=NUMBER,
+    times=several(NUMBER),
+    series=several(
+        record(
+            node=TEXT,
+            subject=TEXT,
+            gpu=optional(or_null(TEXT)),
+            metric=TEXT,
+            unit=TEXT,
+            values=several(or_null(NUMBER)),
+            lows=optional(several(or_null(NUMBER))),
+            highs=optional(several(or_null(NUMBER))),
+        )
+    ),
+)
+PROCESSES = record(
+    **{"from": NUMBER, "to": NUMBER},
+    truncated=FLAG,
+    processes=several(
+        record(
+            node=TEXT,
+            pid=WHOLE,
+            start_time=or_null(NUMBER),
+            first_seen=NUMBER,
+            ended=or_null(NUMBER),
+            user=or_null(TEXT),
+            job=or_null(TEXT),
+            container=or_null(TEXT),
+            pod=or_null(TEXT),
+            name=or_null(TEXT),
+            command=several(TEXT),
+            gpus=several(
+                record(
+                    **{"from": NUMBER, "to": NUMBER},
+                    gpu=or_null(TEXT),
+                    uuid=TEXT,
+                    memory_bytes_mean=or_null(NUMBER),
+                    memory_bytes_max=or_null(NUMBER),
+                    sm_ratio_mean=or_null(NUMBER),
+                )
+            ),
+        )
+    ),
+)
+USAGE = record(
+    **{"from": NUMBER, "to": NUMBER},
+    step=NUMBER,
+    by={"type": "string", "enum": ["user", "job"]},
+    gpus=WHOLE,
+    capacity_seconds=NUMBER,
+    gpu_seconds=NUMBER,
+    idle_seconds=or_null(NUMBER),
+    truncated=FLAG,
+    rows=several(
+        record(
+            user=or_null(TEXT),
+            job=or_null(TEXT),
+            program=or_null(TEXT),
+            node=or_null(TEXT),
+            pid=or_null(WHOLE),
+            start_time=or_null(NUMBER),
+            gpu_seconds=NUMBER,
+            idle_seconds=or_null(NUMBER),
+            utilization_mean=or_null(NUMBER),
+            memory_bytes_max=or_null(NUMBER),
+            energy_joules=or_null(NUMBER),
+            gpus=WHOLE,
+            nodes=several(TEXT),
+            processes=WHOLE,
+            first=NUMBER,
+            last=NUMBER,
+        )
+    ),
+)
 EVENTS = record(events=several(ANY_OBJECT))
 FINDINGS = record(findings=several(ANY_OBJECT))
 ERROR = record(error=TEXT, hint=or_null(TEXT), detail=TEXT)

@@ -56,6 +56,8 @@ class HeadConfig(NamedTuple):
     """Also listen on a port of this machine alone, without TLS: for an agent of its own."""
     address_files: tuple[str, ...] = ()
     """Where to say, besides in the data directory, where it listens."""
+    expected: tuple[str, ...] = ()
+    """Nodes that should be there: what was never heard of is shown as missing."""
 
 
 class Listening(NamedTuple):
@@ -187,6 +189,7 @@ class Head:
             exports=self._exports,
             storage=self._storage,
             keep_seconds=config.rules.keep_seconds,
+            expected=config.expected,
             now=now,
             stop=self.stop,
         )

@@ -13,7 +13,7 @@ import grpc
 from gpulse.cluster import wire
 from gpulse.cluster.api.answers import dumps, failure, read_body
 from gpulse.cluster.api.interface import HeadInterface
-from gpulse.cluster.api.operations import call, download
+from gpulse.cluster.api.operations import call, fetch
 from gpulse.cluster.head.checks import read_message
 from gpulse.cluster.head.connection import Allowed
 from gpulse.cluster.head.greeting import Refused
@@ -53,10 +53,10 @@ class Calls:
         return Reply(status=status, body=dumps(document).encode()).SerializeToString()
 
     async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
-        """A session's file: the first reply says what comes, the others are its pieces."""
+        """A file: the first reply says what comes, the others are its pieces."""
         request = await self._request(data, context)
         try:
-            file = download(self._head, read_body(request.body))
+            file = await fetch(self._head, request.operation, read_body(request.body), now=self._now())
             first = {"name": file.name, "media_type": file.media_type}
             yield Reply(status=200, body=json.dumps(first).encode()).SerializeToString()
             async for piece in file.pieces:

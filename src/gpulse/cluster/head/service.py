@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import Document, Download, Format, LiveNode, RefusedError
+from gpulse.cluster.api.interface import Document, Download, Format, Grouping, LiveNode, RefusedError
 from gpulse.cluster.head import describe
 from gpulse.cluster.head.commit import Committer
+from gpulse.cluster.head.expected import missing
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
-from gpulse.cluster.head.past import Past
+from gpulse.cluster.head.past.past import Past
 from gpulse.cluster.head.sessions import (
     LONGEST_INTERVAL_MS,
     SHORTEST_INTERVAL_MS,
@@ -27,7 +28,7 @@ from gpulse.cluster.head.settings import Settings
 from gpulse.errors import DiskError
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
-from gpulse.store.base import Statistic, Store
+from gpulse.store.base import HeadStore, Statistic
 from gpulse.store.entry import Entry
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,13 @@ class Service:
         fleet: Fleet,
         ingest: Ingest,
         committer: Committer,
-        store: Store,
+        store: HeadStore,
         sessions: Sessions,
         settings: Settings,
         exports: Exports,
         storage: Callable[[], Document],
         keep_seconds: float,
+        expected: Sequence[str],
         now: Callable[[], float],
         stop: Callable[[], None],
     ) -> None:
@@ -63,6 +65,7 @@ class Service:
         self._exports = exports
         self._storage = storage
         self._keep_seconds = keep_seconds
+        self._expected = expected
         self._now = now
         self._stop = stop
         self._past = Past(store, fleet.register, exports.gpus, lambda: settings.interval_seconds)
@@ -105,6 +108,7 @@ class Service:
             "uptime_seconds": round(now - self._started, 1),
             "frames_received": self._ingest.frames,
             "nodes": describe.nodes(live, now),
+            "missing_nodes": self.missing(),
             "storage": self._storage(),
         }
 
@@ -155,6 +159,10 @@ class Service:
         """Every node with its newest frame."""
         return self._fleet.live()
 
+    def missing(self) -> list[str]:
+        """The nodes that should be there and were never heard of."""
+        return missing(self._expected, self._fleet.register.by_id.values())
+
     async def wait(self, after: int, timeout_seconds: float) -> int:
         """Wait until something new came than what was there at `after`; the number to give next time."""
         try:
@@ -189,6 +197,64 @@ class Service:
             end=self._now() if end is None else end,
             step=step,
             statistic=statistic,
+        )
+
+    async def history(
+        self,
+        *,
+        metrics: Sequence[str],
+        scope: Scope = "gpu",
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 600,
+        spread: bool = False,
+    ) -> Document:
+        """Several metrics over time, all at the same moments."""
+        return await self._past.history(
+            metrics=metrics,
+            scope=scope,
+            nodes=nodes,
+            gpus=gpus,
+            start=start,
+            end=self._now() if end is None else end,
+            points=points,
+            spread=spread,
+        )
+
+    async def processes(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        nodes: Sequence[str] = (),
+        gpus: Sequence[str] = (),
+        users: Sequence[str] = (),
+        jobs: Sequence[str] = (),
+    ) -> Document:
+        """The processes that held GPUs, newest first."""
+        return await self._past.processes(
+            start=start,
+            end=self._now() if end is None else end,
+            nodes=nodes,
+            gpus=gpus,
+            users=users,
+            jobs=jobs,
+        )
+
+    async def usage(
+        self,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        by: Grouping = "user",
+        nodes: Sequence[str] = (),
+        users: Sequence[str] = (),
+    ) -> Document:
+        """Who held GPUs, for how long, and how much of that they did nothing."""
+        return await self._past.usage(
+            start=start, end=self._now() if end is None else end, by=by, nodes=nodes, users=users
         )
 
     async def events(

@@ -16,19 +16,21 @@ def read_whereabouts(directory: str) -> dict[str, Any] | None:
     """What the head says that works in a data directory on this machine; None when none does."""
     try:
         with open(f"{directory}/{ADDRESS_FILE}", encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, ValueError):
+            document: dict[str, Any] = dict(json.load(file))
+    except (OSError, ValueError, TypeError):
         return None
-    pid = document.get("pid") if isinstance(document, dict) else None
-    if not isinstance(pid, int):
-        return None
+    pid = document.get("pid")
+    return document if isinstance(pid, int) and _lives(pid) else None
+
+
+def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return document  # it runs, and is somebody else's
+        return True  # it is somebody else's
     except (OSError, OverflowError):
-        return None
-    return document
+        return False
+    return True
 
 
 class Whereabouts:

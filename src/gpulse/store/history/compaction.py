@@ -1,4 +1,4 @@
-"""Segments of minutes become one of an hour, with a row a minute beside every sample."""
+"""Segments of minutes become one of an hour, with a row a minute and shares of GPUs beside every sample."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.disk import disk_errors
-from gpulse.store.history import conversion
-from gpulse.store.history.parquet import describe, write_query, writing
+from gpulse.store.history import conversion, rollup, sharing
+from gpulse.store.history.parquet import THOROUGH, temporary, write_file
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, remove_segments, write_meta
-from gpulse.store.history.tables import KEYS, literal, quoted, words_of
+from gpulse.store.history.tables import literal, quoted, words_of
 
 if TYPE_CHECKING:
     import duckdb
 
 HOUR_US = 3_600_000_000
-MINUTE_US = 60_000_000
-ROLLUP_SCOPES: tuple[Scope, ...] = ("gpu", "host")
-_THOROUGH = 15
-"""The level of zstd for files that stay for weeks: 6 % smaller for three times the work."""
+ROLLUP_SCOPES: tuple[Scope, ...] = ("gpu", "host", "disk", "filesystem", "network", "process")
 _NODES_A_FILE: dict[Scope, int] = {"gpu": 8}
 """An hour of 64 GPUs can be sorted within little memory, and one GPU's day is found in small files."""
 
@@ -59,6 +55,7 @@ def compact(database: duckdb.DuckDBPyConnection, directory: str, segments: Seque
         files: list[SealedFile] = []
         for scope, nodes in _shards(parts):
             files += _merge(database, directory, target, parts, scope, nodes)
+        files += sharing.divide(database, target, files, level=THOROUGH)
         frames = sum(part.frames for part in parts)
         merged = Segment(first, last, parts[-1].log, frames, _received(parts), True, tuple(files))
         write_meta(target, merged)
@@ -71,7 +68,7 @@ def _shards(parts: Sequence[Segment]) -> list[tuple[Scope, tuple[int, ...]]]:
     """Which nodes of which scope share a file."""
     found: dict[tuple[Scope, int], set[int]] = {}
     for part in parts:
-        for file in part.files:
+        for file in part.samples:
             for node in file.nodes:
                 found.setdefault((file.scope, node // _nodes_a_file(file.scope)), set()).add(node)
     return [(scope, tuple(sorted(nodes))) for (scope, _), nodes in sorted(found.items())]
@@ -92,8 +89,8 @@ def _merge(
     inputs = [
         (f"{directory}/{part.name}/{file.name}", file)
         for part in parts
-        for file in part.files
-        if file.scope == scope and not file.seconds and not set(nodes).isdisjoint(file.nodes)
+        for file in part.samples
+        if file.scope == scope and not set(nodes).isdisjoint(file.nodes)
     ]
     present = {column for _, file in inputs for column in file.columns}
     columns = _ordered(scope, present)
@@ -103,12 +100,19 @@ def _merge(
         f"WHERE node_id BETWEEN {nodes[0]} AND {nodes[-1]} ORDER BY node_id, subject, time, sequence"
     )
     name = f"{scope}-{nodes[0] // _nodes_a_file(scope):06d}.parquet"
-    whole = _write(database, query, target, SealedFile(name, scope, nodes, 0, 0, 0, 0, {}))
+    whole = write_file(database, query, target, SealedFile(name, scope, nodes, 0, 0, 0, 0, {}))
     if scope not in ROLLUP_SCOPES:
         return [whole]
-    query = _rollup(scope, f"{target}/{name}", columns)
+    query = rollup.of_samples(
+        scope, f"read_parquet({literal(f'{target}/{name}')})", rollup.metrics_of(scope, columns)
+    )
     name = name.replace(".parquet", ".60s.parquet")
-    return [whole, _write(database, query, target, SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, 60))]
+    minutes = SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, rollup.FINE)
+    with temporary(database, "rolled", query, f"{target}/{name}"):
+        return [
+            whole,
+            write_file(database, rollup.needed(database, "rolled", f"{target}/{name}"), target, minutes),
+        ]
 
 
 def _ordered(scope: Scope, present: set[str]) -> tuple[str, ...]:
@@ -125,42 +129,3 @@ def _ordered(scope: Scope, present: set[str]) -> tuple[str, ...]:
     ]
     rest = sorted(present.difference(known))
     return tuple(column for column in (*known, *rest) if column in present)
-
-
-def _rollup(scope: Scope, path: str, columns: Sequence[str]) -> str:
-    """The query for one row a minute."""
-    words = words_of(scope)
-    metrics = [column for column in columns if column not in (*KEYS, *words)]
-    select = {
-        "node": "any_value(node)",
-        "node_id": "node_id",
-        "subject": "subject",
-        **{word: f"any_value({quoted(word)})" for word in words},
-        "time": f"make_timestamptz(epoch_us(time) // {MINUTE_US} * {MINUTE_US})",
-        "samples": "count(*)::INTEGER",
-    }
-    for metric in metrics:
-        # Seven digits are enough for a mean, but not for that of a counter.
-        entry = CATALOGUE[scope].get(metric)
-        kind = "FLOAT" if entry is not None and entry.kind != "counter" else "DOUBLE"
-        select[metric] = f"avg({quoted(metric)})::{kind}"
-        select[f"min_{metric}"] = f"min({quoted(metric)})"
-        select[f"max_{metric}"] = f"max({quoted(metric)})"
-    wanted = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in select.items())
-    return (
-        f"SELECT {wanted} FROM read_parquet({literal(path)}) "
-        f"GROUP BY node_id, subject, epoch_us(time) // {MINUTE_US} "
-        f"ORDER BY node_id, subject, epoch_us(time) // {MINUTE_US}"
-    )
-
-
-def _write(database: duckdb.DuckDBPyConnection, query: str, target: str, file: SealedFile) -> SealedFile:
-    path = f"{target}/{file.name}"
-    with disk_errors(f"write {path}"):
-        size = write_query(database, query, path, level=_THOROUGH)
-    with writing(path):
-        found = database.execute(
-            "SELECT count(*), min(epoch_us(time)), max(epoch_us(time)) FROM read_parquet(?)", [path]
-        ).fetchone()
-    rows, start, end = found or (0, 0, 0)
-    return file._replace(rows=rows, size_bytes=size, start=start, end=end, columns=describe(database, path))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpulse.errors import LogError
 from gpulse.model.metric import Scope
 from gpulse.store.disk import disk_errors
-from gpulse.store.history.parquet import describe, write_table
+from gpulse.store.history import sharing
+from gpulse.store.history.parquet import QUICK, describe, write_table
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, segment_name, write_meta
 from gpulse.store.history.stacks import Piles, Stack
 from gpulse.store.history.tables import build_table
@@ -98,6 +99,7 @@ def write_segment(
                 _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, words)
                 for scope, found in sorted(stacks.items())
             ]
+        files += sharing.divide(database, path, files, level=QUICK)
         segment = Segment(haul.first, haul.last, log, piles.frames, haul.received, False, tuple(files))
         write_meta(path, segment)
     return segment

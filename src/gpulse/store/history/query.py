@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import duckdb
@@ -13,7 +13,8 @@ import numpy as np
 from gpulse.errors import GpulseError, LogError
 from gpulse.model.metric import Scope
 from gpulse.store.base import Samples, SeriesKey, Statistic
-from gpulse.store.history.segments import SealedFile, Segment, read_segments, sealed_to
+from gpulse.store.history.rollup import KNOWN, MINUTE_US, known
+from gpulse.store.history.segments import SealedFile, Segment, read_segments, read_summaries, sealed_to
 from gpulse.store.history.series import (
     Points,
     no_points,
@@ -23,9 +24,9 @@ from gpulse.store.history.tables import quoted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MINUTE_US = 60_000_000
 _TRIES = 5
 T = TypeVar("T")
+_NO_TABLES: Mapping[str, Mapping[str, Any]] = {}
 
 _PARTIAL: dict[Statistic, tuple[str, str]] = {
     "mean": ("avg({0})", "count({0})"),
@@ -35,11 +36,11 @@ _PARTIAL: dict[Statistic, tuple[str, str]] = {
 }
 """The value of a step and its weight, by statistic."""
 _ROLLED: dict[Statistic, tuple[str, str, str]] = {
-    "mean": ("", "sum({0} * samples) / sum(samples)", "sum(samples)"),
+    "mean": ("", "sum({0} * {1}) / sum({1})", "sum({1})::BIGINT"),
     "min": ("min_", "min({0})", "0"),
     "max": ("max_", "max({0})", "0"),
 }
-"""The same from rows of minutes, with what their columns' names begin with."""
+"""The same from rows of minutes, with what their columns' names begin with; a mean needs to know of how many samples."""
 
 
 class Window(NamedTuple):
@@ -52,6 +53,8 @@ class Window(NamedTuple):
     """Microseconds; not within any more."""
     nodes: frozenset[int] | None = None
     subjects: frozenset[str] | None = None
+    gpus: frozenset[str] | None = None
+    """Of processes, only what they hold on these GPUs."""
 
     def files(self, segments: Sequence[Segment], *, seconds: int = 0) -> list[tuple[Segment, SealedFile]]:
         """The files that may hold some of it."""
@@ -59,18 +62,26 @@ class Window(NamedTuple):
             (segment, file)
             for segment in segments
             for file in segment.files
-            if file.scope == self.scope
-            and file.seconds == seconds
-            and file.start < self.end
+            if file.scope == self.scope and file.seconds == seconds and self.meets(file)
+        ]
+
+    def meets(self, file: SealedFile) -> bool:
+        """Whether some of the nodes may be in a file at that time."""
+        return (
+            file.start < self.end
             and file.end >= self.start
             and (self.nodes is None or not self.nodes.isdisjoint(file.nodes))
-        ]
+        )
 
     def condition(self) -> tuple[str, list[Any]]:
         """What a row must meet, and the numbers and names to bind."""
         words = ["time >= make_timestamptz(?::BIGINT) AND time < make_timestamptz(?::BIGINT)"]
         bound: list[Any] = [self.start, self.end]
-        for column, wanted in (("node_id", self.nodes), ("subject", self.subjects)):
+        for column, wanted in (
+            ("node_id", self.nodes),
+            ("subject", self.subjects),
+            ("gpu", self.gpus),
+        ):
             if wanted is not None:
                 words.append(f"{column} IN ({', '.join('?' * len(wanted)) or 'NULL'})")
                 bound += sorted(wanted)
@@ -100,6 +111,8 @@ class History:
         self._refreshing = threading.Lock()
         self.segments: tuple[Segment, ...] = tuple(read_segments(self.path))
         """Replaced as a whole by `refresh`."""
+        self.summaries: tuple[Segment, ...] = tuple(read_summaries(self.path))
+        """So is this; they count together with their segments."""
         self._database = duckdb.connect(
             ":memory:",
             config={
@@ -126,7 +139,7 @@ class History:
     @property
     def size_bytes(self) -> int:
         """What the files take on disk."""
-        return sum(segment.size_bytes for segment in self.segments)
+        return sum(segment.size_bytes for segment in (*self.segments, *self.summaries))
 
     @property
     def newest_us(self) -> int:
@@ -142,6 +155,7 @@ class History:
         """
         with self._refreshing:  # else one who looked earlier could put back what is no longer true
             self.segments = tuple(read_segments(self.path, self.segments))
+            self.summaries = tuple(read_summaries(self.path, self.summaries))
         return self.sealed_to
 
     def close(self) -> None:
@@ -171,14 +185,14 @@ class History:
     ) -> list[Points]:
         """One metric's points; those of one step may come in several pieces."""
         whole, inner = segments, None
-        if step_us is not None and step_us % _MINUTE_US == 0 and statistic in _ROLLED:
+        if step_us is not None and step_us % MINUTE_US == 0 and statistic in _ROLLED:
             inner = window._replace(
-                start=-(-window.start // _MINUTE_US) * _MINUTE_US, end=window.end // _MINUTE_US * _MINUTE_US
+                start=-(-window.start // MINUTE_US) * MINUTE_US, end=window.end // MINUTE_US * MINUTE_US
             )
         if step_us is None or inner is None or inner.start >= inner.end:
             return [self._points(window.files(whole), window, metric, step_us, statistic)]
-        rolled = [segment for segment in segments if segment.is_compacted]
-        whole = [segment for segment in segments if not segment.is_compacted]
+        rolled = [segment for segment in segments if segment.has_minutes(window.scope)]
+        whole = [segment for segment in segments if not segment.has_minutes(window.scope)]
         edges = window._replace(end=inner.start), window._replace(start=inner.end)
         return [
             self._rolled(inner.files(rolled, seconds=60), inner, metric, step_us, statistic),
@@ -196,7 +210,11 @@ class History:
     ) -> Points:
         prefix, value, weight = _ROLLED[statistic]
         column = prefix + metric
-        return self._grouped(files, window, column, step_us, value, weight)
+        present = {name for _, file in files for name in file.columns}
+        count = known(metric, present)
+        value, weight = value.replace("{1}", count), weight.replace("{1}", count)
+        more = (KNOWN + metric,) if statistic == "mean" and KNOWN + metric in present else ()
+        return self._grouped(files, window, column, step_us, value, weight, more)
 
     def _points(
         self,
@@ -220,15 +238,16 @@ class History:
         step_us: int,
         value: str,
         weight: str,
+        more: Sequence[str] = (),
     ) -> Points:
         files = [item for item in files if column in item[1].columns]
-        known = f"{quoted(column)}::DOUBLE"
+        number = f"{quoted(column)}::DOUBLE"
         select = (
             f"node_id, subject, epoch_us(time) // {step_us} * {step_us} AS step, "
-            f"{value.format(known)} AS value, {weight.format(known)} AS weight"
+            f"{value.format(number)} AS value, {weight.format(number)} AS weight"
         )
         rest = f" AND {quoted(column)} IS NOT NULL GROUP BY node_id, subject, step"
-        return self._fetched(files, window, (column,), select, rest)
+        return self._fetched(files, window, (column, *more), select, rest)
 
     def _fetched(
         self,
@@ -243,7 +262,7 @@ class History:
         source, bound = self._source(files, columns)
         condition, more = window.condition()
         query = f"SELECT {select} FROM {source} WHERE {condition}{rest} ORDER BY node_id, subject"
-        found = self._run(query, bound + more, files)
+        found = self.run(query, bound + more, files)
         nodes, subjects = found["node_id"], found["subject"]
         if not len(nodes):
             return no_points()
@@ -251,9 +270,9 @@ class History:
         return Points(
             [SeriesKey(int(nodes[at]), str(subjects[at])) for at in np.flatnonzero(is_new)],
             (np.cumsum(is_new) - 1).astype(np.int32),
-            _plain(found["step"], np.int64),
-            _plain(found["value"], np.float64),
-            _plain(found["weight"], np.int64),
+            plain(found["step"], np.int64),
+            plain(found["value"], np.float64),
+            plain(found["weight"], np.int64),
         )
 
     def samples(self, segments: Sequence[Segment], window: Window, metrics: Sequence[str]) -> Samples | None:
@@ -264,13 +283,13 @@ class History:
         present = [metric for metric in metrics if any(metric in file.columns for _, file in files)]
         source, bound = self._source(files, metrics)
         condition, more = window.condition()
-        rows = self._run(
+        rows = self.run(
             f"SELECT DISTINCT node_id, subject FROM {source} WHERE {condition}", bound + more, files
         )
         keys = sorted(map(SeriesKey, rows["node_id"].tolist(), rows["subject"].tolist()))
         places = "SELECT unnest(?::INTEGER[]) AS node_id, unnest(?::VARCHAR[]) AS subject, unnest(?::INTEGER[]) AS place"
         values = "".join(f", {quoted(metric)}::DOUBLE AS {quoted(metric)}" for metric in present)
-        found = self._run(
+        found = self.run(
             f"SELECT place, epoch_us(time) AS time, run, sequence{values} FROM {source} "
             f"JOIN ({places}) USING (node_id, subject) WHERE {condition}",
             [
@@ -285,12 +304,12 @@ class History:
         size = len(found["place"])
         return Samples(
             keys,
-            _plain(found["place"], np.int32),
-            _plain(found["time"], np.int64) / 1e6,
-            _plain(found["run"], np.uint64),
-            _plain(found["sequence"], np.int64),
+            plain(found["place"], np.int32),
+            plain(found["time"], np.int64) / 1e6,
+            plain(found["run"], np.uint64),
+            plain(found["sequence"], np.int64),
             {
-                metric: _plain(found[metric], np.float64) if metric in present else np.full(size, np.nan)
+                metric: plain(found[metric], np.float64) if metric in present else np.full(size, np.nan)
                 for metric in metrics
             },
         )
@@ -301,15 +320,35 @@ class History:
         """Where to select from. Files whose columns differ are brought together by name, which takes longer."""
         kinds = [{file.columns.get(column) for _, file in files} for column in columns]
         union = ", union_by_name = true" if any(len(kind) > 1 for kind in kinds) else ""
-        return f"read_parquet(?{union})", [
-            [f"{self.path}/{segment.name}/{file.name}" for segment, file in files]
-        ]
+        return f"read_parquet(?{union})", [self.paths(files)]
 
-    def _run(
-        self, query: str, bound: list[Any], files: list[tuple[Segment, SealedFile]]
+    def paths(self, files: Sequence[tuple[Segment, SealedFile]]) -> list[str]:
+        """Where files are."""
+        return [f"{self.path}/{segment.name}/{file.name}" for segment, file in files]
+
+    def run(
+        self,
+        query: str,
+        bound: list[Any],
+        files: list[tuple[Segment, SealedFile]],
+        tables: Mapping[str, Mapping[str, NDArray[Any]]] = _NO_TABLES,
     ) -> dict[str, NDArray[Any]]:
+        """The columns of a query's answer.
+
+        Args:
+            query: In SQL.
+            bound: What to put where it has question marks.
+            files: Those it reads.
+            tables: What it reads in memory, by name.
+
+        Raises:
+            GpulseError: It needs too much memory.
+            LogError: A file is damaged.
+        """
         cursor = self._database.cursor()
         try:
+            for name, table in tables.items():
+                cursor.register(name, dict(table))
             found: dict[str, NDArray[Any]] = cursor.execute(query, bound).fetchnumpy()
             return found
         except duckdb.OutOfMemoryException as error:
@@ -329,7 +368,7 @@ class History:
             cursor.close()
 
 
-def _plain(column: NDArray[Any], kind: type[Any]) -> NDArray[Any]:
+def plain(column: NDArray[Any], kind: type[Any]) -> NDArray[Any]:
     """A column without a mask, NaN where a number is absent."""
     if isinstance(column, np.ma.MaskedArray):
         column = column.filled(np.nan if kind is np.float64 else 0)

@@ -122,12 +122,13 @@ class Recent:
                 if not chunks:
                     del self._chunks[key]
 
-    def view(self) -> RecentView:
-        """What is there now, for several questions about the same moment."""
+    def view(self, nodes: Collection[int] | None = None) -> RecentView:
+        """What is there now, perhaps of some nodes only, for several questions about the same moment."""
         with self._lock:
             views = [
                 _View(node, layout, chunk, chunk.count)
                 for (node, layout), chunks in self._chunks.items()
+                if nodes is None or node in nodes
                 for chunk in chunks
             ]
             after = self._sizes[0][0] - 1 if self._sizes else 0
@@ -155,6 +156,17 @@ class RecentView:
             return None
         return min(int(part.min()) for part in times), max(int(part.max()) for part in times)
 
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """The same by node, of what is not sealed."""
+        found: dict[int, tuple[int, int]] = {}
+        for view in self._views:
+            frames = view.chunk.frames[:, : view.count]
+            times = frames[1][frames[0] > self._after]
+            if len(times):
+                low, high = found.get(view.node, (int(times[0]), int(times[0])))
+                found[view.node] = min(low, int(times.min())), max(high, int(times.max()))
+        return found
+
     def points(
         self,
         scope: Scope,
@@ -167,7 +179,7 @@ class RecentView:
         """The samples of one metric as points."""
         keys: list[SeriesKey] = []
         series, times, values = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0)]
-        for stack, kept in self._stacks(scope, window, nodes, subjects):
+        for stack, kept in self.stacks(scope, window, nodes, subjects):
             found = stack.values(metric)[:, kept]
             names = [subject_key(scope, stack.layout.subjects[place]) for place in kept]
             series.append(np.tile(np.arange(len(keys), len(keys) + len(kept), dtype=np.int32), len(found)))
@@ -187,7 +199,7 @@ class RecentView:
         subjects: Collection[str] | None,
     ) -> Iterator[Samples]:
         """The samples of several metrics, layout by layout."""
-        for stack, kept in self._stacks(scope, window, nodes, subjects):
+        for stack, kept in self.stacks(scope, window, nodes, subjects):
             names = [subject_key(scope, stack.layout.subjects[place]) for place in kept]
             yield Samples(
                 [SeriesKey(stack.node, name) for name in names],
@@ -198,7 +210,7 @@ class RecentView:
                 {metric: stack.values(metric)[:, kept].ravel() for metric in metrics},
             )
 
-    def _stacks(
+    def stacks(
         self,
         scope: Scope,
         window: tuple[int, int],

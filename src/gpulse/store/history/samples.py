@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import get_args
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar, get_args
 
 from gpulse.errors import UsageError
 from gpulse.model.metric import Scope
-from gpulse.store.base import Samples, Series, Statistic
+from gpulse.store.base import Holding, Samples, Series, Share, Statistic, Steps
+from gpulse.store.history import holding, stepping
 from gpulse.store.history.query import History, Window
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.segments import sealed_to
+from gpulse.store.history.relation import Sources
+from gpulse.store.history.segments import counted, sealed_to
 from gpulse.store.history.series import (
     Points,
     check_metrics,
@@ -19,6 +22,8 @@ from gpulse.store.history.series import (
     step_microseconds,
     to_series,
 )
+
+T = TypeVar("T")
 
 
 class StoredSamples:
@@ -33,6 +38,8 @@ class StoredSamples:
         """
         self._history = history
         self._recent = recent
+        self._dividing = threading.Lock()
+        """Two that divide the time of many GPUs at once would need more memory than queries may use."""
 
     def query(
         self,
@@ -120,6 +127,70 @@ class StoredSamples:
         )
         return [*([] if sealed is None else [sealed]), *newer]
 
+    def steps(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        step: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Steps]:
+        """As `SummarySource.steps`.
+
+        Raises:
+            UsageError: There is no such scope or metric, or the step is not positive.
+            LogError: A file of the history is damaged.
+        """
+        check_metrics(scope, metrics)
+        step_us = step_microseconds(step) or 1
+        window = _window(scope, start, end, nodes, subjects, gpus)
+        return self._asked(
+            lambda sources: stepping.steps(self._history, sources, window, metrics, step_us), nodes
+        )
+
+    def holdings(
+        self,
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Holding]:
+        """As `SummarySource.holdings`.
+
+        Raises:
+            LogError: A file of the history is damaged.
+        """
+        window = _window("process", start, end, nodes, None, gpus)
+        return self._asked(lambda sources: holding.holdings(self._history, sources, window), nodes)
+
+    def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
+        """As `SummarySource.shares`.
+
+        Raises:
+            LogError: A file of the history is damaged.
+        """
+        window = _window("process", start, end, nodes, None)
+        with self._dividing:
+            return self._asked(lambda sources: holding.shares(self._history, sources, window), nodes)
+
+    def _asked(self, question: Callable[[Sources], T], nodes: Collection[int] | None) -> T:
+        """The answer to a question about the history and what came after it."""
+
+        def ask() -> T:
+            # In this order: what is dropped from the one has been in the other before.
+            view = self._recent.view(nodes)
+            segments = self._history.segments
+            summaries = counted(self._history.summaries, segments)
+            newer = view.since(sealed_to(segments))
+            return question(Sources(self._history.paths, segments, newer, summaries))
+
+        return self._history.settled(ask)
+
 
 def _window(
     scope: Scope,
@@ -127,6 +198,7 @@ def _window(
     end: float,
     nodes: Collection[int] | None,
     subjects: Collection[str] | None,
+    gpus: Collection[str] | None = None,
 ) -> Window:
     return Window(
         scope,
@@ -134,4 +206,5 @@ def _window(
         microseconds(end),
         None if nodes is None else frozenset(nodes),
         None if subjects is None else frozenset(subjects),
+        None if gpus is None else frozenset(gpus),
     )

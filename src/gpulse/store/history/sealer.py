@@ -22,9 +22,9 @@ from typing import Any
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.store.disk import disk_errors
-from gpulse.store.history import compaction, conversion, retention
+from gpulse.store.history import compaction, conversion, retention, summing
 from gpulse.store.history.parquet import connect
-from gpulse.store.history.segments import Segment, read_segments, sealed_to, tidy
+from gpulse.store.history.segments import Segment, read_segments, remove_lost_summaries, sealed_to, tidy
 from gpulse.store.history.words import Words
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.segment import read_headers
@@ -53,7 +53,7 @@ class Workshop:
             os.makedirs(self.history, mode=0o700, exist_ok=True)
         self._lock = _lock(f"{self.history}/lock")
         try:
-            self.tidied = tidy(self.history)
+            self.tidied = [*tidy(self.history), *remove_lost_summaries(self.history)]
             segments = read_segments(self.history)
             self.sealed_to = sealed_to(segments)
             self._check_log(segments)
@@ -87,9 +87,10 @@ class Workshop:
         return {"sealed_to": self.sealed_to, "segments": made, "missing": missing}
 
     def compact(self) -> dict[str, Any]:
-        """Merge the oldest segments that make up an hour; nothing when there are none."""
-        merged = compaction.compact(self._database, self.history, read_segments(self.history))
-        return {"compacted": merged}
+        """Merge the oldest segments that make up an hour, or else sum up a day; nothing when there is none."""
+        segments = read_segments(self.history)
+        merged = compaction.compact(self._database, self.history, segments)
+        return {"compacted": merged or summing.summarise(self._database, self.history, segments)}
 
     def retain(self, now: float, keep_seconds: float | None, limit_bytes: int | None) -> dict[str, Any]:
         """Remove the oldest segments."""

@@ -71,7 +71,7 @@ class Sealer:
         return Sealed(reply["sealed_to"], tuple(reply["segments"]), reply["missing"])
 
     def compact(self) -> tuple[str, ...]:
-        """Merge the oldest hour that is whole; gives the segments that became one, or nothing.
+        """Merge the oldest hour that is whole, or sum up the oldest day; gives what was merged or made, or nothing.
 
         Raises:
             GpulseError: As for `seal`.

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gpulse.errors import GpulseError, LogError
@@ -22,9 +23,12 @@ from gpulse.store.disk import disk_errors, sync_directory
 FORMAT = 1
 META = "meta.json"
 _NAME = re.compile(r"(\d{20})-(\d{20})")
+_SUMMARY = re.compile(r"summary-\d{20}-\d{20}")
 _UNFINISHED = ".unfinished-"
 _REMOVED = ".removed-"
-_FILE = re.compile(r"[a-z]+-\d+(\.60s)?\.parquet")
+_FILE = re.compile(r"[a-z]+-\d+(\.\d+s)?\.parquet")
+SHARES = 3600
+"""For how many seconds the rows of processes stand that say how the time of GPUs is divided; see `sharing`."""
 
 
 class SealedFile(NamedTuple):
@@ -58,11 +62,19 @@ class Segment(NamedTuple):
     """When the first and the last of its batches came, in microseconds; None when there is none."""
     is_compacted: bool
     files: tuple[SealedFile, ...]
+    is_summary: bool = False
+    """True for what was made of segments that are still there."""
 
     @property
     def name(self) -> str:
         """Its directory's name."""
-        return segment_name(self.first, self.last)
+        name = segment_name(self.first, self.last)
+        return f"summary-{name}" if self.is_summary else name
+
+    @property
+    def samples(self) -> list[SealedFile]:
+        """The files with a row for every sample."""
+        return [file for file in self.files if not file.seconds]
 
     @property
     def size_bytes(self) -> int:
@@ -73,6 +85,19 @@ class Segment(NamedTuple):
     def end(self) -> int | None:
         """The latest time in it, in microseconds; None when it has no rows."""
         return max((file.end for file in self.files), default=None)
+
+    def has_minutes(self, scope: Scope) -> bool:
+        """Whether there is a row a minute of a scope beside every sample."""
+        return self.has(scope, 60)
+
+    @property
+    def shares(self) -> list[SealedFile]:
+        """The files that say how the time of GPUs is divided."""
+        return [file for file in self.files if file.seconds == SHARES]
+
+    def has(self, scope: Scope, seconds: int = 0) -> bool:
+        """Whether it has rows of a scope that stand for so long."""
+        return any(file.seconds == seconds and file.scope == scope for file in self.files)
 
     def to_json(self) -> str:
         """What is kept beside the files. Columns that several files share are told once."""
@@ -182,6 +207,7 @@ def _segment(document: dict[str, Any]) -> Segment:
         None if received is None else (int(received[0]), int(received[1])),
         bool(document["is_compacted"]),
         tuple(files),
+        bool(document.get("is_summary", False)),
     )
 
 
@@ -214,8 +240,69 @@ def read_segments(directory: str, known: Iterable[Segment] = ()) -> list[Segment
                 raise  # else one was merged or removed since the directory was listed
 
 
+class Summary(NamedTuple):
+    """A segment made of others, which it stands for where its coarser rows are enough."""
+
+    segment: Segment
+    members: tuple[Segment, ...]
+
+
+def read_summaries(directory: str, known: Iterable[Segment] = ()) -> list[Segment]:
+    """All summaries now, oldest first; one that cannot be read is left out, since its segments say the same.
+
+    Args:
+        directory: Where they are.
+        known: Those that were read before; a summary never changes.
+
+    Raises:
+        DiskError: The directory cannot be read.
+    """
+    before = {segment.name: segment for segment in known}
+    found = []
+    for name in _summary_names(directory):
+        with suppress(LogError, OSError):
+            found.append(before.get(name) or read_segment(directory, name))
+    return found
+
+
+def _summary_names(directory: str) -> list[str]:
+    with disk_errors(f"read {directory}"), suppress(FileNotFoundError):
+        return sorted(name for name in os.listdir(directory) if _SUMMARY.fullmatch(name))
+    return []
+
+
+def counted(summaries: Iterable[Segment], segments: Sequence[Segment]) -> list[Summary]:
+    """The summaries all of whose segments are there, with these."""
+    begins = {segment.first: place for place, segment in enumerate(segments)}
+    ends = {segment.last: place for place, segment in enumerate(segments)}
+    found: list[Summary] = []
+    for summary in summaries:
+        begin, end = begins.get(summary.first), ends.get(summary.last)
+        if begin is None or end is None or begin > end:
+            continue
+        members = tuple(segments[begin : end + 1])
+        is_whole = all(one.last + 1 == other.first for one, other in pairwise(members))
+        if is_whole and (not found or found[-1].segment.last < summary.first):
+            found.append(Summary(summary, members))
+    return found
+
+
+def remove_lost_summaries(directory: str) -> list[str]:
+    """Remove the summaries that count no more, and give their names. For the one writer of the directory.
+
+    Raises:
+        LogError: A segment is damaged.
+        DiskError: They cannot be removed.
+    """
+    kept = {item.segment.name for item in counted(read_summaries(directory), read_segments(directory))}
+    lost = [name for name in _summary_names(directory) if name not in kept]
+    if lost:
+        remove_segments(directory, lost)
+    return lost
+
+
 @contextmanager
-def new_segment(directory: str, first: int, last: int) -> Iterator[str]:
+def new_segment(directory: str, first: int, last: int, *, is_summary: bool = False) -> Iterator[str]:
     """A directory to fill, which becomes the segment when the block ends well.
 
     What is in it must be on disk by then.
@@ -223,7 +310,7 @@ def new_segment(directory: str, first: int, last: int) -> Iterator[str]:
     Raises:
         DiskError: It cannot be made or renamed.
     """
-    name = segment_name(first, last)
+    name = f"summary-{segment_name(first, last)}" if is_summary else segment_name(first, last)
     unfinished = f"{directory}/{_UNFINISHED}{name}"
     with disk_errors(f"write {unfinished}"):
         shutil.rmtree(unfinished, ignore_errors=True)

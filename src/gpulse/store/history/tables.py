@@ -95,15 +95,15 @@ def build_table(scope: Scope, stacks: Sequence[Stack], names: Mapping[int, str])
     known["time"] = time[order]
     numbers, places = np.unique(known["node_id"], return_inverse=True)
     arrays: dict[str, NDArray[Any]] = {
-        "node": _spelled([plain(names.get(number, f"node {number}")) for number in numbers.tolist()])[places],
-        "subject": _spelled(subjects)[known.pop("rank")],
+        "node": spelled([plain(names.get(number, f"node {number}")) for number in numbers.tolist()])[places],
+        "subject": spelled(subjects)[known.pop("rank")],
         **known,
     }
     fields = [Field(name, "make_timestamptz(time)" if name == "time" else quoted(name)) for name in KEYS]
     for word, kind in reversed(_WORDS.get(scope, {}).items()):
-        told = [_word(word, subject) for stack in stacks for subject in stack.layout.subjects]
+        told = [word_of(word, subject) for stack in stacks for subject in stack.layout.subjects]
         spans = [count for stack, count in zip(stacks, counts, strict=True) for _ in stack.layout.subjects]
-        column = np.repeat(_spelled(told), spans)
+        column = np.repeat(spelled(told), spans)
         arrays[word] = column[order]
         fields.insert(3, Field(word, f"{quoted(word)}::{kind}"))
     for column_name in _metrics(scope, stacks, (*KEYS, *words_of(scope))):
@@ -117,13 +117,15 @@ def _keys(scope: Scope, stack: Stack) -> list[str]:
     return [subject_key(scope, subject) for subject in stack.layout.subjects]
 
 
-def _spelled(words: Sequence[Any]) -> NDArray[np.object_]:
+def spelled(words: Sequence[Any]) -> NDArray[np.object_]:
+    """Texts as a column."""
     column = np.empty(len(words), object)
     column[:] = words
     return column
 
 
-def _word(word: str, subject: Mapping[str, Any]) -> Any:
+def word_of(word: str, subject: Mapping[str, Any]) -> Any:
+    """What a subject's layout says under a word; None when it says nothing, or nothing that makes sense."""
     if word == "gpu" and "index" in subject:
         part = subject.get("mig_index")
         return str(subject["index"]) if part is None else f"{subject['index']}:{part}"

@@ -1,0 +1,72 @@
+"""Who used the GPUs, as a table for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gpulse.cluster.api.fields import LATEST
+from gpulse.cluster.api.interface import Document, Download
+
+COLUMNS = (
+    "user",
+    "job",
+    "program",
+    "node",
+    "pid",
+    "start_time",
+    "gpu_seconds",
+    "idle_seconds",
+    "utilization_mean",
+    "memory_bytes_max",
+    "energy_joules",
+    "gpus",
+    "nodes",
+    "processes",
+    "first",
+    "last",
+)
+_TIMES = frozenset({"start_time", "first", "last"})
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What makes a spreadsheet take a text for a formula."""
+_ROWS_A_PIECE = 500
+
+
+def usage_file(document: Document) -> Download:
+    """The file of an answer about usage; an empty cell is an unknown value."""
+    name = f"gpulse-usage-{_day(document['from'])}-{_day(document['to'])}.csv"
+    return Download(name, "text/csv", _pieces(document["rows"]))
+
+
+async def _pieces(rows: Sequence[Document]) -> AsyncIterator[bytes]:
+    yield _lines([COLUMNS])
+    for place in range(0, len(rows), _ROWS_A_PIECE):
+        yield _lines([[_cell(row, name) for name in COLUMNS] for row in rows[place : place + _ROWS_A_PIECE]])
+
+
+def _lines(rows: Sequence[Sequence[Any]]) -> bytes:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue().encode("utf-8", "replace")
+
+
+def _cell(row: Document, name: str) -> Any:
+    value = row[name]
+    if name == "nodes":
+        value = " ".join(value)
+    elif name in _TIMES and value is not None:
+        value = f"{_moment(value):%Y-%m-%dT%H:%M:%SZ}"
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
+
+
+def _day(seconds: float) -> str:
+    return f"{_moment(seconds):%Y%m%dT%H%M%SZ}"
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(min(max(seconds, 0.0), LATEST), UTC)

@@ -1,0 +1,1 @@
+"""Agents on other machines, put there over SSH."""

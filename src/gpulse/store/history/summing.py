@@ -1,0 +1,161 @@
+"""Summaries of a day: a row in five minutes, and shares of GPUs, in few files for those who ask about weeks.
+
+A summary stands beside its segments, which stay as they are; it counts while all of them are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpulse.model.metric import Scope
+from gpulse.store.history import rollup, sharing
+from gpulse.store.history.parquet import THOROUGH, temporary, write_file, writing
+from gpulse.store.history.relation import Files, Sources
+from gpulse.store.history.segments import (
+    SealedFile,
+    Segment,
+    counted,
+    new_segment,
+    read_summaries,
+    write_meta,
+)
+from gpulse.store.history.sharing import Bound, Packer, Span
+from gpulse.store.history.tables import literal
+
+if TYPE_CHECKING:
+    import duckdb
+
+DAY_US = 86_400_000_000
+_NODES_AT_ONCE = 8
+_NODES_AT_ONCE_IN_FULL = 4
+"""Their minutes of a day are divided at once."""
+
+
+def due(segments: Sequence[Segment], summaries: Sequence[Segment]) -> list[Segment]:
+    """The oldest neighbours without a summary that were received over a day or more; often none."""
+    covered = {member.first for item in counted(summaries, segments) for member in item.members}
+    found: list[Segment] = []
+    for segment in segments:
+        if segment.first in covered or not _is_ready(segment):
+            found = []
+            continue
+        if found and segment.first != found[-1].last + 1:
+            found = []
+        found.append(segment)
+        times = [time for part in found if part.received for time in part.received]
+        if len(found) > 1 and times and max(times) - min(times) >= DAY_US:
+            return found
+    return []
+
+
+def _is_ready(segment: Segment) -> bool:
+    """Whether a segment has all that a summary is made of; one that an earlier version merged has not."""
+    minutes = [file for file in segment.files if file.seconds == rollup.FINE]
+    has_shares = bool(segment.shares) or not sharing.shards(segment.files)
+    return segment.is_compacted and has_shares and all(rollup.FIRST in file.columns for file in minutes)
+
+
+def summarise(database: duckdb.DuckDBPyConnection, directory: str, segments: Sequence[Segment]) -> list[str]:
+    """Make the summary that is due, and give its name. For the one writer of the directory.
+
+    Raises:
+        GpulseError: It could not be made; everything is as it was.
+    """
+    members = due(segments, read_summaries(directory))
+    if not members:
+        return []
+    first, last = members[0].first, members[-1].last
+    with new_segment(directory, first, last, is_summary=True) as target:
+        files = [
+            _coarse(database, directory, target, scope, name, found)
+            for (scope, name), found in sorted(_minutes(members).items())
+        ]
+        files += _shares(database, directory, target, members)
+        summary = Segment(first, last, members[-1].log, 0, None, True, tuple(files), is_summary=True)
+        write_meta(target, summary)
+    return [summary.name]
+
+
+def _minutes(members: Sequence[Segment]) -> dict[tuple[Scope, str], Files]:
+    """The files of minutes that become one, by scope and name; none of a scope that has not minutes everywhere."""
+    found: dict[tuple[Scope, str], Files] = {}
+    for segment in members:
+        for file in segment.files:
+            scope = file.scope
+            is_whole = all(part.has_minutes(scope) or not part.has(scope) for part in members)
+            if is_whole and file.seconds == rollup.FINE:
+                found.setdefault((scope, file.name), []).append((segment, file))
+    return found
+
+
+def _coarse(
+    database: duckdb.DuckDBPyConnection, directory: str, target: str, scope: Scope, name: str, files: Files
+) -> SealedFile:
+    nodes = tuple(sorted({node for _, file in files for node in file.nodes}))
+    columns = list(dict.fromkeys(column for _, file in files for column in file.columns))
+    paths = ", ".join(literal(path) for path in _paths(directory, files))
+    name = name.replace(f".{rollup.FINE}s.", f".{rollup.COARSE}s.")
+    path = f"{target}/{name}"
+    whole = f"read_parquet([{paths}], union_by_name = true)"
+    empty = rollup.of_minutes(scope, f"(SELECT * FROM {whole} WHERE false)", columns)
+    with temporary(database, "rolled", empty, path):
+        at_once = 1 if scope == "gpu" else _NODES_AT_ONCE
+        for place in range(0, len(nodes), at_once):
+            part = nodes[place : place + at_once]
+            some = f"(SELECT * FROM {whole} WHERE node_id BETWEEN {part[0]} AND {part[-1]})"
+            with writing(path):
+                database.execute(f"INSERT INTO rolled {rollup.of_minutes(scope, some, columns)}")
+        file = SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, rollup.COARSE)
+        return write_file(database, rollup.needed(database, "rolled", path), target, file)
+
+
+def _paths(directory: str, files: Files) -> list[str]:
+    return [f"{directory}/{segment.name}/{file.name}" for segment, file in files]
+
+
+def _shares(
+    database: duckdb.DuckDBPyConnection, directory: str, target: str, members: Sequence[Segment]
+) -> list[SealedFile]:
+    sources = Sources(lambda files: _paths(directory, files), members)
+    made = []
+    for nodes in sharing.shards(file for segment in members for file in segment.files):
+        paths = _paths(
+            directory,
+            [
+                (segment, file)
+                for segment in members
+                for file in segment.shares
+                if not set(nodes).isdisjoint(file.nodes)
+            ],
+        )
+        packer = Packer(database, target, nodes)
+        mixed = _mixed(database, paths)
+        plain = [node for node in nodes if node not in mixed]
+        for place in range(0, len(plain), _NODES_AT_ONCE):
+            packer.add(*_kept(paths, plain[place : place + _NODES_AT_ONCE]))
+        if mixed:
+            for held, worked in sharing.minutes(sources, sorted(mixed), _NODES_AT_ONCE_IN_FULL):
+                packer.add(held, worked)
+        made.append(packer.write(level=THOROUGH))
+    return made
+
+
+def _mixed(database: duckdb.DuckDBPyConnection, paths: list[str]) -> set[int]:
+    """The nodes whose minutes are not in order from file to file."""
+    with writing(paths[0]):
+        rows = database.execute(sharing.SPANS, [paths]).fetchall()
+    places = {path: place for place, path in enumerate(paths)}
+    found = sharing.conflicts(Span(node, start, stop, places[path]) for path, node, start, stop, _ in rows)
+    return {node for nodes in found.values() for node in nodes}
+
+
+def _kept(paths: list[str], nodes: list[int]) -> tuple[Bound, Bound, Bound]:
+    """What files of shares have of some nodes: minutes of processes and of GPUs, and finished shares."""
+    condition = f"node_id IN ({', '.join(map(str, nodes))})"
+    bound: list[Any] = [paths]
+    return (
+        (sharing.open_held(condition), bound),
+        (sharing.open_worked(condition), bound),
+        (sharing.finished(condition), bound),
+    )

@@ -1,0 +1,204 @@
+"""The demo's cluster: who plays what, and the past that is written for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulse.cluster.demo.past import MOST_FRAMES, moments, past_seconds, simulated, write_past
+from gpulse.cluster.demo.plan import PAST_SECONDS, cluster_plan
+from gpulse.model.frame import Frame
+from gpulse.store.archive import Archive
+from tests.unit.test_simulated import counters
+
+STARTED = 1_800_000_000.0
+
+
+def frames_at(seconds: float) -> dict[str, Frame]:
+    """Every node of the usual cluster, so long after the start."""
+    return {
+        node.name: simulated(node, STARTED).sample(STARTED + seconds) for node in cluster_plan(8, 8).nodes
+    }
+
+
+def test_the_plan_is_always_the_same() -> None:
+    """What is shown depends on the size of the cluster and the time alone."""
+
+    assert cluster_plan(8, 8) == cluster_plan(8, 8)
+    assert frames_at(12.5) == frames_at(12.5)
+
+
+def test_every_kind_of_use_is_there() -> None:
+    """Jobs over two nodes, containers, shared GPUs, GPUs that are held and free; nobody is everywhere."""
+
+    frames = frames_at(5.0)
+    owners = {name: {process.identity.owner for process in frame.processes} for name, frame in frames.items()}
+    jobs = Counter(owner.job for found in owners.values() for owner in found if owner.job)
+    sharers = [len(gpu.processes or ()) for frame in frames.values() for gpu in frame.gpus]
+    users = {owner.user for found in owners.values() for owner in found}
+
+    assert 2 == jobs["slurm:4711"]
+    assert any(owner.container and owner.pod for owner in owners["gpu-05"])
+    assert {0, 1, 2} == set(sharers)
+    assert 8 < sharers.count(0) < 24
+    assert len(users) >= 10
+    assert len({gpu.device.uuid for frame in frames.values() for gpu in frame.gpus}) == 64
+
+
+def test_two_people_share_a_gpu() -> None:
+    """Both processes are on it, each of its own user, neither the other's child."""
+
+    frame = frames_at(5.0)["gpu-06"]
+    first, second = (
+        next(process.identity for process in frame.processes if process.pid == held.pid)
+        for held in frame.gpus[0].processes or ()
+    )
+
+    assert {first.owner.user, second.owner.user} == {"linus", "donald"}
+    assert second.pid != first.parent_pid
+    assert first.pid != second.parent_pid
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_counters_go_on_from_one_job_to_the_next(place: int) -> None:
+    """From the first hour to a minute after the start no counter of a node runs backwards."""
+
+    node = cluster_plan(8, 8).nodes[place]
+    machine = simulated(node, STARTED)
+    known: dict[tuple[object, ...], float] = {}
+    backwards = set()
+    for ago in range(round(PAST_SECONDS), -61, -173):
+        now = counters(machine.sample(STARTED - ago))
+        backwards |= {key for key, value in now.items() if value < known.get(key, value)}
+        known.update(now)
+
+    assert set() == backwards
+
+
+def test_an_xid_error_stays() -> None:
+    """One GPU reports it, since the moment at which a job ended."""
+
+    before, now = frames_at(-3600.0)["gpu-07"], frames_at(1.0)["gpu-07"]
+    codes = [gpu.get("xid_last_code") for gpu in now.gpus]
+
+    assert [None] * 8 == [gpu.get("xid_last_code") for gpu in before.gpus]
+    assert [None, 94, *[None] * 6] == codes
+    assert STARTED - 3120 == now.gpus[1].get("xid_last_timestamp_seconds")
+
+
+def test_jobs_began_when_they_say() -> None:
+    """A process is as old as its job, hours before the demo's start."""
+
+    frame = frames_at(0.0)["gpu-02"]
+    ages = [STARTED - (process.identity.start_time or 0.0) for process in frame.processes if process.on_gpu]
+
+    assert all(3.6 * 3600 < age < 3.8 * 3600 for age in ages)
+
+
+def test_sizes() -> None:
+    """One node, many nodes, machines without GPUs, and with twice as many: names differ, the last one leaves."""
+
+    small, large = cluster_plan(1, 0), cluster_plan(200, 16)
+    names = {node.name for node in large.nodes}
+
+    assert [None] == [node.leaves for node in small.nodes]
+    assert ("gpu-02",) == small.missing
+    assert () == small.example_nodes
+    assert ("gpu-002", "gpu-003") == large.example_nodes
+    assert () == simulated(small.nodes[0], STARTED).sample(STARTED).gpus
+    assert 200 == len(names)
+    assert not names & set(large.missing)
+    assert ["gpu-200"] == [node.name for node in large.nodes if node.leaves is not None]
+    assert 16 == len(simulated(large.nodes[7], STARTED).sample(STARTED).gpus)
+    assert large.nodes[1].slots[0][-1].scene.user != large.nodes[9].slots[0][-1].scene.user
+
+
+def test_a_large_cluster_has_a_shorter_past() -> None:
+    """The work of writing it is bounded; few nodes have six hours, all have more than twenty minutes."""
+
+    assert PAST_SECONDS == past_seconds(8)
+    assert 1200 < past_seconds(200) < PAST_SECONDS
+    assert all(nodes * len(moments(nodes)) <= MOST_FRAMES for nodes in range(1, 201))
+    assert all(sorted(moments(nodes), reverse=True) == moments(nodes) for nodes in (1, 9, 50, 200))
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The past of five nodes with two GPUs each."""
+    directory = tmp_path_factory.mktemp("past")
+    write_past(
+        str(directory),
+        cluster_plan(5, 2),
+        STARTED,
+        clock=lambda: STARTED + 2.0,
+        progress=_told.append,
+    )
+    return directory
+
+
+_told: list[float] = []
+
+
+def test_a_head_finds_the_past(past: Path) -> None:
+    """Nodes, GPUs, processes that ended and processes that live, events, a session, all of the time."""
+
+    with Archive(str(past)) as archive:
+        nodes = {node.name: number for number, node in archive.nodes().items()}
+        processes = archive.processes(start=STARTED - PAST_SECONDS - 1, end=STARTED)
+        events = archive.events(start=STARTED - PAST_SECONDS - 1, end=STARTED + 3)
+        series = archive.query(
+            "gpu",
+            "gpu_utilization_ratio",
+            start=STARTED - PAST_SECONDS,
+            end=STARTED,
+            step=60.0,
+            nodes={nodes["gpu-01"], nodes["gpu-05"]},
+        )
+        points = {one.key: len(one.times) for one in series}
+        (session,) = archive.sessions()
+        gpus = archive.gpus()
+
+    assert ["gpu-01", "gpu-02", "gpu-03", "gpu-04", "gpu-05"] == sorted(nodes)
+    assert 10 == len(gpus)
+    assert {True, False} == {process.ended is None for process in processes}
+    assert {"head_started", "agent_started", "findings", "node_late", "node_lost", "node_back"} <= {
+        event.kind for event in events
+    }
+    assert {360} == {count for key, count in points.items() if key.node == nodes["gpu-01"]}
+    assert {348} == {count for key, count in points.items() if key.node == nodes["gpu-05"]}
+    assert "finished" == session.state
+    assert sorted(_told) == _told
+    assert 1.0 == pytest.approx(_told[-1])
+
+
+def test_the_findings_of_the_past_are_judged(past: Path) -> None:
+    """What is wrong now is known before the first frame comes, and none of it on healthy GPUs."""
+
+    with Archive(str(past)) as archive:
+        latest = archive.latest("findings")
+        names = {number: node.name for number, node in archive.nodes().items()}
+
+    def found(detail: dict[str, Any]) -> set[str]:
+        return {finding["id"] for finding in json.loads(json.dumps(detail["findings"]))}
+
+    by_name = {names[node]: found(detail) for node, (_, detail) in latest.items()}
+
+    assert {"input_too_few_workers"} <= by_name["gpu-01"]
+    assert {"input_too_few_workers"} <= by_name["gpu-04"]
+    assert "gpu-02" not in by_name
+
+
+def test_a_glance_is_a_part_of_the_whole() -> None:
+    """GPUs and host are the same; nothing else is there, not even an empty list of processes."""
+
+    machine = simulated(cluster_plan(8, 8).nodes[4], STARTED)
+    whole, part = machine.sample(STARTED - 777), machine.glance(STARTED - 777)
+
+    assert part.host == whole.host
+    assert [gpu.values for gpu in part.gpus] == [gpu.values for gpu in whole.gpus]
+    assert {None} == {gpu.processes for gpu in part.gpus}
+    assert () == part.processes

@@ -1,0 +1,194 @@
+"""Lists of nodes: what people write, and what nobody should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulse.deploy.nodes import NodeSpec, parse_destination, parse_nodes, read_nodes
+from gpulse.errors import UsageError
+
+_TOML = b"""
+nodes = ["gpu01", {host = "gpu02", port = 2222, name = "big", labels = {rack = "a2"}}, {host = "bob@gpu03", venv = "/opt/v"}]
+
+[defaults]
+user = "ada"
+python = "~/py/bin/python3"
+head = "gpu-head:8090"
+labels = {rack = "a1", site = "x"}
+"""
+
+
+def hosts(text: bytes, path: str = "node-list.txt") -> list[str]:
+    """The destinations of a list."""
+    return [node.destination for node in parse_nodes(text, path)]
+
+
+def refusal(text: bytes, path: str = "node-list.txt") -> str:
+    """Why a list is refused."""
+    with pytest.raises(UsageError) as caught:
+        parse_nodes(text, path)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu01", NodeSpec("gpu01")),
+        ("ada@gpu01", NodeSpec("gpu01", "ada")),
+        ("a@b@gpu01", NodeSpec("gpu01", "a@b")),
+        ("gpu01:2222", NodeSpec("gpu01", None, 2222)),
+        ("ssh://ada@gpu01:2222", NodeSpec("gpu01", "ada", 2222)),
+        ("SSH://gpu01/", NodeSpec("gpu01")),
+        ("ssh://ada@[fe80::1%eth0]:22", NodeSpec("fe80::1%eth0", "ada", 22)),
+        ("[::1]", NodeSpec("::1")),
+        ("::1", NodeSpec("::1")),
+        ("my node", NodeSpec("my node")),
+        ("; rm -rf ~", NodeSpec("; rm -rf ~")),
+    ],
+)
+def test_a_destination_is_read_as_ssh_reads_it(text: str, expected: NodeSpec) -> None:
+    """And what no shell would take for a name is one all the same."""
+
+    assert expected == parse_destination(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "-oProxyCommand=x",
+        "-l@h",
+        "ada@",
+        "ada@-x",
+        "@h",
+        "a\x1bb",
+        "a\tb",
+        "ssh://h:0",
+        "ssh://h:99999",
+        "ssh://h:x",
+        "h" * 300,
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str) -> None:
+    """An option, nothing, or what cannot be printed."""
+
+    with pytest.raises(UsageError):
+        parse_destination(text)
+
+
+def test_comments_blank_lines_and_other_line_ends_are_nothing() -> None:
+    """As editors on other systems leave them."""
+
+    assert ["gpu01", "ada@gpu#2", "gpu03"] == hosts(
+        b"\xef\xbb\xbf# all\r\n\r\n gpu01 \r\nada@gpu#2 # the big one\n#gpu9\n\tgpu03"
+    )
+
+
+def test_every_wrong_line_is_named() -> None:
+    """By its number."""
+
+    told = refusal(b"gpu01\n-x\n# c\nGPU01\na\x00b\n")
+
+    assert "line 2: '-x' begins like an option" in told
+    assert "line 4: 'gpu01' is there already, at line 1" in told
+    assert "line 5: 'a\\x00b' has characters that cannot be printed" in told
+    assert "and 95 more" in refusal(b"-x\n" * 100)
+
+
+def test_toml_says_more_about_each_node() -> None:
+    """What a node says itself comes before the defaults; its own program replaces theirs."""
+
+    first, second, third = parse_nodes(_TOML, "nodes.txt")
+
+    assert (
+        NodeSpec(
+            "gpu01",
+            "ada",
+            None,
+            None,
+            "~/py/bin/python3",
+            None,
+            None,
+            "gpu-head:8090",
+            {"rack": "a1", "site": "x"},
+            "node 1",
+        )
+        == first
+    )
+    assert ("ada@gpu02:2222", "big", {"rack": "a2", "site": "x"}) == (
+        second.destination,
+        second.title,
+        second.labels,
+    )
+    assert ("bob", None, "/opt/v") == (third.user, third.python, third.venv)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"nodes = [", "cannot be used"),
+        (b"nodes = []", "there is no node"),
+        (b"nodes = [1]", "node 1: neither"),
+        (b"nodes = 3", "another shape"),
+        (b"hosts = ['a']", "'hosts' is not known"),
+        (b"nodes = [{user = 'a'}]", "it has no host"),
+        (b"nodes = [{host = 'a@b', user = 'c'}]", "the user is said twice"),
+        (b"nodes = [{host = 'a', port = true}]", "'True' is no port"),
+        (b"nodes = [{host = 'a', python = 'python3'}]", "must be a whole path"),
+        (b"nodes = [{host = 'a', colour = 'red'}]", "'colour' is not known"),
+        (b"nodes = [{host = 'a', labels = {x = 1}}]", "no label"),
+        (b"nodes = [{host = 'a', name = 'n'}, {host = 'b', name = 'n'}]", "node 2: 'n' is there already"),
+        (b"nodes = ['a']\n[defaults]\nhost = 'b'", "defaults: 'host' is not known"),
+    ],
+)
+def test_toml_that_cannot_be_meant_is_refused(text: bytes, words: str) -> None:
+    """With the place."""
+
+    assert words in refusal(text, "nodes.toml")
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    """With what to do."""
+
+    with pytest.raises(UsageError, match="cannot read"):
+        read_nodes(tmp_path / "missing")
+    assert "line 2 is not UTF-8" in refusal(b"a\n\xff\xfe\n")
+    (tmp_path / "list").write_text("gpu01\n")
+    assert ["gpu01"] == [node.host for node in read_nodes(tmp_path / "list")]
+
+
+@given(
+    st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)),
+    st.sampled_from(["n.txt", "n.toml"]),
+)
+def test_no_bytes_are_more_than_a_list_or_a_refusal(data: bytes, path: str) -> None:
+    """And no name that is read is an option or moves a cursor."""
+
+    try:
+        nodes = parse_nodes(data, path)
+    except UsageError:
+        return
+    for node in nodes:
+        for text in (node.host, node.user or "x"):
+            assert text.isprintable()
+            assert not text.startswith("-")
+            assert text.strip()
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.-]{0,30}", fullmatch=True),
+    st.none() | st.from_regex(r"[a-z][a-z0-9_@.]{0,10}", fullmatch=True),
+    st.none() | st.integers(1, 65535),
+)
+def test_a_destination_is_read_as_it_is_written(host: str, user: str | None, port: int | None) -> None:
+    """There and back."""
+
+    node = NodeSpec(host, user, port)
+
+    assert node == parse_destination(node.destination)
+    assert node == parse_destination(f"ssh://{node.destination}")

@@ -1,0 +1,257 @@
+"""The parts of a deploy that need no node: command lines, answers, wheels, and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulse.cli import deploy, deployed
+from gpulse.deploy import wheelhouse
+from gpulse.deploy.nodes import NodeSpec
+from gpulse.deploy.order import Order, Outcome, head_of, slug_of, words_for
+from gpulse.deploy.script import letter, read_answer
+from gpulse.deploy.ssh import NodeError, Ssh, check_destination, converse, explained
+from gpulse.deploy.wheels import make_own_wheel, repack
+from gpulse.deploy.work import Foreman, Shop, everywhere
+from gpulse.errors import GpulseError, UsageError
+from gpulse.terminal.table import painter
+
+_PRINTABLE = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=40)
+
+
+def test_ssh_is_told_to_ask_nothing_and_to_trust_nobody() -> None:
+    """The destination comes after `--`, what the user wants before what we want by default."""
+
+    words = Ssh("/x/config", ("ServerAliveInterval=9",)).command(NodeSpec("-x y", "ada", 22), "true")
+
+    assert ["ssh", "-T", "-a", "-x"] == words[:4]
+    assert ["--", "-x y", "true"] == words[-3:]
+    assert words.index("-oServerAliveInterval=9") < words.index("-oServerAliveInterval=5")
+    assert "-oBatchMode=yes" == words[4]
+    assert ["-F", "/x/config", "-p", "22", "-l", "ada"] == words[words.index("-F") : words.index("-F") + 6]
+    assert not [word for word in words if "StrictHostKeyChecking" in word]
+
+
+@pytest.mark.parametrize(
+    "host", ["; rm -rf ~", "my node", "$(x)", "`x`", "a|b", "a&b", "a'b", 'a"b', "a\\b", "~", "a*"]
+)
+def test_what_no_machine_is_called_never_reaches_a_program(host: str) -> None:
+    """Older ssh puts names into commands of its configuration."""
+
+    with pytest.raises(NodeError, match="no machine can be called that"):
+        check_destination(NodeSpec(host))
+    with pytest.raises(NodeError, match="no machine can be called that"):
+        check_destination(NodeSpec("gpu01", f"{host}\\"))
+
+
+@pytest.mark.parametrize("host", ["gpu01", "gpu-01.example.org", "fe80::1%eth0", "größe", "gpu_1"])
+def test_what_machines_are_called_is_left_alone(host: str) -> None:
+    """Addresses and names of other alphabets too."""
+
+    check_destination(NodeSpec(host, "LAB\\ada@x"))
+
+
+def test_what_ssh_says_becomes_what_to_do() -> None:
+    """And what is not known is passed on."""
+
+    unknown = explained(
+        "No ED25519 host key is known for x\nHost key verification failed.\n", NodeSpec("x", "ada", 22)
+    )
+    assert "its host key is not known here" == unknown.message
+    assert "ssh-keyscan -p 22 x" in (unknown.hint or "")
+    assert "it is on fire" == explained("noise\nssh: it is on fire\n", NodeSpec("x")).message
+    assert "did not say why" in explained("", NodeSpec("x")).message
+
+
+async def test_ssh_that_is_not_there_is_a_failure_of_the_node() -> None:
+    """With what to install."""
+
+    with pytest.raises(NodeError, match="cannot start"):
+        await converse(Ssh(program="/nonexistent/ssh"), NodeSpec("x"), letter("status", {}), seconds=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(_PRINTABLE, max_size=4), _PRINTABLE)
+def test_words_reach_a_node_as_they_are(words: list[str], head: str) -> None:
+    """Whatever a shell would make of them; files behind the script arrive byte for byte."""
+
+    order = letter("status", {"head": head}, words, {"token": b"a\nb"}, b"\x00rest")
+    script = order.data[: int(order.command.partition("count=")[2].split()[0])]
+    shown = script.partition(b"# What `gpulse deploy`")[0] + b'printf "%s\\n" "$head" "$@"\ncat\n'
+    done = subprocess.run(
+        ["sh", "-c", shown], input=order.data[len(script) :], capture_output=True, check=True
+    )
+
+    assert "".join(f"{word}\n" for word in (head, *words)).encode() + b"a\nb\x00rest" == done.stdout
+
+
+def test_an_answer_is_told_from_noise() -> None:
+    """Login scripts talk too, and some know our words."""
+
+    order = letter("status", {})
+    text = f"welcome\nstate running\n{order.mark} state stopped\n{order.mark} pid 12x\n\xff".encode("latin-1")
+    answer = read_answer(text, order.mark)
+
+    assert ("stopped", None, None) == (answer.first("state"), answer.number("pid"), answer.first("head"))
+    assert not answer.is_complete
+    assert read_answer(f"{order.mark} end\n".encode(), order.mark).is_complete
+
+
+def test_a_letter_holds_only_what_the_script_knows() -> None:
+    """A parameter or a file of another name is a fault of ours."""
+
+    for wrong in ((("rm -rf", {}),), (("up", {"x; y": "1"}),)):
+        with pytest.raises(ValueError, match="not in the script"):
+            letter(*wrong[0])
+    with pytest.raises(ValueError, match="no name of a file"):
+        letter("up", {}, (), {"../token": b""})
+
+
+def test_each_node_has_its_head_and_its_words() -> None:
+    """Its own before those of all."""
+
+    node = NodeSpec("gpu01", name="big one", head="Other:99", labels={"b": "2", "a": "1"})
+
+    assert "Other:99" == head_of(node, Order("up", "gpu-head"))
+    assert "other_99" == slug_of("Other:99")
+    words = words_for(node, Order("up", words=("--demo",)))
+    assert ["--demo", "--node-name", "big one"] == words[:3]
+    assert ["--label", "a=1", "--label", "b=2", "--label", "ssh=gpu01"] == words[3:]
+    with pytest.raises(UsageError, match="which head"):
+        head_of(NodeSpec("x"), Order("up"))
+    with pytest.raises(UsageError):
+        head_of(NodeSpec("x"), Order("up", "http://gpu-head:8091"))
+
+
+async def test_no_more_nodes_at_a_time_than_were_allowed() -> None:
+    """All of them in the end."""
+
+    busy, most = 0, 0
+    done: list[Outcome] = []
+
+    async def job(node: NodeSpec) -> Outcome:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await asyncio.sleep(0)
+        busy -= 1
+        return Outcome(node, 0.0)
+
+    nodes = [NodeSpec(f"n{number}") for number in range(20)]
+    await everywhere(nodes, job, parallel=3, begun=lambda _: None, done=done.append)
+
+    assert 3 == most
+    assert {node.host for node in nodes} == {outcome.node.host for outcome in done}
+
+
+def test_a_wheel_of_an_installation_is_the_wheel_it_came_from(tmp_path: Path) -> None:
+    """It has the same files, and its record names them all; making it again makes the same bytes."""
+
+    made = repack(metadata.distribution("click"), tmp_path)
+    first = made.read_bytes()
+    assert first == repack(metadata.distribution("click"), tmp_path).read_bytes()
+    with zipfile.ZipFile(made) as wheel:
+        names = set(wheel.namelist())
+        record = wheel.read(next(name for name in names if name.endswith("RECORD"))).decode()
+    assert "click/__init__.py" in names
+    assert not [name for name in names if "__pycache__" in name or name.endswith("INSTALLER")]
+    assert len(names) == len(record.splitlines())
+
+
+def test_our_own_wheel_holds_what_is_not_code_too(tmp_path: Path) -> None:
+    """The script for nodes, and the commands."""
+
+    with zipfile.ZipFile(make_own_wheel(tmp_path)) as wheel:
+        names = wheel.namelist()
+        entry_points = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    assert "gpulse/deploy/node.sh" in names
+    assert "gpulse = gpulse.cli.entry:main" in entry_points
+
+
+def test_a_node_says_which_wheels_it_needs() -> None:
+    """And one that gpulse cannot run on is refused."""
+
+    assert (12, "aarch64", 31) == wheelhouse.kind_of("cp312 aarch64 glibc2.31")
+    assert None is wheelhouse.kind_of("cp311 x86_64 musl").glibc
+    assert (sys.version_info.minor,) == wheelhouse.own_kind()[:1]
+    for facts in ("", "pypy310 x86_64 glibc2.31", "cp312 x86_64; rm", "cp312"):
+        with pytest.raises(GpulseError, match="not made for"):
+            wheelhouse.kind_of(facts)
+
+
+def test_a_directory_without_gpulse_is_no_wheelhouse(tmp_path: Path) -> None:
+    """With how to make one; another wheel is another key."""
+
+    with pytest.raises(UsageError, match="no wheel of gpulse"):
+        wheelhouse.packed(tmp_path)
+    make_own_wheel(tmp_path)
+    with pytest.raises(UsageError, match="no wheel of pip"):
+        wheelhouse.packed(tmp_path)
+    (tmp_path / "pip-1-py3-none-any.whl").write_bytes(b"x")
+    first = wheelhouse.packed(tmp_path)
+    assert first == wheelhouse.packed(tmp_path)
+    (tmp_path / "pip-1-py3-none-any.whl").write_bytes(b"y")
+    assert first.key != wheelhouse.packed(tmp_path).key
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["up"], "which head"),
+        (["up", "--head", "http://h:8091"], "address for HTTP"),
+        (["up", "--head", "h", "--wheelhouse", "w"], "goes with --push"),
+        (["up", "--head", "h", "--push", "--wheelhouse", "w"], "no wheel of gpulse"),
+        (["up", "--head", "h", "--", "--state-dir=x"], "chosen by gpulse deploy"),
+        (["up", "--head", "h", "--", "--label", "x"], "no label"),
+        (["up", "--head", "h", "--python", "-c"], "no Python"),
+        (["up", "--head", "h", "--tls-ca", "/nonexistent/ca"], "cannot read"),
+        (["down", "--only", "other"], "is not in"),
+        (["down", "--ssh-config", "/nonexistent/config"], "cannot read"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_node_is_asked(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the exit code of wrong usage."""
+
+    monkeypatch.delenv("GPULSE_HEAD", raising=False)
+    (tmp_path / "list").write_text("gpu01\n")
+
+    with pytest.raises(UsageError, match=reason):
+        deploy.command.main([words[0], "--nodes", str(tmp_path / "list"), *words[1:]], standalone_mode=False)
+
+
+async def test_a_fault_of_ours_is_the_outcome_of_one_node() -> None:
+    """And stops no other."""
+
+    broken = await Foreman(Ssh(program="x\0y"), Order("down"), Shop(), seconds=5).job(NodeSpec("x"))
+    assert "a fault in gpulse: ValueError" in (broken.error or "")
+
+
+def test_tables_show_nothing_of_what_nodes_could_do_to_a_terminal() -> None:
+    """Names and reasons come from elsewhere."""
+
+    outcomes = [
+        Outcome(NodeSpec("gpu01"), 1.24, did="started", state="running", link="connected"),
+        Outcome(NodeSpec("gpu02"), 0.1, error="bad \x1b[2J thing", hint="x"),
+        Outcome(NodeSpec("gpu03"), 0.1, error="bad \x1b[2J thing", hint="y"),
+    ]
+    paint = painter(color=False)
+
+    assert [
+        "node   state    what was done    head       seconds",
+        "gpu01  running  started          connected      1.2",
+        "gpu02  failed   bad ^[[2J thing  -              0.1",
+        "gpu03  failed   bad ^[[2J thing  -              0.1",
+    ] == deployed.work_table(outcomes, width=100, paint=paint)
+    assert [(["gpu02", "gpu03"], "bad ^[[2J thing", "x")] == list(deployed.failures(outcomes))
+    status = deployed.status_table(outcomes[:1], now=10.0, width=100, paint=paint)
+    assert ["node   state    connection", "gpu01  running  connected"] == status
