@@ -15,6 +15,7 @@ _FAKE = {
     "sick_gpu": "how late the others are while one GPU hardly answers",
     "diagnosis": "how often `gpulse why` is right on labelled recordings, beside others' rules",
     "diagnosis_speed": "what a diagnosis costs: of a window, of a stream, of a day",
+    "past": "what questions about weeks cost: a GPU's month, who held a thousand GPUs",
     "cluster": "a head with 10,000 GPUs, its store, its answers, an agent, sessions",
 }
 _REAL = {

@@ -45,6 +45,9 @@ _NEWEST_SECONDS = 300
 """How long the frames go back that are not sealed yet."""
 _JOBS_A_DAY = 3
 _USERS = 40
+_PROCESSES = 4
+"""So many has a job for each of its GPUs; one or two of them hold it."""
+_PID = "1000 + {} * 1000 + {} * 100 + {} * 10"
 _NARROW = sharing.OF_GPU
 _WIDE = tuple(name for name in CATALOGUE["gpu"])[:45]
 _CHART = (
@@ -84,19 +87,17 @@ class Maker:
         """Every day has its summary but the first, of which an hour is too old, and the last, which goes on."""
         with closing(self._database):
             hours = [self._hour(hour) for hour in range(24)]
-            (name,) = summing.summarise(
-                self._database, str(self._history), read_segments(str(self._history))
-            ) or (None,)
-            template = next(self._history.glob("summary-*")) if name else None
+            for _ in summing.summarise(self._database, str(self._history), read_segments(str(self._history))):
+                pass
+            template = next(self._history.glob("summary-*"))
             for day in range(1, self._size.days):
                 for hour in range(24 if day < self._size.days - 1 else 23):
                     self._copy(hours[hour], day, is_real=day == self._size.days - 1)
-                if template is not None and day < self._size.days - 1:
+                if day < self._size.days - 1:
                     self._summary(template, day)
             for piece in range(6):
                 self._piece(_BEGIN + self._size.days * _DAY - _HOUR + piece * _PIECE)
-            if template is not None:
-                shutil.rmtree(template)
+            shutil.rmtree(template)
             shutil.rmtree(self._history / hours[0].name)
 
     def _hour(self, hour: int) -> Segment:
@@ -183,6 +184,10 @@ def _uuid(node: str, gpu: str) -> str:
     return f"'GPU-' || lpad({node}::VARCHAR, 8, '0') || '-0000-4000-8000-' || lpad({gpu}::VARCHAR, 12, '0')"
 
 
+def _pid(node: int, job: int, gpu: int) -> int:
+    return 1000 + node * 1000 + job * 100 + gpu * 10
+
+
 def _gpus(nodes: range, begin: int, seconds: int, step: int, metrics: tuple[str, ...]) -> str:
     """Rows of GPUs, one a step."""
     select = [
@@ -213,7 +218,7 @@ def _processes(nodes: range, begin: int, seconds: int, step: int) -> str:
     """Rows of processes: most GPUs have one, some two, some none."""
     day = begin // _DAY * _DAY
     job = f"((us // 1000000 - {day}) // {_DAY // _JOBS_A_DAY})"
-    pid = f"(1000 + {job} * 100 + place * 10 + turn)"
+    pid = f"({_PID.format('node_id', job, 'place')} + turn)"
     select = [
         f"'node-' || node_id AS node, node_id::INTEGER AS node_id, {pid} || '@' || {_uuid('node_id', 'place')} AS subject",
         f"{pid}::BIGINT AS pid, ({day} + {job} * {_DAY // _JOBS_A_DAY})::DOUBLE AS start_time",
@@ -253,7 +258,10 @@ def _recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
         uuids = [f"GPU-{node:08d}-0000-4000-8000-{gpu:012d}" for gpu in range(_GPUS)]
         gpus = [{"uuid": uuid, "index": gpu, "name": "NVIDIA H200"} for gpu, uuid in enumerate(uuids)]
         start = float((size.end - 1) // _DAY * _DAY)
-        held = [{"pid": 1200 + gpu * 10, "start_time": start, "gpu": uuid} for gpu, uuid in enumerate(uuids)]
+        held = [
+            {"pid": _pid(node, _JOBS_A_DAY - 1, gpu), "start_time": start, "gpu": uuid}
+            for gpu, uuid in enumerate(uuids)
+        ]
         values: list[Row] = [(dict.fromkeys(_NARROW, 0.5), {})] * _GPUS
         used: list[Row] = [({"gpu_memory_bytes": 40 << 30, "sm_ratio": 0.25}, {})] * _GPUS
         frames = []
@@ -290,7 +298,7 @@ def _book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[bytes]
     rows = (
         (
             node,
-            1000 + job * 100 + gpu * 10 + turn,
+            _pid(node, job, gpu) + turn,
             float(begin),
             b"r" * 16,
             float(begin),
@@ -302,8 +310,8 @@ def _book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[bytes]
         for begin in [_BEGIN + day * _DAY + job * length]
         for node in range(size.nodes)
         for gpu in range(_GPUS)
-        for turn in range(2)
-        for told in [_identity(1000 + job * 100 + gpu * 10 + turn, node * 31 + gpu * 7 + day + job)]
+        for turn in range(_PROCESSES)
+        for told in [_identity(_pid(node, job, gpu) + turn, node * 31 + gpu * 7 + day + job)]
     )
     with closing(sqlite3.connect(path)) as database, database:
         database.executemany(
@@ -327,7 +335,8 @@ def _identity(pid: int, chance: int) -> str:
 
 def _asked(takes: int, ask: Callable[[], Awaitable[Document]]) -> tuple[float, Spread, Spread, Document]:
     """The first answer's time, the spread of later ones in time and in CPU time, and an answer."""
-    times, spent, answer = [], [], {}
+    times, spent = [], []
+    answer: Document = {}
     for _ in range(takes + 1):
         begun, used = time.perf_counter(), time.process_time()
         answer = asyncio.run(ask())  # type: ignore[arg-type]

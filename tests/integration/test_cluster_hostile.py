@@ -100,6 +100,7 @@ def check_answers(head: HeadProcess) -> None:
         "/profiling/sessions",
         "/api/v1/events",
         "/api/v1/findings",
+        "/api/v1/findings/history",
         "/api/v1/query?metric=gpu_utilization_ratio&from=-10m",
         "/api/v1/query?metric=gpu_utilization_ratio&from=-10m&step=60",
     ):

@@ -48,6 +48,7 @@ ASKED: dict[str, list[tuple[str, Any]]] = {
     "GET /api/v1/usage.csv": [("/api/v1/usage.csv?by=job", None)],
     "GET /api/v1/events": [("/api/v1/events", None), ("/api/v1/events?from=-1d&kinds=node_joined&nodes=n1", None)],
     "GET /api/v1/findings": [("/api/v1/findings", None)],
+    "GET /api/v1/findings/history": [("/api/v1/findings/history?from=-1d&nodes=n1", None)],
     "POST /api/v1/settings": [("/api/v1/settings", {"interval_ms": 200, "bandwidth": True, "nvlink": True})],
     "GET /metrics": [("/metrics", None)],
     "GET /-/healthy": [("/-/healthy", None)],

@@ -325,6 +325,25 @@ class FakeHead:
     def findings(self) -> Document:
         return {"findings": []}
 
+    async def finding_spans(
+        self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
+    ) -> Document:
+        self._heard("finding_spans", start=start, end=end, nodes=nodes)
+        span = {
+            **dict.fromkeys(("family", "lost_ratio", "confidence", "to", "url")),
+            "node": "alpha",
+            "gpu": 0,
+            "label": "0",
+            "id": "gpu_fault",
+            "severity": "high",
+            "summary": "",
+            "pids": [1],
+            "from": NOW - 60,
+            "evidence": [],
+            "advice": [],
+        }
+        return {"from": NOW - 3600, "to": NOW, "step": 30.0, "truncated": False, "spans": [span]}
+
     async def change_settings(
         self, *, interval_ms: int | None = None, bandwidth: bool | None = None, nvlink: bool | None = None
     ) -> Document:

@@ -102,15 +102,17 @@ class MemoryStore:
         end: float,
         kinds: Collection[str] | None = None,
         nodes: Collection[int] | None = None,
+        most: int | None = None,
     ) -> list[StoredEvent]:
         """Those it was made with."""
-        return [
+        found = [
             event
             for event in self._events
             if start <= event.time < end
             and (kinds is None or event.kind in kinds)
             and (nodes is None or event.node in nodes)
         ]
+        return found if most is None else found[max(0, len(found) - most) :]
 
     def processes(
         self,

@@ -202,3 +202,39 @@ def test_a_glance_is_a_part_of_the_whole() -> None:
     assert [gpu.values for gpu in part.gpus] == [gpu.values for gpu in whole.gpus]
     assert {None} == {gpu.processes for gpu in part.gpus}
     assert () == part.processes
+
+
+@pytest.mark.parametrize("over", [10.0, 60.0])
+def test_over_some_time_gpus_tell_what_they_did_on_the_mean(over: float) -> None:
+    """Between the least and the largest of its moments, a started percent for a whole one; counters are not touched."""
+
+    machine = simulated(cluster_plan(8, 8).nodes[0], STARTED)
+    now = STARTED - 400.0
+    seen = [machine.glance(now - tenth / 10).gpus for tenth in range(round(over * 10))]
+    for slot, gpu in enumerate(machine.glance(now, over=over).gpus):
+        moments = [gpus[slot].values for gpus in seen]
+        for name, slack in (("gpu_utilization_ratio", 0.01), ("sm_active_ratio", 0.0), ("power_watts", 0.0)):
+            values = [moment[name] for moment in moments]
+            mean = sum(values) / len(values)
+            assert min(values) <= gpu.values[name] <= max(values) + slack
+            assert gpu.values[name] == pytest.approx(mean, rel=0.25, abs=0.012)
+        assert gpu.values["energy_joules_total"] == moments[0]["energy_joules_total"]
+
+
+def test_who_waits_for_input_is_not_idle(past: Path) -> None:
+    """Only GPUs that do next to nothing are held idle: a loader that is too slow is another trouble."""
+
+    with Archive(str(past)) as archive:
+        nodes = {node.name: number for number, node in archive.nodes().items()}
+        shares = [
+            share
+            for share in archive.shares(start=STARTED - PAST_SECONDS, end=STARTED)
+            if share.pid is not None
+        ]
+
+    def idle(name: str) -> float:
+        own = [share for share in shares if share.node == nodes[name]]
+        return sum(share.idle_seconds for share in own) / sum(share.seconds for share in own)
+
+    assert idle("gpu-04") < 0.05
+    assert idle("gpu-05") > 0.9

@@ -84,6 +84,18 @@ async def test_counters_are_rates(lab: Lab) -> None:
     assert [20.0, 20.0, None, 3.0, 3.0, *[None] * 5] == later["series"][0]["values"]
 
 
+async def test_numbers_have_no_more_digits_than_they_are_worth(lab: Lab) -> None:
+    """Means are told with two more than a source reports; a rate that is small is not none."""
+    metrics = ("power_watts", "gpu_utilization_ratio", "temperature_celsius", "xid_errors_total")
+    for second, *told in ((0, 693.4, 0.1, 61, 0), (5, 693.5, 0.2, 61, 0), (10, 693.459, 0.2, 62, 0)):
+        lab.fill([second], values={"0": dict(zip(metrics, told, strict=True))})
+    lab.fill([2410], values={"0": {"xid_errors_total": 1}})
+    found = lines(await lab.history(metrics, start=0, end=7200, points=10))
+
+    assert [693.453, 0.1667, 61.33] == [found["n1", "GPU-1-0", metric][0] for metric in metrics[:3]]
+    assert 0.000416667 == found["n1", "GPU-1-0", "xid_errors_total"][2]
+
+
 async def test_other_scopes(lab: Lab) -> None:
     """Hosts, disks, interfaces, file systems and processes have series of their own."""
     for second in range(0, 60, 5):

@@ -139,7 +139,7 @@ class _Demo:
             host=_HOST,
             port=0,
             interval_ms=_INTERVAL_MS,
-            expected=plan.expected,
+            expected=lambda: plan.expected,
         )
         access = Access(None, (), names={_HOST}, insecure=False)
         head = Head(config, access)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpulse.cli import service
+from gpulse.cli.expectation import NodeList
 from gpulse.errors import INTERRUPTED, GpulseError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     "node_list",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The nodes that should be there, as for gpulse deploy; those never heard of are shown.",
+    help="The nodes that should be there, as for gpulse deploy: those never heard of are shown. Edit it at any time.",
 )
 @click.option(
     "--theme-dir",
@@ -181,7 +182,7 @@ def start(
     directory = data_dir or service.state_dir("head")
     place = output_dir.absolute()
     theme = str(theme_dir.absolute()) if theme_dir else None
-    expected = _expected(node_list)
+    expected = NodeList(node_list) if node_list else tuple
     ready = service.into_background("head", directory, log_file) if background else service.Ready()
     signals = service.EndSignals()
     service.start_logging()
@@ -325,15 +326,6 @@ def _own_names(host: str) -> set[str]:
         {socket.gethostname(), socket.getfqdn()} if host not in ("127.0.0.1", "::1", "localhost") else set()
     )
     return {name for name in names | {host} if name and name not in ("0.0.0.0", "::")}  # noqa: S104  compared, not bound
-
-
-def _expected(path: Path | None) -> tuple[str, ...]:
-    """The nodes of a list, by their names."""
-    if path is None:
-        return ()
-    from gpulse.deploy.nodes import read_nodes  # noqa: PLC0415  most heads have no list
-
-    return tuple(node.name or node.host for node in read_nodes(path))
 
 
 def _frontend(access: Access, config: HeadConfig, port: int, theme_dir: str | None) -> MakeFrontend:

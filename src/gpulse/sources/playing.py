@@ -67,13 +67,13 @@ class Track:
                 play.carry = _carried(before, play.at(stint.begin))
             self._plays.append(play)
 
-    def at(self, seconds: float, *, whole: bool) -> Part:
-        """The GPU this many seconds after the demo's start."""
+    def at(self, seconds: float, *, whole: bool, over: float | None) -> Part:
+        """The GPU this many seconds after the demo's start, on the mean over some time up to then where that is given."""
         play = self._plays[0]
         for later in self._plays[1:]:
             if later.stint.begin <= seconds:
                 play = later
-        return play.at(seconds, whole=whole)
+        return play.at(seconds, whole=whole, over=over)
 
 
 class _Play:
@@ -95,12 +95,15 @@ class _Play:
         self._identities: dict[int, tuple[ProcessIdentity, ProcessIdentity]] = {}
         """By the recorded pid the recorded process and the one it becomes."""
 
-    def at(self, seconds: float, *, whole: bool = True) -> Part:
+    def at(self, seconds: float, *, whole: bool = True, over: float | None = None) -> Part:
         """What there is this many seconds after the demo's start."""
-        frame, loops, pids = self._loop.at(max(0.0, seconds - self.stint.begin) + self.stint.phase)
+        moment = self._loop.at(max(0.0, seconds - self.stint.begin) + self.stint.phase)
+        frame, loops, pids = moment.frame, moment.loops, moment.pids
         played, carry = self._loop, self.carry
         gpu, host = frame.gpus[0], frame.host
         values = grown(gpu.values, played.gpu, loops, carry.gpu)
+        if over is not None:
+            values |= played.means(moment, over)
         if self.stint.xid is not None:
             values |= {
                 "xid_errors_total": 1,

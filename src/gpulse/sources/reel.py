@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
+from itertools import accumulate
 from typing import NamedTuple
 
 from gpulse.model.frame import Frame, HostReading
@@ -13,6 +15,12 @@ from gpulse.model.metric import CATALOGUE, Scope, Value, Values
 from gpulse.sources.trace import TraceDecoder
 
 Cores = tuple[tuple[int, ...], ...]
+_COARSE = 0.01
+_AVERAGED = {
+    name
+    for name, metric in CATALOGUE["gpu"].items()
+    if metric.kind == "ratio" or name in ("power_watts", "power_instant_watts")
+}
 
 
 class Reel:
@@ -57,6 +65,8 @@ class Played(NamedTuple):
     """How often it was played before."""
     pids: set[int]
     """The processes that hold the GPU, and their descendants."""
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls here
+    """Which line of the recording it is."""
 
 
 class Loop:
@@ -71,9 +81,10 @@ class Loop:
         """
         self._reel = Reel(name)
         self.first = self._reel.first
-        begin_index = self._reel.index(begin)
-        self.base = self._reel.frame(begin_index)
-        self.end = self._reel.frame(self._last_alike(begin_index))
+        self._begin = self._reel.index(begin)
+        self._end = self._last_alike(self._begin)
+        self.base = self._reel.frame(self._begin)
+        self.end = self._reel.frame(self._end)
         self.span = self.end.time - self.base.time
         self._origin = self.base.time - self.first.time
         base, end = self.base, self.end
@@ -92,6 +103,7 @@ class Loop:
         self.holders = sorted(process.pid for process in base.processes if process.on_gpu)
         """The processes that hold the GPU."""
         self._trees: dict[int, set[int]] = {}
+        self._means: dict[tuple[int, int], Values] = {}
 
     def at(self, seconds: float) -> Played:
         """What there is this many seconds after the stretch began."""
@@ -101,7 +113,33 @@ class Loop:
         pids = self._trees.get(index)
         if pids is None:
             pids = self._trees[index] = tree(frame)
-        return Played(frame, int(loops), pids)
+        return Played(frame, int(loops), pids, index)
+
+    def means(self, played: Played, length: float) -> Values:
+        """What the GPU did on the mean in some time up to a moment, for what changes from one to the next.
+
+        Of the whole stretch where that time is longer.
+        """
+        count = self._end - self._begin
+        wanted = min(count, max(1, round(count * length / self.span)))
+        first = 0 if wanted == count else played.index - self._begin + 1 - wanted + count
+        found = self._means.get((first, wanted))
+        if found is None:
+            found = self._means[first, wanted] = {
+                name: _mean(totals[first + wanted] - totals[first], wanted, name)
+                for name, totals in self._totals.items()
+            }
+        return found
+
+    @cached_property
+    def _totals(self) -> dict[str, list[float]]:
+        """What came together up to each moment of the stretch when it is played twice."""
+        played = [self._reel.frame(index).gpus[0].values for index in range(self._begin, self._end)]
+        found = {}
+        for name in _AVERAGED.intersection(*played):
+            values = [float(values[name]) for values in played]
+            found[name] = list(accumulate([*values, *values, values[0]], initial=0.0))
+        return found
 
     def _last_alike(self, begin: int) -> int:
         """The last line at which the same processes run: near its end a recording shows them leave."""
@@ -110,6 +148,13 @@ class Loop:
         while index > begin and tree(self._reel.frame(index)) != pids:
             index -= 1
         return index
+
+
+def _mean(total: float, count: int, name: str) -> float:
+    """A started step of what the driver tells coarsely is one: a GPU that does little does not do nothing."""
+    resolution = CATALOGUE["gpu"][name].resolution
+    mean = round(total / count, 6)
+    return mean if resolution < _COARSE else math.ceil(mean / resolution) * resolution
 
 
 @cache

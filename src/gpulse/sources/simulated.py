@@ -76,7 +76,15 @@ class DemoMachine:
         Raises:
             ClosedError: The source was closed.
         """
-        parts = self._parts(now, whole=True)
+        return self.sample_over(now, None)
+
+    def sample_over(self, now: float, over: float | None) -> Frame:
+        """The machine at one instant, its GPUs as they were on the mean over some seconds up to then.
+
+        Raises:
+            ClosedError: The source was closed.
+        """
+        parts = self._parts(now, whole=True, over=over)
         return self._quick(now, parts)._replace(
             disks=(DiskReading("nvme0n1", "nvme", added([part.disk for part in parts]), "Demo NVMe 15 TB"),),
             filesystems=_filesystems(_USED[self._number % len(_USED)]),
@@ -84,18 +92,22 @@ class DemoMachine:
             processes=tuple(process for part in parts for process in part.processes),
         )
 
-    def glance(self, now: float) -> Frame:
+    def glance(self, now: float, *, over: float | None = None) -> Frame:
         """Only the GPUs and the host of that moment, for much less work.
+
+        Args:
+            now: Epoch seconds.
+            over: Tell what the GPUs did on the mean in so many seconds up to then.
 
         Raises:
             ClosedError: The source was closed.
         """
-        return self._quick(now, self._parts(now, whole=False))
+        return self._quick(now, self._parts(now, whole=False, over=over))
 
-    def _parts(self, now: float, *, whole: bool) -> list[Part]:
+    def _parts(self, now: float, *, whole: bool, over: float | None) -> list[Part]:
         if self._closed:
             raise ClosedError("this demo machine was closed")
-        return [track.at(now - self._started, whole=whole) for track in self._tracks]
+        return [track.at(now - self._started, whole=whole, over=over) for track in self._tracks]
 
     def _quick(self, now: float, parts: Sequence[Part]) -> Frame:
         return Frame(

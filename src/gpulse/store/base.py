@@ -261,8 +261,9 @@ class Store(SampleSource, Protocol):
         end: float,
         kinds: Collection[str] | None = None,
         nodes: Collection[int] | None = None,
+        most: int | None = None,
     ) -> list[StoredEvent]:
-        """What happened in `[start, end)`, oldest first."""
+        """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
 
     def processes(
         self, *, start: float, end: float, nodes: Collection[int] | None = None
@@ -272,3 +273,23 @@ class Store(SampleSource, Protocol):
 
 class HeadStore(Store, SummarySource, Protocol):
     """What a head answers from."""
+
+    def holders(
+        self, pids: Collection[int], *, start: float, end: float, nodes: Collection[int] | None = None
+    ) -> list[StoredProcess]:
+        """The processes of some pids that lived in `[start, end)`: most have descendants that nobody asks for."""
+
+    def last_events(
+        self, *, start: float, end: float, every: float, kinds: Collection[str], nodes: Collection[int]
+    ) -> list[StoredEvent]:
+        """Of each node, kind and step the last event in `[start, end)`, and the last one before; oldest first.
+
+        What is told again and again can be followed by it over a long time. Steps begin at multiples of their length.
+
+        Args:
+            start: Epoch seconds.
+            end: Epoch seconds; not within any more.
+            every: How long a step is, in seconds.
+            kinds: What it is about.
+            nodes: Only these.
+        """

@@ -48,15 +48,28 @@ class StoreView:
         end: float,
         kinds: Collection[str] | None = None,
         nodes: Collection[int] | None = None,
+        most: int | None = None,
     ) -> list[StoredEvent]:
-        """What happened in `[start, end)`, oldest first."""
-        return self._book.events(start=start, end=end, kinds=kinds, nodes=nodes)
+        """What happened in `[start, end)`; see `store.base.Store`."""
+        return self._book.events(start=start, end=end, kinds=kinds, nodes=nodes, most=most)
+
+    def last_events(
+        self, *, start: float, end: float, every: float, kinds: Collection[str], nodes: Collection[int]
+    ) -> list[StoredEvent]:
+        """The last events of steps; see `store.base.HeadStore`."""
+        return self._book.last_events(start=start, end=end, every=every, kinds=kinds, nodes=nodes)
 
     def processes(
         self, *, start: float, end: float, nodes: Collection[int] | None = None
     ) -> list[StoredProcess]:
         """The processes that lived in `[start, end)`."""
         return self._book.processes(start=start, end=end, nodes=nodes)
+
+    def holders(
+        self, pids: Collection[int], *, start: float, end: float, nodes: Collection[int] | None = None
+    ) -> list[StoredProcess]:
+        """The processes of some pids; see `store.base.HeadStore`."""
+        return self._book.processes(start=start, end=end, nodes=nodes, pids=pids)
 
     def query(
         self,

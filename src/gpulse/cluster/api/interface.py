@@ -169,6 +169,11 @@ class HeadInterface(Protocol):
     def findings(self) -> Document:
         """What is wrong now, worst first."""
 
+    async def finding_spans(
+        self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
+    ) -> Document:
+        """From when to when findings held, oldest first."""
+
     async def change_settings(
         self, *, interval_ms: int | None = None, bandwidth: bool | None = None, nvlink: bool | None = None
     ) -> Document:

@@ -342,6 +342,17 @@ OPERATIONS: tuple[Operation, ...] = (
         schemas.FINDINGS,
     ),
     Operation(
+        "finding_spans",
+        "GET",
+        ("/api/v1/findings/history",),
+        "What was wrong from when to when, oldest first.",
+        lambda head, given: head.finding_spans(
+            start=given.pop("from", None), end=given.pop("to", None), **given
+        ),
+        schemas.FINDING_SPANS,
+        (_FROM, _TO, _SOME_NODES),
+    ),
+    Operation(
         "settings",
         "POST",
         ("/api/v1/settings",),

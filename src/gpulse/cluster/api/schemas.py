@@ -181,4 +181,27 @@ USAGE = record(
 )
 EVENTS = record(events=several(ANY_OBJECT))
 FINDINGS = record(findings=several(ANY_OBJECT))
+FINDING_SPANS = record(
+    **{"from": NUMBER, "to": NUMBER},
+    step=NUMBER,
+    truncated=FLAG,
+    spans=several(
+        record(
+            **{"from": NUMBER, "to": or_null(NUMBER)},
+            node=TEXT,
+            gpu=or_null(WHOLE),
+            label=or_null(TEXT),
+            id=TEXT,
+            family=or_null(TEXT),
+            severity=TEXT,
+            summary=TEXT,
+            lost_ratio=or_null(NUMBER),
+            confidence=or_null(NUMBER),
+            pids=several(WHOLE),
+            evidence=several(ANY_OBJECT),
+            advice=several(ANY_OBJECT),
+            url=or_null(TEXT),
+        )
+    ),
+)
 ERROR = record(error=TEXT, hint=or_null(TEXT), detail=TEXT)

@@ -161,6 +161,7 @@ class _Author:
         self._findings: list[Finding] = []
         self._whole: float | None = None
         """When disks, network and processes were told of last."""
+        self._last: float | None = None
         self._sequence = 0
         self._new_run()
 
@@ -244,11 +245,13 @@ class _Author:
         yield Entry.of_batch(batch, happened)
 
     def _seen(self, time: float, *, judged: bool) -> tuple[Frame, Sequence[Event]]:
-        """The machine at one moment, and what happened; less of it where less is packed."""
+        """The machine since the last moment, or at this one to be judged, and what happened; less where less is packed."""
         is_whole = self._whole is None or time - self._whole >= 0.9 * _SLOW_SECONDS
+        before, self._last = self._last, time
+        over = None if judged else min(_STEP_SECONDS, time - before) if before else _STEP_SECONDS
         if not is_whole and not judged:
-            return self._machine.glance(time), ()
-        frame = self._machine.sample(time)
+            return self._machine.glance(time, over=over), ()
+        frame = self._machine.sample_over(time, over)
         if is_whole:
             self._whole = time
         if judged:

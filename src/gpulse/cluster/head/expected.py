@@ -17,7 +17,10 @@ def missing(expected: Sequence[str], nodes: Iterable[StoredNode]) -> list[str]:
     if not expected:
         return []
     known = {
-        _plain(name) for node in nodes for name in (node.name, node.host, node.labels.get(SSH_LABEL, "")) if name
+        _plain(name)
+        for node in nodes
+        for name in (node.name, node.host, node.labels.get(SSH_LABEL, ""))
+        if name
     }
     shortened = {_short(name) for name in known}
     return [name for name in dict.fromkeys(expected) if not _is_known(_plain(name), known, shortened)]

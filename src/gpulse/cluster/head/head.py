@@ -56,8 +56,8 @@ class HeadConfig(NamedTuple):
     """Also listen on a port of this machine alone, without TLS: for an agent of its own."""
     address_files: tuple[str, ...] = ()
     """Where to say, besides in the data directory, where it listens."""
-    expected: tuple[str, ...] = ()
-    """Nodes that should be there: what was never heard of is shown as missing."""
+    expected: Callable[[], Sequence[str]] = tuple
+    """The nodes that should be there, asked now and then: what was never heard of is shown as missing."""
 
 
 class Listening(NamedTuple):
@@ -120,6 +120,7 @@ class Head:
             self._archive = await asyncio.to_thread(Archive, self._config.data_dir)
             stack.push_async_callback(asyncio.to_thread, self._archive.close)
             self._usage = await asyncio.to_thread(self._archive.usage)
+            self._expected = await asyncio.to_thread(self._config.expected)
             service = self._assemble()
             stack.callback(self._committer.close)
             await self._wake_sessions()
@@ -189,7 +190,7 @@ class Head:
             exports=self._exports,
             storage=self._storage,
             keep_seconds=config.rules.keep_seconds,
-            expected=config.expected,
+            expected=lambda: self._expected,
             now=now,
             stop=self.stop,
         )
@@ -298,6 +299,7 @@ class Head:
                 )
             with suppress(OSError):
                 self._usage = await asyncio.to_thread(self._archive.usage)
+            self._expected = await asyncio.to_thread(self._config.expected)
             await asyncio.sleep(_WATCH_SECONDS)
 
     def _storage(self) -> Document:

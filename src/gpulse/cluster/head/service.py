@@ -16,6 +16,7 @@ from gpulse.cluster.head.expected import missing
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.past.happened import Happened
 from gpulse.cluster.head.past.past import Past
 from gpulse.cluster.head.sessions import (
     LONGEST_INTERVAL_MS,
@@ -53,7 +54,7 @@ class Service:
         exports: Exports,
         storage: Callable[[], Document],
         keep_seconds: float,
-        expected: Sequence[str],
+        expected: Callable[[], Sequence[str]],
         now: Callable[[], float],
         stop: Callable[[], None],
     ) -> None:
@@ -69,6 +70,7 @@ class Service:
         self._now = now
         self._stop = stop
         self._past = Past(store, fleet.register, exports.gpus, lambda: settings.interval_seconds)
+        self._happened = Happened(store, fleet.register, self._past.node_ids)
         self._started = now()
         self._session_lock = asyncio.Lock()
         self._work: set[asyncio.Task[Document]] = set()
@@ -161,7 +163,7 @@ class Service:
 
     def missing(self) -> list[str]:
         """The nodes that should be there and were never heard of."""
-        return missing(self._expected, self._fleet.register.by_id.values())
+        return missing(self._expected(), self._fleet.register.by_id.values())
 
     async def wait(self, after: int, timeout_seconds: float) -> int:
         """Wait until something new came than what was there at `after`; the number to give next time."""
@@ -266,9 +268,15 @@ class Service:
         nodes: Sequence[str] = (),
     ) -> Document:
         """What happened."""
-        return await self._past.events(
+        return await self._happened.events(
             start=start, end=self._now() if end is None else end, kinds=kinds, nodes=nodes
         )
+
+    async def finding_spans(
+        self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
+    ) -> Document:
+        """From when to when findings held, oldest first."""
+        return await self._happened.finding_spans(start=start, end=end, nodes=nodes, now=self._now())
 
     # --- sessions
 

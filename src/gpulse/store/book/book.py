@@ -18,10 +18,12 @@ from gpulse.errors import LogError
 from gpulse.model.columns import Layout
 from gpulse.model.session import Session
 from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.book.events import find_events, last_events
 from gpulse.store.book.facts import apply_fact
 from gpulse.store.book.file import BookFile
 from gpulse.store.book.frames import FrameEvents, apply_frame
 from gpulse.store.book.step import Step, steps_of
+from gpulse.store.book.told import Told
 from gpulse.store.log.record import Record
 
 __all__ = ("Book", "FrameEvents", "Step", "StoredRun")
@@ -209,24 +211,26 @@ class Book:
         end: float,
         kinds: Collection[str] | None = None,
         nodes: Collection[int] | None = None,
+        most: int | None = None,
     ) -> list[StoredEvent]:
-        """What happened in `[start, end)`, oldest first."""
-        query = "SELECT time, kind, node, detail FROM events WHERE time >= ? AND time < ?"
-        values: list[Any] = [start, end]
-        if kinds is not None:
-            query += " AND kind IN (SELECT value FROM json_each(?))"
-            values.append(json.dumps(list(kinds)))
-        if nodes is not None:
-            query += " AND node IN (SELECT value FROM json_each(?))"
-            values.append(json.dumps(list(nodes)))
-        # At the same moment what the head says comes first: the order must not depend on how the log was cut.
-        rows = self._file.rows(f"{query} ORDER BY time, from_frame, id", values)
-        return [StoredEvent(time, kind, node, json.loads(detail)) for time, kind, node, detail in rows]
+        """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
+        return find_events(self._file, start=start, end=end, kinds=kinds, nodes=nodes, most=most)
+
+    def last_events(
+        self, *, start: float, end: float, every: float, kinds: Collection[str], nodes: Collection[int]
+    ) -> list[StoredEvent]:
+        """Of each node, kind and step the last event in `[start, end)`, and the last one before; oldest first."""
+        return last_events(self._file, start=start, end=end, every=every, kinds=kinds, nodes=nodes)
 
     def processes(
-        self, *, start: float, end: float, nodes: Collection[int] | None = None
+        self,
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        pids: Collection[int] | None = None,
     ) -> list[StoredProcess]:
-        """The processes that lived in `[start, end)`, those seen first before the others."""
+        """The processes that lived in `[start, end)`, those seen first before the others; perhaps only of some pids."""
         query = (
             "SELECT node, pid, start_time, first_seen, ended, identity FROM processes "
             "WHERE (ended IS NULL OR ended >= ?) AND first_seen < ?"
@@ -235,9 +239,12 @@ class Book:
         if nodes is not None:
             query += " AND node IN (SELECT value FROM json_each(?))"
             values.append(json.dumps(list(nodes)))
+        if pids is not None:
+            query += " AND pid IN (SELECT value FROM json_each(?))"
+            values.append(json.dumps(list(pids)))
         rows = self._file.rows(f"{query} ORDER BY first_seen, node, pid, start_time", values)
         return [
-            StoredProcess(node, pid, began, first_seen, ended, json.loads(identity))
+            StoredProcess(node, pid, began, first_seen, ended, Told(identity))
             for node, pid, began, first_seen, ended, identity in rows
         ]
 

@@ -53,6 +53,10 @@ CREATE UNIQUE INDEX processes_key ON processes (node, pid, ifnull(start_time, -1
 CREATE INDEX processes_open ON processes (node) WHERE ended IS NULL;
 CREATE INDEX processes_ended ON processes (ended, first_seen);
 """
+_INDEXES = """
+CREATE INDEX IF NOT EXISTS events_kind ON events (node, kind, time);
+"""
+"""What older files of this version lack; they can be read without it, only slower."""
 
 
 def check_version(database: sqlite3.Connection, path: str) -> int:
@@ -84,12 +88,18 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     """
     version = check_version(database, path)
     if version == VERSION:
+        _execute(database, _INDEXES)
         return
     # A step from each older version to the next one belongs here; there is none yet.
-    for statement in filter(None, map(str.strip, _TABLES.split(";"))):
-        database.execute(statement)
+    _execute(database, _TABLES + _INDEXES)
     database.executemany(
         "INSERT INTO meta VALUES (?, ?)", (("head_id", str(uuid.uuid4())), ("applied", 0), ("settings", None))
     )
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     database.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _execute(database: sqlite3.Connection, statements: str) -> None:
+    """Run several statements, within the caller's transaction."""
+    for statement in filter(None, map(str.strip, statements.split(";"))):
+        database.execute(statement)

@@ -142,9 +142,9 @@ class _SharedFiles:
             return None
         window = self._window
         start, end = -(-window.start // HOUR_US) * HOUR_US, window.end // HOUR_US * HOUR_US
-        whole = _minute(window.end)
-        if all(file.end <= whole for _, file in self._files):
-            end = whole  # then what is settled in the last hour is within
+        latest, whole = max(file.end for _, file in self._files), _minute(window.end)
+        if latest <= whole:  # what is settled in the last hour is within
+            end = window.end if latest < whole else whole
         return window._replace(start=start, end=end) if start < end else None
 
     def anew(self, inner: Window) -> list[Window]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -218,25 +219,25 @@ class RecentView:
         subjects: Collection[str] | None,
     ) -> Iterator[tuple[Stack, list[int]]]:
         """What lies in a window of time, and the places of the subjects that are wanted."""
-        for view in self._views:
-            if nodes is not None and view.node not in nodes:
-                continue
-            layout = self._layouts[view.layout]
-            if layout.scope != scope:
+        for (node, number), group in groupby(self._views, key=lambda view: view[:2]):
+            layout = self._layouts[number]
+            if layout.scope != scope or (nodes is not None and node not in nodes):
                 continue
             kept = [
                 place
                 for place, subject in enumerate(layout.subjects)
                 if subjects is None or subject_key(scope, subject) in subjects
             ]
-            frames = view.chunk.frames[:, : view.count]
+            views = list(group)
+            frames = np.concatenate([view.chunk.frames[:, : view.count] for view in views], axis=1)
             times = frames[1].astype(np.int64)
             wanted = (times >= window[0]) & (times < window[1]) & (frames[0] > self._after)
             if not kept or not wanted.any():
                 continue
-            size = view.chunk.size
-            numbers = memoryview(view.chunk.numbers)[: view.count * size]
-            stack = make_stack(view.node, layout, times, frames[2], frames[3].astype(np.int64), numbers)
+            numbers = b"".join(
+                memoryview(view.chunk.numbers)[: view.count * view.chunk.size] for view in views
+            )
+            stack = make_stack(node, layout, times, frames[2], frames[3].astype(np.int64), numbers)
             if not wanted.all():
-                stack = Stack(view.node, layout, *(column[wanted] for column in stack[2:]))
+                stack = Stack(node, layout, *(column[wanted] for column in stack[2:]))
             yield stack, kept

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import takewhile
 from typing import Any
@@ -33,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _NICE = 19
 _SEGMENT_BYTES = 64 << 20
 """So much of the log at most goes into one segment, so that it can be held in memory."""
+_SUM_SECONDS = 5.0
+"""So long at once a summary is worked on, about; it is made file by file."""
 _LOCK_SECONDS = 30.0
 """A process whose head was killed ends within a moment; one that stays that long belongs to somebody else."""
 
@@ -47,6 +49,8 @@ class Workshop:
             GpulseError: It is damaged, or another process has it.
         """
         self.history = f"{data_dir}/history"
+        self._summing: Generator[str | None, None, None] | None = None
+        """The summary that is being made."""
         self._log = LogReader(f"{data_dir}/log")
         self._words = Words(self._log, f"{data_dir}/book.sqlite")
         with disk_errors(f"write {self.history}"):
@@ -64,6 +68,7 @@ class Workshop:
 
     def close(self) -> None:
         """Let go of the directory."""
+        self._stop_summing()
         self._database.close()
         os.close(self._lock)
 
@@ -88,15 +93,41 @@ class Workshop:
 
     def compact(self) -> dict[str, Any]:
         """Merge the oldest segments that make up an hour, or else sum up a day; nothing when there is none."""
-        segments = read_segments(self.history)
-        merged = compaction.compact(self._database, self.history, segments)
-        return {"compacted": merged or summing.summarise(self._database, self.history, segments)}
+        merged = compaction.compact(self._database, self.history, read_segments(self.history))
+        return {"compacted": merged or self._summed()}
+
+    def _summed(self) -> list[str]:
+        """Go on with the summary of a day, for a moment: sealing must not wait long. Gives its name when it is there."""
+        if self._summing is None:
+            segments = read_segments(self.history)
+            self._summing = summing.summarise(self._database, self.history, segments)
+        deadline = time.monotonic() + _SUM_SECONDS
+        try:
+            for name in self._summing:
+                if name is not None:
+                    self._summing = None
+                    return [name]
+                if time.monotonic() >= deadline:
+                    return []
+        except BaseException:
+            self._summing = None
+            raise
+        self._summing = None
+        return []
+
+    def _stop_summing(self) -> None:
+        """Begin anew next time."""
+        unfinished, self._summing = self._summing, None
+        if unfinished is not None:
+            unfinished.close()
 
     def retain(self, now: float, keep_seconds: float | None, limit_bytes: int | None) -> dict[str, Any]:
         """Remove the oldest segments."""
         removed = retention.apply_retention(
             self.history, now=now, keep_seconds=keep_seconds, limit_bytes=limit_bytes
         )
+        if removed:
+            self._stop_summing()  # some of them may belong to the summary
         return {"removed": removed}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -283,8 +283,9 @@ def divide(
             made.append(packer.write(level=level))
     except DiskError:
         raise
-    except GpulseError:
-        return []  # who held GPUs is answered from minutes then
+    except GpulseError:  # who held GPUs is answered from minutes then
+        database.execute("DROP TABLE IF EXISTS packed")
+        return []
     return made
 
 

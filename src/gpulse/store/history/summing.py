@@ -5,7 +5,7 @@ A summary stands beside its segments, which stay as they are; it counts while al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpulse.model.metric import Scope
@@ -56,25 +56,31 @@ def _is_ready(segment: Segment) -> bool:
     return segment.is_compacted and has_shares and all(rollup.FIRST in file.columns for file in minutes)
 
 
-def summarise(database: duckdb.DuckDBPyConnection, directory: str, segments: Sequence[Segment]) -> list[str]:
-    """Make the summary that is due, and give its name. For the one writer of the directory.
+def summarise(
+    database: duckdb.DuckDBPyConnection, directory: str, segments: Sequence[Segment]
+) -> Generator[str | None, None, None]:
+    """Make the summary that is due, file by file, with None after each, and give its name. For the one writer.
+
+    What is not finished is as if it had not been begun.
 
     Raises:
         GpulseError: It could not be made; everything is as it was.
     """
     members = due(segments, read_summaries(directory))
     if not members:
-        return []
+        return
     first, last = members[0].first, members[-1].last
     with new_segment(directory, first, last, is_summary=True) as target:
-        files = [
-            _coarse(database, directory, target, scope, name, found)
-            for (scope, name), found in sorted(_minutes(members).items())
-        ]
-        files += _shares(database, directory, target, members)
+        files = []
+        for (scope, name), found in sorted(_minutes(members).items()):
+            files.append(_coarse(database, directory, target, scope, name, found))
+            yield None
+        for nodes in sharing.shards(file for segment in members for file in segment.files):
+            files.append(_shares(database, directory, target, members, nodes))
+            yield None
         summary = Segment(first, last, members[-1].log, 0, None, True, tuple(files), is_summary=True)
         write_meta(target, summary)
-    return [summary.name]
+    yield summary.name
 
 
 def _minutes(members: Sequence[Segment]) -> dict[tuple[Scope, str], Files]:
@@ -115,30 +121,29 @@ def _paths(directory: str, files: Files) -> list[str]:
 
 
 def _shares(
-    database: duckdb.DuckDBPyConnection, directory: str, target: str, members: Sequence[Segment]
-) -> list[SealedFile]:
-    sources = Sources(lambda files: _paths(directory, files), members)
-    made = []
-    for nodes in sharing.shards(file for segment in members for file in segment.files):
-        paths = _paths(
-            directory,
-            [
-                (segment, file)
-                for segment in members
-                for file in segment.shares
-                if not set(nodes).isdisjoint(file.nodes)
-            ],
-        )
-        packer = Packer(database, target, nodes)
-        mixed = _mixed(database, paths)
-        plain = [node for node in nodes if node not in mixed]
-        for place in range(0, len(plain), _NODES_AT_ONCE):
-            packer.add(*_kept(paths, plain[place : place + _NODES_AT_ONCE]))
-        if mixed:
-            for held, worked in sharing.minutes(sources, sorted(mixed), _NODES_AT_ONCE_IN_FULL):
-                packer.add(held, worked)
-        made.append(packer.write(level=THOROUGH))
-    return made
+    database: duckdb.DuckDBPyConnection,
+    directory: str,
+    target: str,
+    members: Sequence[Segment],
+    nodes: tuple[int, ...],
+) -> SealedFile:
+    files = [
+        (segment, file)
+        for segment in members
+        for file in segment.shares
+        if not set(nodes).isdisjoint(file.nodes)
+    ]
+    paths = _paths(directory, files)
+    packer = Packer(database, target, nodes)
+    mixed = _mixed(database, paths)
+    plain = [node for node in nodes if node not in mixed]
+    for place in range(0, len(plain), _NODES_AT_ONCE):
+        packer.add(*_kept(paths, plain[place : place + _NODES_AT_ONCE]))
+    if mixed:
+        sources = Sources(lambda found: _paths(directory, found), members)
+        for held, worked in sharing.minutes(sources, sorted(mixed), _NODES_AT_ONCE_IN_FULL):
+            packer.add(held, worked)
+    return packer.write(level=THOROUGH)
 
 
 def _mixed(database: duckdb.DuckDBPyConnection, paths: list[str]) -> set[int]:

@@ -22,6 +22,7 @@ const PAGES = {
   who: () => import("./pages/who.js"),
 };
 const FRONT_PAGES = ["overview", "map"];
+const AHEAD_MS = 1500;
 
 const byId = (id) => document.getElementById(id);
 const siteTitle = byId("title").textContent;
@@ -81,11 +82,22 @@ function enter(module, where, name) {
   }
   if (FRONT_PAGES.includes(name)) {
     prefs.write("view", name);
+    fetchAhead();
   }
   if (turn > 1) {
     scrollTo(0, 0);
     main.focus({ preventScroll: true });
   }
+}
+
+/** Load the page that most people look at next as soon as there is nothing else to do. */
+function fetchAhead() {
+  if (navigator.connection?.saveData) {
+    return;
+  }
+  const idle = window.requestIdleCallback ?? ((work) => work());
+  const load = () => live.state === "open" && PAGES.gpu().catch(() => {}); // a browser may not try again what failed once
+  setTimeout(() => idle(load), AHEAD_MS);
 }
 
 function leave() {

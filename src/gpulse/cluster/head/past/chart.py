@@ -20,6 +20,8 @@ _ROUND = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800,
 LOOK_BACK = 3
 """A counter's rate is that since the last step before it, when that is at most so many steps ago."""
 _QUICK: tuple[Scope, ...] = ("gpu", "host")
+_RATE_DIGITS = 9
+"""What happens once a month is a rate above zero, too."""
 
 
 class Grid(NamedTuple):
@@ -87,7 +89,18 @@ def drawn(
     inside = (places >= 0) & (places < moments.count) & ~np.isnan(columns["values"])
     if not inside.any():
         return None
-    return {name: _spread_out(values[inside], places[inside], moments) for name, values in columns.items()}
+    digits = _digits(CATALOGUE[scope][found.metric])
+    return {
+        name: _spread_out(np.round(values[inside], digits), places[inside], moments)
+        for name, values in columns.items()
+    }
+
+
+def _digits(metric: Metric) -> int:
+    """How many digits after the point are worth telling: two more than a source reports, as these are means."""
+    if metric.kind == "counter":
+        return _RATE_DIGITS
+    return max(0, math.ceil(-math.log10(metric.resolution))) + 2
 
 
 def _rates(found: Steps, moments: Grid) -> NDArray[np.float64]:

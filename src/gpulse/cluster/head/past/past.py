@@ -1,12 +1,12 @@
-"""Questions about the past, in the words of the API: metrics over time, who held which GPU, what happened."""
+"""Questions about the past, in the words of the API: metrics over time, and who held which GPU."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from gpulse.cluster.api.interface import Document, Grouping, RefusedError
-from gpulse.cluster.head import describe
 from gpulse.cluster.head.membership import Register
 from gpulse.cluster.head.past import chart, processes, usage
 from gpulse.cluster.head.past.people import People
@@ -14,9 +14,7 @@ from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.store.base import HeadStore, Series, Share, Statistic, Steps, StoredGpu
 
 _DEFAULT_QUERY_SECONDS = 600.0
-_DEFAULT_EVENTS_SECONDS = 86_400.0
 _MOST_POINTS = 1_000_000
-_MOST_EVENTS = 10_000
 _DEFAULT_CHART_SECONDS = 3600.0
 _MOST_NUMBERS = 2_000_000
 """So many numbers at most are in the answer to one question for charts."""
@@ -234,7 +232,9 @@ class Past:
             if start < end:
                 found = self._store.shares(start=start, end=end, nodes=wanted)
                 shares = [share for share in found if share.node in names]
-                rows = usage.rows(shares, self._people(start, end, wanted), by, users)
+                pids = {share.pid for share in shares if share.pid is not None}
+                people = self._people(start, end, wanted, pids if by == "user" else None)
+                rows = usage.rows(shares, people, by, users)
             capacity = usage.capacity(shares, self._store.gpus())
             known = [row for row in rows if row.known]
             return {
@@ -254,12 +254,16 @@ class Past:
             **await asyncio.to_thread(ask),
         }
 
-    def _people(self, start: float, end: float, nodes: set[int] | None) -> People:
-        return People(
-            self._store.processes(
-                start=start - _KNOWN_BEFORE_SECONDS, end=end + _KNOWN_BEFORE_SECONDS, nodes=nodes
-            )
-        )
+    def _people(
+        self, start: float, end: float, nodes: set[int] | None, pids: set[int] | None = None
+    ) -> People:
+        """Whose processes are; of some pids only where nobody asks for those they descend from."""
+        asked: Any = {
+            "start": start - _KNOWN_BEFORE_SECONDS,
+            "end": end + _KNOWN_BEFORE_SECONDS,
+            "nodes": nodes,
+        }
+        return People(self._store.processes(**asked) if pids is None else self._store.holders(pids, **asked))
 
     def _names(self) -> dict[int, str]:
         return {number: node.name for number, node in self._register.by_id.items()}
@@ -296,33 +300,6 @@ class Past:
             for series in found
             if series.key.node in names
         ]
-
-    async def events(
-        self,
-        *,
-        start: float | None,
-        end: float,
-        kinds: Sequence[str],
-        nodes: Sequence[str],
-    ) -> Document:
-        """What happened."""
-        start = end - _DEFAULT_EVENTS_SECONDS if start is None else start
-        found = await asyncio.to_thread(
-            self._store.events, start=start, end=end, kinds=set(kinds) or None, nodes=self.node_ids(nodes)
-        )
-        names = self._register.by_id
-        return {
-            "truncated": len(found) > _MOST_EVENTS,
-            "events": [
-                {
-                    "time": describe.iso(event.time),
-                    "kind": event.kind,
-                    "node": names[event.node].name if event.node in names else None,
-                    "detail": dict(event.detail),
-                }
-                for event in found[-_MOST_EVENTS:]
-            ],
-        }
 
     def node_ids(self, names: Sequence[str]) -> set[int] | None:
         """The numbers of nodes; None for all of them.

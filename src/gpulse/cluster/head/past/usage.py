@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from gpulse.cluster.api.interface import Document, Grouping
-from gpulse.cluster.head.past.people import People, Person
+from gpulse.cluster.head.past.people import Key, People, Person
 from gpulse.store.base import Share, StoredGpu
 
 STEP_SECONDS = 60.0
@@ -29,7 +28,8 @@ class Row:
         self.first, self.last = float("inf"), float("-inf")
         self._users: dict[str | None, float] = {}
         self._jobs: dict[str | None, float] = {}
-        self._programs: dict[tuple[Any, ...], tuple[float, str | None]] = {}
+        self._processes: dict[Key, float] = {}
+        self._largest: tuple[float, Person] | None = None
         self._gpus: set[tuple[int, str]] = set()
 
     def add(self, share: Share, person: Person) -> None:
@@ -46,19 +46,19 @@ class Row:
             self.first, self.last = min(self.first, share.first), max(self.last, share.last)
         for told, what in ((self._users, person.user), (self._jobs, person.job)):
             told[what] = told.get(what, 0.0) + share.seconds
-        before = self._programs.get(person.key, (0.0, None))[0]
-        self._programs[person.key] = before + share.seconds, person.program
+        seconds = self._processes[person.key] = self._processes.get(person.key, 0.0) + share.seconds
+        if self._largest is None or seconds > self._largest[0]:
+            self._largest = seconds, person
         self._gpus.add((share.node, share.uuid))
 
     def document(self, by: Grouping, names: Mapping[int, str]) -> Document:
         """The row as the API tells it."""
         root = self.root
         is_job = by == "job"
-        _, program = max(self._programs.values(), key=lambda item: item[0])
         return {
             "user": _largest(self._users),
             "job": _largest(self._jobs) if is_job else None,
-            "program": program if is_job else None,
+            "program": self._largest[1].program if is_job and self._largest else None,
             "node": names[root.key[0]] if root else None,
             "pid": root.key[1] if root else None,
             "start_time": root.key[2] if root else None,
@@ -69,7 +69,7 @@ class Row:
             "energy_joules": None if self.energy is None else round(self.energy, 3),
             "gpus": len(self._gpus),
             "nodes": sorted({names[node] for node, _ in self._gpus}),
-            "processes": len(self._programs),
+            "processes": len(self._processes),
             "first": self.first,
             "last": self.last,
         }

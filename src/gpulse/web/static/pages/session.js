@@ -18,7 +18,6 @@ const EVERY_MS = 5_000;
 const MOST_CHARTED = 64;
 const MOST_EVENTS = 200;
 const EVENTS_EVERY_MS = 30_000;
-const FINDINGS_SECONDS = 86400;
 const CHARTS = [
   ["gpu_utilization_ratio", "GPU utilization", "ratio", 1],
   ["sm_active_ratio", "SM active", "ratio", 1],
@@ -92,14 +91,14 @@ class SessionPage {
     this.chart();
   }
 
-  /** What happened; findings come with all their evidence, so only the last day of them. */
+  /** What was found in its time, and what happened. */
   async askEvents(signal) {
     const [from, to] = this.bounds();
-    const { nodes } = this.session;
-    const ask = (kinds, start) => get("/api/v1/events", { from: start.toFixed(3), to: to.toFixed(3), kinds, nodes }, { signal });
-    this.found = (await ask(["findings"], Math.max(from, to - FINDINGS_SECONDS))).events;
-    this.isCut = to - from > FINDINGS_SECONDS;
-    this.events = (await ask(EVENT_KINDS, from)).events;
+    const time = { from: from.toFixed(3), to: to.toFixed(3), nodes: this.session.nodes };
+    const found = await get("/api/v1/findings/history", time, { signal });
+    this.found = found.spans;
+    this.isCut = found.truncated;
+    this.events = (await get("/api/v1/events", { ...time, kinds: EVENT_KINDS }, { signal })).events;
   }
 
   bounds() {
@@ -209,11 +208,9 @@ class SessionPage {
   /** Every finding that was told during the session, as it was told last. */
   told() {
     const latest = new Map();
-    for (const event of this.found ?? []) {
-      for (const finding of event.detail?.findings ?? []) {
-        if (this.concerns(event.node, finding)) {
-          latest.set(`${event.node}\n${finding.id}\n${finding.label}`, { ...finding, node: event.node });
-        }
+    for (const { from, to, ...finding } of this.found ?? []) {
+      if (this.concerns(finding.node, finding)) {
+        latest.set(`${finding.node}\n${finding.id}\n${finding.label}`, { ...finding, start: from, end: to });
       }
     }
     return [...latest.values()];
@@ -228,7 +225,7 @@ class SessionPage {
     const groups = grouped(this.told());
     return html`<section class="session-findings"><h2>Findings during this time</h2>
       ${groups.length ? html`<div class="finding-list">${groups.map((group) => findingCard(group, this.cardView()))}</div>` : html`<p class="muted">${this.found ? "None were told." : "Asking the head…"}</p>`}
-      ${this.isCut ? html`<p class="muted">Only those of its last day.</p>` : nothing}</section>`;
+      ${this.isCut ? html`<p class="muted">There were more; these are the latest.</p>` : nothing}</section>`;
   }
 
   cardView() {

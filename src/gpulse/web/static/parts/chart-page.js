@@ -12,12 +12,8 @@ import { errorNote } from "./tables.js";
 import { Timeline } from "./timeline.js";
 import { EVENT_KINDS, eventMarks, findingBars, findingSpans, jobHref, programOf, xidMarks } from "./timeline-data.js";
 
-/** Findings come with all their evidence, twice a minute and node: more than so many are too many to send. */
-const MANY_FINDINGS = 600;
-const PIECE_SECONDS = 6 * 3600;
-const LEAST_PIECE_SECONDS = 3600;
-const MOST_PIECES = 29;
-const BEFORE_SECONDS = 60;
+/** Of findings over a long time the head reads one telling a step; steps longer than this are worth a word. */
+const LONG_STEP_SECONDS = 300;
 
 /** A history page in its element. `draw(page)` renders what is live into page.head and page.more. */
 export class HistoryPage {
@@ -86,34 +82,16 @@ export class HistoryPage {
     return this.processes;
   }
 
-  /** Ask for what happened on some nodes: findings as far back as they can be sent, and later on only what is new. */
+  /** Ask for what was found and what happened on some nodes; of what happened later on only what is new. */
   async askEvents(nodes, signal) {
-    const known = this.events?.signal === signal ? this.events : null;
-    const { from, to } = this.board.view;
-    const until = this.range.follows ? undefined : to.toFixed(3);
-    const ask = async (kinds, start, end) => (await get("/api/v1/events", { kinds, nodes, from: start.toFixed(4), to: end }, { signal })).events;
-    const after = (events, start) => (events.length ? Date.parse(events.at(-1).time) / 1000 + 0.0005 : start);
-    if (known) {
-      const [found, others] = await Promise.all([ask(["findings"], after(known.found, known.back), until), ask(EVENT_KINDS, after(known.others, from), until)]);
-      this.events = { ...known, found: [...known.found, ...found], others: [...known.others, ...others] };
-    } else {
-      const [findings, others] = await Promise.all([this._findings(ask, nodes.length, until), ask(EVENT_KINDS, from, until)]);
-      this.events = { signal, ...findings, others };
-    }
-    return this.events;
-  }
-
-  /** The findings of the time shown, the newest first, piece by piece until they are many. */
-  async _findings(ask, nodes, until) {
-    const { from, to } = this.board.view;
-    const length = Math.max(PIECE_SECONDS / nodes, LEAST_PIECE_SECONDS);
-    let [found, back, end] = [[], to, until];
-    for (let piece = 0; piece < MOST_PIECES && back > from && found.length < MANY_FINDINGS; piece += 1) {
-      back = Math.max(from - BEFORE_SECONDS, back - length);
-      found = [...(await ask(["findings"], back, end)), ...found];
-      end = back.toFixed(4);
-    }
-    return { found, back, isCut: back > from + 1 };
+    const known = this.events?.signal === signal ? this.events.others : [];
+    const times = this.times();
+    const from = known.length ? (Date.parse(known.at(-1).time) / 1000 + 0.0005).toFixed(4) : times.from;
+    const [found, { events }] = await Promise.all([
+      get("/api/v1/findings/history", { ...times, nodes }, { signal }),
+      get("/api/v1/events", { ...times, from, kinds: EVENT_KINDS, nodes }, { signal }),
+    ]);
+    this.events = { signal, found, others: [...known, ...events] };
   }
 
   /** Xid errors of an answer become marks; the lanes are drawn anew only when there are others. */
@@ -126,8 +104,8 @@ export class HistoryPage {
   /** Lanes for findings and events; `about` chooses among findings, `gpu` among what is said of one GPU. */
   eventLanes({ about = () => true, gpu = null, withPlace = false } = {}) {
     if (!this.events) return WAITING;
-    const { found, others, back, isCut } = this.events;
-    const spans = findingSpans([...found, ...others], this.board.view.to).filter((span) => span.to >= this.board.view.from && about(span.finding, span.node));
+    const { found, others } = this.events;
+    const spans = findingSpans(found, this.board.view.to).filter((span) => span.to >= this.board.view.from && about(span.finding, span.node));
     const marks = [...eventMarks(others, { gpu }), ...xidMarks(this.xids, { withGpu: gpu === null })];
     marks.sort((a, b) => a.time - b.time);
     spans.sort((a, b) => rank(b.severity) - rank(a.severity));
@@ -135,8 +113,7 @@ export class HistoryPage {
     return [
       {
         key: "findings", label: "Findings", kind: "finding", items: findingBars([...spans].reverse(), this.book, { withPlace }),
-        empty: isCut ? `none from ${format.dateTime(back)} on` : "none in this time",
-        note: isCut ? `Findings are shown from ${format.dateTime(back)} on. Zoom in to see earlier ones.` : null,
+        empty: "none in this time", note: findingsNote(found),
       },
       { key: "events", label: "Events", kind: "event", items: marks, empty: "none in this time" },
     ];
@@ -159,6 +136,12 @@ export class HistoryPage {
     const own = this.nodes();
     if (own === null || own.some((name) => names.has(name))) this.refresh();
   }
+}
+
+/** What is not in an answer about findings. */
+function findingsNote({ truncated, step }) {
+  if (truncated) return "Not all findings are shown: choose a shorter time.";
+  return step > LONG_STEP_SECONDS ? `Findings that held for less than ${format.duration(step)} may be left out. Zoom in to see them.` : null;
 }
 
 const WAITING = ["Findings", "Events"].map((label) => ({ key: label.toLowerCase(), label, kind: "event", items: [], empty: "…" }));

@@ -7,8 +7,6 @@ import { severityMark } from "./findings.js";
 import { findingTitle, told } from "./manual.js";
 import { toneOf } from "./chart-theme.js";
 
-/** After these nobody knows whether what was found before still holds. */
-const ENDS_FINDINGS = ["node_lost", "agent_started"];
 /** What lives and was seen holding a GPU so short a time ago still holds it. */
 const STILL_SECONDS = 120;
 
@@ -111,39 +109,15 @@ export function facts(rows) {
   return html`<dl class="pairs">${known.map(([name, value]) => html`<div><dt>${name}</dt><dd>${typeof value === "string" ? format.text(value) : value}</dd></div>`)}</dl>`;
 }
 
-/** Stretches in which each finding held, from events that each tell all findings of a node, and those that end them. */
-export function findingSpans(events, to) {
-  const open = new Map();
-  const spans = [];
-  const close = (node, time, keys = new Set()) => {
-    for (const [key, span] of open) {
-      if (span.node !== node || keys.has(key)) continue;
-      open.delete(key);
-      spans.push({ ...span, to: Math.max(span.from + 1, time) });
-    }
-  };
-  for (const event of inOrder(events)) {
-    const time = epoch(event.time);
-    const told = event.kind === "findings" ? (event.detail.findings ?? []) : [];
-    close(event.node, time, new Set(told.map((finding) => spanKey(event.node, finding))));
-    for (const finding of told) {
-      const key = spanKey(event.node, finding);
-      const { from = time } = open.get(key) ?? {};
-      open.set(key, { key: `${key} ${from}`, node: event.node, from, severity: finding.severity, finding });
-    }
-  }
-  for (const node of new Set([...open.values()].map((span) => span.node))) close(node, to);
-  return spans;
+/** Stretches in which findings held, from the head's answer; what still holds lasts until `to`. */
+export function findingSpans(answer, to) {
+  return answer.spans.map((finding) => {
+    const { node, label, id, from, severity } = finding;
+    const isOlder = from <= answer.from;
+    const step = isOlder ? "before" : Math.floor(from / answer.step);
+    return { key: `${node}|${label ?? ""}|${id}|${step}`, node, from, to: Math.max(from + 1, finding.to ?? to), severity, isOlder, finding };
+  });
 }
-
-/** Findings and what ends them by time; an agent's start comes before what it found. */
-function inOrder(events) {
-  const first = (event) => (event.kind === "findings" ? 1 : 0);
-  const own = events.filter(({ kind }) => kind === "findings" || ENDS_FINDINGS.includes(kind));
-  return own.sort((a, b) => epoch(a.time) - epoch(b.time) || first(a) - first(b));
-}
-
-const spanKey = (node, finding) => `${node}|${finding.label ?? ""}|${finding.id}|${finding.severity}`;
 
 /** Findings as bars. */
 export function findingBars(spans, book, { withPlace = false } = {}) {
@@ -163,10 +137,13 @@ export function findingBars(spans, book, { withPlace = false } = {}) {
 
 function findingDetail(span, place, book) {
   const { finding } = span;
+  const begin = `${span.isOlder ? "before " : ""}${format.dateTime(span.from)}`;
+  const end = finding.to === null ? "now" : format.dateTime(span.to);
+  const length = `${span.isOlder ? "at least " : ""}${format.duration(span.to - span.from)}`;
   return html`<div class="tl-finding">
     <p>${severityMark(finding.severity)} <strong>${findingTitle(book, finding.id)}</strong> <span class="muted">${place}</span></p>
     <p>${format.text(finding.summary)}</p>
-    <p class="muted">${format.dateTime(span.from)} – ${format.dateTime(span.to)} (${format.duration(span.to - span.from)})</p>
+    <p class="muted">${begin} – ${end} (${length})</p>
     ${finding.evidence?.length ? html`<ul class="tl-evidence">${finding.evidence.map((one) => evidence(one, book))}</ul>` : nothing}
     ${finding.advice?.length ? html`<p><strong>Try:</strong> ${format.text(finding.advice[0].do)}</p>` : nothing}
     <p><a href=${href("findings", { explain: finding.id })}>What it means</a></p>
