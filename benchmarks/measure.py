@@ -102,6 +102,8 @@ class Report:
     targets: list[Target] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    module: str = ""
+    """The module that makes it, where that has several reports."""
 
     def text(self) -> str:
         """The whole report as Markdown."""
@@ -132,7 +134,8 @@ def publish(report: Report, *, write: bool) -> None:
     body = f"## {report.title}\n\n{report.text()}\n"
     print(f"\n{body}", flush=True)
     if write:
-        command = " ".join(["python", "-m", f"benchmarks.{report.name.removesuffix('_real')}", *sys.argv[1:]])
+        module = report.module or report.name.removesuffix("_real")
+        command = " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
         day = time.strftime("%Y-%m-%d")
         made = f"Made on {day} by `{command}` on {machine_in_words()}.\n"
         write_section(report.name, body + "\n" + made)

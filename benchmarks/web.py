@@ -33,24 +33,25 @@ _CHROMIUM = (
     "--enable-precise-memory-info",
 )
 _WORK = ("ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
-_DRAWN = """([button, one]) => new Promise((resolve) => {
+_DRAWN = """([button, name]) => new Promise((resolve) => {
   const board = document.querySelector("[data-loading]");
-  const chart = document.querySelector(`[data-chart="${one}"]`);
+  const chart = document.querySelector(`[data-chart="${name}"]`);
   const took = {};
   let begun = 0;
-  const canvas = () => chart.querySelector("canvas");
-  const settle = () => requestAnimationFrame(() => setTimeout(() => {
-    took.all = performance.now() - begun;
-    resolve(took);
+  const shown = (key, then) => requestAnimationFrame(() => setTimeout(() => {
+    took[key] ??= performance.now() - begun;
+    then();
   }));
-  const watch = new MutationObserver(() => {
-    if (begun && board.dataset.loading === "false") { watch.disconnect(); settle(); }
+  const watch = new MutationObserver((changes) => {
+    if (changes.some((change) => change.target === chart)) shown("one", () => {});
+    if (board.dataset.loading === "false") { watch.disconnect(); shown("all", () => resolve(took)); }
   });
   watch.observe(board, { attributes: true, attributeFilter: ["data-loading"] });
+  watch.observe(chart, { attributes: true, attributeFilter: ["data-step"] });
   begun = performance.now();
   document.querySelector(button).click();
 })"""
-"""Click, and wait until everything that was asked for is on the screen."""
+"""Click, and wait until one chart, and until everything that was asked for, is on the screen."""
 
 
 class Size(NamedTuple):
@@ -301,7 +302,7 @@ def _share(head: Head, seconds: float) -> float:
 
 def chart(report: Report, size: Size) -> None:
     """From the click on a day to its charts on the screen, for one GPU."""
-    takes: list[float] = []
+    takes: list[dict[str, float]] = []
     with workplace() as folder:
         _past(folder / "data", size.day_seconds)
         with Head(folder, "--freq", "1000", core=cores()[0]) as head, _browser() as browser:
@@ -310,15 +311,15 @@ def chart(report: Report, size: Size) -> None:
                 shown.goto(f"{_address(head)}#/gpu/{fleet.host_name(1)}/0?from=-15m")
                 shown.wait_for_selector('[data-loading="false"]')
                 shown.wait_for_timeout(300.0)
-                takes.append(shown.evaluate(_DRAWN, ['[data-range="86400"]', "utilization"])["all"])
+                takes.append(shown.evaluate(_DRAWN, ['[data-range="86400"]', "utilization"]))
                 shown.goto("about:blank")
-    drawn = Spread.of(takes)
+    one, whole = (Spread.of([take[name] for take in takes]) for name in ("one", "all"))
     report.targets.append(
-        Target("24 h of one GPU, from click to drawn", drawn.text(1, 0, " ms"), "150 ms", drawn.median < 150)
+        Target("24 h of one GPU, from click to drawn", one.text(1, 0, " ms"), "150 ms", one.median < 150)
     )
     report.notes.append(
-        f"The page of a GPU draws all its charts, its processes and events for that; the store held {size.day_seconds / _HOUR:.0f} h "
-        "of eight GPUs at 1 Hz."
+        "That is the chart of its utilization, the first of nine on the page of a GPU; all of them, its processes, findings and "
+        f"events were there after {whole.text(1, 0, ' ms')}. The store held {size.day_seconds / _HOUR:.0f} h of eight GPUs at 1 Hz."
     )
 
 
@@ -336,22 +337,27 @@ def _past(directory: Path, seconds: int) -> None:
     store.make_store(directory, {1: made}, seconds)
 
 
-_PARTS: dict[str, Callable[[Report, Size], None]] = {
-    "page": page,
-    "load": load,
-    "pages": pages,
-    "chart": chart,
+class _Part(NamedTuple):
+    title: str
+    work: Callable[[Report, Size], None]
+
+
+_PARTS = {
+    "page": _Part("A thousand GPUs in a browser", page),
+    "load": _Part("The first sight of the dashboard", load),
+    "pages": _Part("Many open pages", pages),
+    "chart": _Part("A day of one GPU", chart),
 }
 
 
-def run(size: Size, only: Sequence[str] = ()) -> Report:
+def run(size: Size, only: Sequence[str] = ()) -> Iterator[Report]:
     """Run some parts, or all."""
-    report = Report(NAME, "The dashboard")
     for name in only or _PARTS:
         begun = time.monotonic()
-        _PARTS[name](report, size)
+        report = Report(f"{NAME}_{name}", _PARTS[name].title, module=NAME)
+        _PARTS[name].work(report, size)
         print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-    return report
+        yield report
 
 
 def main() -> None:
@@ -367,7 +373,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = {name: value for name in Size._fields if (value := getattr(given, name)) is not None}
     size = _QUICK if given.quick else _FULL
-    measure.publish(run(size._replace(**chosen), given.only), write=given.write)
+    for report in run(size._replace(**chosen), given.only):
+        measure.publish(report, write=given.write)
 
 
 def _parts(text: str) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mimetypes
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -16,6 +19,7 @@ from playwright.sync_api import (
     Page,
     Request,
     Response,
+    Route,
     expect,
     sync_playwright,
 )
@@ -33,7 +37,20 @@ FLAGS = (
 PATIENCE_MS = 20_000
 _FILLED = """
 document.querySelector("main h1") !== null
-  && document.querySelector("main [aria-busy], main [data-loading=true], main [data-state=loading]") === null
+  && document.querySelector("main [aria-busy=true], main [data-loading=true], main [data-state=loading]") === null
+"""
+_STATIC = Path(str(files("gpulse.web").joinpath("static")))
+_FLEET = """
+async ({script, given}) => {
+  const [core, filter] = await Promise.all([import("/core/fleet.js"), import("/parts/filter.js")]);
+  let now = 1000;
+  const fleet = new core.Fleet(() => now);
+  const gpus = (labels) => labels.map((id) => ({id, uuid: `GPU-${id}`, name: "H200"}));
+  const update = (row) => fleet.take({type: "update", time: now, nodes: [{state: "healthy", connected: true, time: now, ...row}]});
+  const process = (user, more = {}) => ({pid: 1, user, job: null, name: "python3", command: ["python3", "train.py"], ...more});
+  const wait = (seconds) => { now += seconds; };
+  return await (new Function("return " + script)())({core, filter, fleet, gpus, update, process, wait, given});
+}
 """
 _WATCH = """
 window.violations = [];
@@ -118,3 +135,25 @@ def tab(browser: Browser, port: int, *, host: str = "127.0.0.1", **options: Any)
         yield Tab(context, port, host)
     finally:
         context.close()
+
+
+def empty_page(browser: Browser) -> Page:
+    """A page that can import the dashboard's modules; there is no server behind it."""
+    page = browser.new_page()
+    page.route("**/*", _serve)
+    page.goto("http://localhost/empty")
+    return page
+
+
+def _serve(route: Route) -> None:
+    path = _STATIC / urlsplit(route.request.url).path.lstrip("/")
+    if path.is_file():
+        kind = mimetypes.guess_type(path.name)[0] or "text/plain"
+        route.fulfill(body=path.read_bytes(), content_type=kind)
+    else:
+        route.fulfill(body="<!doctype html><title>empty</title>", content_type="text/html")
+
+
+def in_fleet(page: Page, script: str, given: Any = None) -> Any:
+    """What a function answers, on an empty page, that gets a fleet and what it takes to fill it."""
+    return page.evaluate(_FLEET, {"script": script, "given": given})

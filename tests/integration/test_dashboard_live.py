@@ -22,7 +22,7 @@ from tests.integration.hostile_agent import markup
 
 IMPATIENT = {
     "gpulse.cluster.head.membership:LATE_SECONDS": 1.5,
-    "gpulse.cluster.head.membership:LOST_SECONDS": 4.5,
+    "gpulse.cluster.head.membership:LOST_SECONDS": 3.5,
 }
 NODE = markup("node")
 PROGRAM = markup("program")
@@ -213,10 +213,12 @@ def test_a_hidden_tab_sleeps(window: Tab) -> None:
     """Nobody looks, so nothing is sent; it wakes up when somebody does."""
     sockets: list[WebSocket] = []
     window.page.on("websocket", lambda socket: sockets.append(socket))  # noqa: PLW0108  it sets attributes on it
+    window.page.clock.install()
     page = window.go()
     window.is_live()
     with sockets[0].expect_event("close"):
         _hide(page, hidden=True)
+        page.clock.fast_forward(4000)
     expect(page.locator("#connection")).to_have_attribute("data-connection", "asleep")
     _hide(page, hidden=False)
     window.is_live()

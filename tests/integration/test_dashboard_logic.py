@@ -1,60 +1,26 @@
-"""The dashboard's modules by themselves: numbers in words, addresses, states of GPUs, the filter, the map's layout."""
+"""The dashboard's core by itself: numbers in words, addresses, states of GPUs, the filter, the map's layout."""
 
 from __future__ import annotations
 
-import mimetypes
 from collections.abc import Iterator
-from importlib.resources import files
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from tests.integration.browser import browsing
+from tests.integration.browser import browsing, empty_page, in_fleet
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Page
 
 DASH = "\u2013"
-STATIC = Path(str(files("gpulse.web").joinpath("static")))
-_FLEET = """
-async ({script, given}) => {
-  const [core, filter] = await Promise.all([import("/core/fleet.js"), import("/parts/filter.js")]);
-  let now = 1000;
-  const fleet = new core.Fleet(() => now);
-  const gpus = (labels) => labels.map((id) => ({id, uuid: `GPU-${id}`, name: "H200"}));
-  const update = (row) => fleet.take({type: "update", time: now, nodes: [{state: "healthy", connected: true, time: now, ...row}]});
-  const process = (user, more = {}) => ({pid: 1, user, job: null, name: "python3", command: ["python3", "train.py"], ...more});
-  const wait = (seconds) => { now += seconds; };
-  return await (new Function("return " + script)())({core, filter, fleet, gpus, update, process, wait, given});
-}
-"""
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
     """An empty page that can import the modules; there is no server behind it."""
     with browsing() as browser:
-        opened = browser.new_page()
-        opened.route("**/*", _serve)
-        opened.goto("http://localhost/empty")
-        yield opened
-
-
-def _serve(route: Route) -> None:
-    path = STATIC / urlsplit(route.request.url).path.lstrip("/")
-    if path.is_file():
-        kind = mimetypes.guess_type(path.name)[0] or "text/plain"
-        route.fulfill(body=path.read_bytes(), content_type=kind)
-    else:
-        route.fulfill(body="<!doctype html><title>empty</title>", content_type="text/html")
-
-
-def _in_fleet(page: Page, script: str, given: Any = None) -> Any:
-    """What a function answers that gets a fleet and what it takes to fill it."""
-    return page.evaluate(_FLEET, {"script": script, "given": given})
+        yield empty_page(browser)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +53,7 @@ def _in_fleet(page: Page, script: str, given: Any = None) -> Any:
         ("f.metricTitle('sm_active_ratio')", "SM active"),
         ("f.metricTitle('ecc_corrected_errors_total')", "ECC corrected errors"),
         ("f.text('a\\u202eb\\u001b[31m')", "a\ufffdb\ufffd[31m"),
+        ("f.text('a\\u200bb\\u00adc\\ufeff')", "a\ufffdb\ufffdc\ufffd"),
         ("f.text('')", DASH),
     ],
 )
@@ -145,7 +112,7 @@ def test_the_state_of_a_gpu(
       update({node: 'n', state: 'lost', values});
       return [before, core.gpuState(fleet.nodes.get('n').gpus[0])];
     }"""
-    assert [expected, "lost"] == _in_fleet(page, script, {"values": values, "processes": processes})
+    assert [expected, "lost"] == in_fleet(page, script, {"values": values, "processes": processes})
 
 
 def test_a_pause_between_two_steps_is_not_idleness(page: Page) -> None:
@@ -162,7 +129,77 @@ def test_a_pause_between_two_steps_is_not_idleness(page: Page) -> None:
       states.push(tell(0));
       return states;
     }"""
-    assert ["busy", "busy", "idle"] == _in_fleet(page, script)
+    assert ["busy", "busy", "idle"] == in_fleet(page, script)
+
+
+def test_a_fresh_tab_sees_what_an_old_one_does(page: Page) -> None:
+    """Until the head said what GPUs did just now nobody is called idle; afterwards the states are as everywhere."""
+    script = """async ({core, fleet, gpus, update, process, wait}) => {
+      const {Recent} = await import('/core/recent.js');
+      const asked = [];
+      const before = window.fetch;
+      let answer;
+      window.fetch = (address) => new Promise((resolve) => { asked.push(address); answer = resolve; });
+      new Recent(fleet, Object.assign(new EventTarget(), {wish: {nodes: null}}));
+      const states = () => [...fleet.gpus()].map(core.gpuState).join();
+      const tell = () => update({node: 'n', values: {gpu_utilization_ratio: [0, 0, 0]}});
+      fleet.take({type: 'hello', time: 1000, nodes: [{node: 'n', state: 'healthy', gpus: gpus(['0', '1', '2'])}]});
+      update({node: 'n', values: {gpu_utilization_ratio: [0, 0, 0]}, details: {processes: [[process('ada')], [process('ada')], []]}});
+      const seen = [states()];
+      const drawn = new Promise((resolve) => fleet.addEventListener('values', resolve, {once: true}));
+      const series = [['0', [0.4, 0]], ['1', [0, 0]], ['2', [0.9, null]]].map(([id, values]) =>
+        ({node: 'n', subject: `GPU-${id}`, gpu: id, times: [980, 985], values}));
+      answer(new Response(JSON.stringify({series, step: 5, to: 1000})));
+      await drawn;
+      window.fetch = before;
+      seen.push(states());
+      wait(14); tell(); seen.push(states());
+      wait(2); tell(); seen.push(states());
+      return [seen, asked];
+    }"""
+    seen, asked = in_fleet(page, script)
+    assert ["busy,busy,free", "busy,idle,free", "busy,idle,free", "idle,idle,free"] == seen
+    assert 1 == len(asked)
+    assert "metric=gpu_utilization_ratio" in asked[0]
+
+
+def test_without_an_answer_a_tab_looks_for_itself(page: Page) -> None:
+    """For half a minute nobody is called idle."""
+    script = """({core, fleet, gpus, update, process, wait}) => {
+      fleet.take({type: 'hello', time: 1000, nodes: [{node: 'n', state: 'healthy', gpus: gpus(['0'])}]});
+      return [0, 29, 2].map((seconds) => {
+        wait(seconds);
+        update({node: 'n', values: {gpu_utilization_ratio: [0]}, details: {processes: [[process('ada')]]}});
+        return core.gpuState(fleet.nodes.get('n').gpus[0]);
+      });
+    }"""
+    assert ["busy", "busy", "idle"] == in_fleet(page, script)
+
+
+def test_a_gpu_with_a_fault_is_not_free(page: Page) -> None:
+    """It is counted and found as what it is, its instances too; who holds one is not hidden by that."""
+    script = """({core, filter, fleet, gpus, update, process}) => {
+      const fault = (label) => ({id: 'gpu_fault', family: 'fault', severity: 'high', gpu: 0, label});
+      update({node: 'n', gpus: gpus(['0', '1', '2', '2:0', '3']), values: {gpu_utilization_ratio: [0, 0.9, null, null, 0]},
+        details: {processes: [[], [process('ada')], [], [], []], findings: [fault('0'), fault('1'), fault('2')]}});
+      const found = new filter.Matcher(filter.fromQuery({state: 'faulty'})).gpus(fleet.nodes.get('n'));
+      return [[...fleet.gpus()].map(core.gpuState), filter.tallyText(filter.tally(fleet.gpus())), [...found].map((gpu) => gpu.label)];
+    }"""
+    states, text, found = in_fleet(page, script)
+    assert ["faulty", "busy", "faulty", "faulty", "free"] == states
+    assert "4 GPUs: 1 free, 1 busy, 2 faulty" == text
+    assert {"0", "2:0"} <= set(found)
+
+
+def test_a_lost_node_of_which_only_its_gpus_are_known(page: Page) -> None:
+    """After a restart of the head: its GPUs count as lost, with nothing said of what they did."""
+    script = """({core, filter, fleet, gpus, update}) => {
+      fleet.take({type: 'hello', time: 1000, nodes: [{node: 'n', state: 'lost', gpus: gpus(['0', '1'])}]});
+      update({node: 'n', state: 'lost', connected: false, time: null, seen: 400, values: {}});
+      const node = fleet.nodes.get('n');
+      return [filter.tallyText(filter.tally(node.gpus)), node.gpus.map((gpu) => gpu.values), core.lastHeard(node, 1000)];
+    }"""
+    assert ["2 GPUs: 0 free, 0 busy, 2 unknown or lost", [{}, {}], 400] == in_fleet(page, script)
 
 
 def test_nodes_come_and_go(page: Page) -> None:
@@ -179,7 +216,7 @@ def test_nodes_come_and_go(page: Page) -> None:
       fleet.take({type: 'hello', time: 2000, nodes: [{node: 'b', state: 'late', gpus: []}], missing: ['b', 'c']});
       return [seen, isSame, first.values, fleet.missing, fleet.headTime()];
     }"""
-    assert [["a", "a", "a,b", "b"], True, {"power_watts": 7}, ["c"], 2000] == _in_fleet(page, script)
+    assert [["a", "a", "a,b", "b"], True, {"power_watts": 7}, ["c"], 2000] == in_fleet(page, script)
 
 
 def test_the_filter(page: Page) -> None:
@@ -215,7 +252,7 @@ def test_the_filter(page: Page) -> None:
         (("state", "nonsense"),): (["gpu-1:0,1,2", "gpu-2:0", "cpu-1:"], True),
     }
     for given, answer in expected.items():
-        assert list(answer) == _in_fleet(page, script, dict(given)), given
+        assert list(answer) == in_fleet(page, script, dict(given)), given
 
 
 def test_instances_count_and_not_what_they_are_parts_of(page: Page) -> None:
@@ -226,8 +263,8 @@ def test_instances_count_and_not_what_they_are_parts_of(page: Page) -> None:
       const counts = filter.tally(fleet.gpus());
       return [counts, filter.tallyText(counts)];
     }"""
-    counts, text = _in_fleet(page, script)
-    assert {"all": 3, "free": 2, "busy": 1, "idle": 0, "unknown": 0, "lost": 0} == counts
+    counts, text = in_fleet(page, script)
+    assert {"all": 3, "free": 2, "busy": 1, "idle": 0, "faulty": 0, "unknown": 0, "lost": 0} == counts
     assert "3 GPUs: 2 free, 1 busy" == text
 
 
@@ -240,7 +277,7 @@ def test_the_order_of_nodes(page: Page) -> None:
       fleet.take({type: 'update', nodes: [], missing: ['gpu-3']});
       return ['name', 'free'].map((sort) => filter.order(fleet, {...filter.NO_FILTER, sort}));
     }"""
-    by_name, by_free = _in_fleet(page, script)
+    by_name, by_free = in_fleet(page, script)
     assert ["gpu-1", "gpu-2", "gpu-3", "gpu-10"] == by_name
     assert ["gpu-2", "gpu-10", "gpu-1", "gpu-3"] == by_free
 
@@ -268,10 +305,21 @@ def test_the_map_fits(page: Page, nodes: int, gpus: int, width: int, height: int
 def test_arrows_lead_over_the_map(page: Page) -> None:
     """Left and right from GPU to GPU, up and down from line to line, and never out of it."""
     script = """import('/parts/heat-layout.js').then((m) => {
-      const map = m.place([8, 8, 8], 200, 20, false);
+      const map = m.place([8, 8, 8], 200, 20, 0);
       const go = (from, ...keys) => keys.reduce((at, key) => m.neighbour(map, at, `Arrow${key}`), from);
       const { x, y } = map.cells[10];
       return [go(0, 'Left'), go(3, 'Right'), go(3, 'Down'), go(3, 'Down', 'Up'), go(20, 'Down'), go(23, 'Right'),
         m.cellAt(map, x + 19, y + 19), m.cellAt(map, 1, 1)];
     })"""
     assert [0, 4, 11, 3, 20, 23, 10, -1] == page.evaluate(script)
+
+
+def test_cells_grow_with_the_screen(page: Page) -> None:
+    """64 GPUs fill most of a wall screen, and their names are as large as its letters."""
+    script = """import('/parts/heat-layout.js').then((m) => {
+      const found = m.layout(Array(8).fill(8), 3800, 1850, 19 / 14);
+      return [found.size, found.cells[0].y - found.groups[0].y];
+    })"""
+    size, label = page.evaluate(script)
+    assert size > 200
+    assert 19 == label

@@ -154,7 +154,7 @@ def test_agents_live_and_end_as_they_are_told(farm: Farm, head: HeadProcess, tmp
         assert f"gpulse status --head 127.0.0.1:{head.port}" in up.out
         assert any(b"BatchMode=yes" in seen for seen in watcher.seen)
         assert not any(_TOKEN.encode() in seen for seen in watcher.seen)
-        kept = farm.nodes["gpu01"].state / "token"
+        kept = farm.nodes["gpu01"].state / "now" / "token"
         assert (_TOKEN + "\n", 0o600) == (kept.read_text(), kept.stat().st_mode & 0o777)
 
         running = farm.document("status", both, *start[:2])
@@ -175,14 +175,22 @@ def test_agents_live_and_end_as_they_are_told(farm: Farm, head: HeadProcess, tmp
         )
         assert "restarted (other options)" == other["gpu01"]["did"]
         assert other["gpu01"]["pid"] not in pids
-        restarted = farm.document("restart", both, *start, "--only", "gpu02", "--", "--demo")
+        table = farm.run("restart", both, "--only", "gpu02")
+        assert (0, True) == (table.code, f"gpulse status --head {start[1]}" in table.out), table
+        restarted = farm.document("restart", both, "--only", "gpu02")
         assert "restarted (as asked)" == restarted["gpu02"]["did"]
+        assert b"--demo" in Path(f"/proc/{restarted['gpu02']['pid']}/cmdline").read_bytes()
+        bare = farm.run("up", both, *start[:2], "--", "--demo")
+        assert (1, 1) == (bare.code, bare.err.count("gpu01, gpu02: the agent there has a token")), bare
         assert not any(map(is_alive, pids))
         labels = {node["name"]: node["labels"] for node in head.get("/status")["nodes"]}
         assert {"rack": "a 'b' $c"} == {key: value for key, value in labels["gpu01"].items() if key != "ssh"}
         assert "ssh" in labels["gpu01"], "the name in the list, by which the head knows whom it misses"
 
         pids = [other["gpu01"]["pid"], restarted["gpu02"]["pid"]]
+        elsewhere = farm.run("down", both, "--head", "elsewhere:8090")
+        assert (0, 2) == (elsewhere.code, elsewhere.out.count("left alone"))
+        assert all(map(is_alive, pids))
         down = farm.run("down", both)
         assert (0, 4) == (down.code, down.out.count("stopped")), down
         assert not any(map(is_alive, pids))
@@ -205,7 +213,7 @@ def test_a_bad_node_is_named_and_stops_no_other(farm: Farm) -> None:
     good = farm.nodes["gpu01"]
     farm.alias("closed", free_port())
     farm.alias("wrong-key", good.port, key=farm.stranger)
-    names = ["closed", "wrong-key", "hangs", "unknown", "changed", "my node", "; rm -rf ~", "gpu01"]
+    names = ["closed", "wrong-key", "hangs", "unknown", "changed", "my node", "; rm -rf ~", "gpu01", "-oX=y"]
     with silent_port() as port, ExitStack() as stack:
         farm.alias("hangs", port)
         farm.node(stack, "unknown", known="")
@@ -213,7 +221,7 @@ def test_a_bad_node_is_named_and_stops_no_other(farm: Farm) -> None:
         told = farm.run("down", names, "--timeout", "6")
 
     assert 1 == told.code
-    assert "7 of 8 nodes failed" in told.err
+    assert "8 of 9 nodes failed" in told.err
     for reason in (
         "closed: it refuses the connection",
         "wrong-key: it refuses the login",
@@ -221,6 +229,7 @@ def test_a_bad_node_is_named_and_stops_no_other(farm: Farm) -> None:
         "unknown: its host key is not known here",
         "changed: its host key is not the one that is known here",
         "my node, ; rm -rf ~: no machine can be called that",
+        "-oX=y: '-oX=y' begins like an option",
     ):
         assert f"  {reason}" in told.err, told.err
     assert "ssh-keyscan" in told.err
@@ -243,8 +252,41 @@ def test_ctrl_c_ends_every_ssh_and_says_what_was_done(farm: Farm) -> None:
 
     assert 130 == process.returncode
     assert "1 of 2 nodes were done" in err
+    assert "may have been done: silent" in err
     assert "gpu01" in out
     assert not is_alive(ssh)
+
+
+def test_an_up_that_is_refused_leaves_the_agents_that_run(farm: Farm, head: HeadProcess) -> None:
+    """An agent that does not start, for whatever reason of its own."""
+
+    start = ("--head", f"127.0.0.1:{head.port}")
+    first = farm.document("up", ["gpu01"], *start, "--", "--demo")["gpu01"]
+    told = farm.run("up", ["gpu01"], *start, "--", "--demo", "--spool-limit", "1KB")
+    assert 1 == told.code
+    assert "the earlier agent goes on: a spool of less than 1 MiB" in told.err, told.err
+    after = farm.document("status", ["gpu01"])["gpu01"]
+    assert ("running", "connected") == (after["state"], after["link"])
+    assert first["pid"] != after["pid"]
+    assert "already running" == farm.document("up", ["gpu01"], *start, "--", "--demo")["gpu01"]["did"]
+    farm.document("purge", ["gpu01"])
+
+
+def test_a_crowd_before_one_door_comes_through(farm: Farm) -> None:
+    """A jump host, say, that takes few connections at once."""
+
+    names = ("crowd1", "crowd2")
+    with ExitStack() as stack:
+        door = farm.node(stack, "door", options=["MaxStartups 1:100:1", "LogLevel VERBOSE"])
+        for name in names:
+            farm.alias(name, door.port, known=door.known_host)
+        with socket.create_connection(("127.0.0.1", door.port)) as before:
+            before.recv(1)
+            process = stack.enter_context(farm.started("down", names))
+            until(lambda: "drop connection" in door.log.read_text(), "the door is shut")
+        out, err = process.communicate(timeout=30)
+
+    assert (0, 2) == (process.returncode, out.count("nothing ran")), err
 
 
 def test_a_node_without_gpulse_says_how_to_get_it(farm: Farm) -> None:
@@ -289,6 +331,10 @@ def test_a_copy_of_gpulse_needs_no_internet_and_is_made_once(
         until(lambda: {"share1", "share2"} <= head.nodes().keys(), "both are heard")
         for node in nodes:
             assert Path(f"/proc/{node.pid}/cmdline").read_text().startswith(str(copies))
+        (copy,) = copies.iterdir()
+        (copy / "venv" / "bin" / "python").unlink()
+        mended = farm.document("up", ["share2"], *start)["share2"]
+        assert (None, True, "already running") == (mended["error"], mended["pushed"], mended["did"])
         first = farm.document("purge", ["share1"])["share1"]
         assert ["removed", 1] == [first["did"], len(first["notes"])]
         assert copies.exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpulse.deploy.script import Answer, letter, read_answer
+from gpulse.deploy.script import Answer, Letter, letter, read_answer
+from tests.integration.cluster import until
 from tests.integration.ssh_nodes import is_alive
 
 _AGENT = f"""#!{sys.executable} -SE
@@ -26,6 +30,11 @@ if words == ["--version"]:
 if words[1] == "refuses:1":
     sys.exit("gpulse agent: the head refuses: go away (try: another head); see /x/agent.log")
 state = words[words.index("--state-dir") + 1]
+if words[1] == "waits:1":
+    import time
+    open(home + "/waits", "w").close()
+    while not os.path.exists(home + "/go"):
+        time.sleep(0.02)
 log = words[words.index("--log-file") + 1] if "--background" in words else None
 reading, writing = os.pipe()
 if log and os.fork():
@@ -54,8 +63,14 @@ signal.pause()
 """
 _SYSTEMD = {
     "loginctl": "echo Linger=yes",
-    "systemctl": "exit 0",
-    "systemd-run": 'while [ "$1" != /bin/sh ]; do shift; done; setsid "$@" >/dev/null 2>&1 </dev/null &',
+    "systemctl": """echo "$*" >>"$HOME/systemctl"
+case $2 in
+  is-active) kill -0 "$(cat "$HOME/unit")" 2>/dev/null ;;
+  stop) kill "$(cat "$HOME/unit")" 2>/dev/null ;;
+esac""",
+    "systemd-run": """while [ "$1" != /bin/sh ]; do shift; done
+setsid "$@" >/dev/null 2>&1 </dev/null &
+echo $! >"$HOME"/unit""",
 }
 
 
@@ -65,7 +80,6 @@ class Machine:
     def __init__(self, directory: Path) -> None:
         self.home = directory / "my home"
         self.programs = directory / "bin"
-        self.shell = "sh"
         for place in (self.home, self.programs):
             place.mkdir()
         self.install("gpulse", _AGENT)
@@ -78,6 +92,10 @@ class Machine:
         (self.programs / name).write_text(text)
         (self.programs / name).chmod(0o755)
 
+    def use(self, shell: str) -> None:
+        """Have another shell there, which is `sh` to everybody."""
+        (self.programs / "sh").symlink_to(shutil.which(shell) or "")
+
     def do(
         self,
         verb: str,
@@ -88,12 +106,7 @@ class Machine:
         """Do there what a deploy does."""
         order = letter(verb, {"patience": "1", **(parameters or {})}, words, pieces)
         done = subprocess.run(
-            [
-                shutil.which(self.shell) or "",
-                *(["sh"] if self.shell == "busybox" else []),
-                "-c",
-                order.command,
-            ],
+            ["sh", "-c", order.command],
             input=order.data,
             env={"HOME": str(self.home), "PATH": f"{self.programs}:{os.environ['PATH']}"},
             capture_output=True,
@@ -107,14 +120,54 @@ class Machine:
         self, *words: str, head: str = "gpu-head:8090", token: bytes = b"secret", patience: str = "1"
     ) -> Answer:
         """Start an agent."""
-        told = {"head": head, "slug": head.replace(":", "_"), "patience": patience}
-        return self.do("up", told, words, {"token": token})
+        return self.do("up", {**self.told(head), "patience": patience}, words, {"token": token})
+
+    @staticmethod
+    def told(head: str) -> dict[str, str]:
+        """What an `up` for a head is told."""
+        return {"head": head, "slug": head.replace(":", "_"), "target": head}
+
+    def order(self, head: str, token: bytes = b"secret") -> Letter:
+        """A letter for another agent."""
+        return letter("up", {"patience": "1", **self.told(head)}, (), {"token": token})
+
+    def started(self, order: Letter, **given: Any) -> subprocess.Popen[bytes]:
+        """A deploy that is at work."""
+        process = subprocess.Popen(
+            ["sh", "-c", order.command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"HOME": str(self.home), "PATH": f"{self.programs}:{os.environ['PATH']}"},
+            **given,
+        )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(order.data)
+            process.stdin.close()
+        process.stdin = None
+        return process
+
+    def run(self, order: Letter, **given: Any) -> Answer:
+        """Do what a letter says, whatever standard error says."""
+        with self.started(order, **given) as process:
+            assert process.stdout is not None
+            return read_answer(process.stdout.read(), order.mark)
 
     def close(self) -> None:
         """End what is left."""
-        for file in self.state.glob("agent/*/agent.pid"):
-            with suppress(OSError, ValueError):
-                os.kill(int(file.read_text()), signal.SIGKILL)
+        for pid in self.agents():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def agents(self) -> list[int]:
+        """The processes that work for this home."""
+        wanted = f"--state-dir\0{self.home}/".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if wanted in path.read_bytes():
+                    found.append(int(path.parent.name))
+        return [pid for pid in found if is_alive(pid)]
 
 
 @pytest.fixture
@@ -125,13 +178,13 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     made.close()
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash", "busybox", "mksh"])
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox", "mksh"])
 def test_an_agent_is_started_once_and_ended(machine: Machine, shell: str) -> None:
     """In every shell that there is."""
 
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
-    machine.shell = shell
+    machine.use(shell)
     assert ["absent", "nothing ran"] == [machine.do("status").first("state"), machine.do("down").first("did")]
     first = machine.up("--label", "rack='a b' $(date) `x` \\ \"q\"")
     pid = first.number("pid")
@@ -161,8 +214,8 @@ def test_what_is_another_agent_replaces_the_first_and_is_told(machine: Machine) 
     assert "restarted (its version was 1.0)" == machine.up(head="other:1").first("did")
     assert "restarted (another token)" == machine.up(head="other:1", token=b"new").first("did")
     assert (b"new", 0o600) == (
-        (machine.state / "token").read_bytes(),
-        (machine.state / "token").stat().st_mode & 0o777,
+        (machine.state / "now" / "token").read_bytes(),
+        (machine.state / "now" / "token").stat().st_mode & 0o777,
     )
     assert "restarted (other options)" == machine.up("--demo", head="other:1", token=b"new").first("did")
     assert 1 == sum(is_alive(int(file.read_text())) for file in machine.state.glob("agent/*/agent.pid"))
@@ -174,15 +227,15 @@ def test_certificates_are_kept_where_only_their_owner_reads_them(machine: Machin
     pieces = {"ca.pem": b"authority\n", "key.pem": b"key\n\n"}
     machine.do("up", {"head": "h:1", "slug": "h"}, ["--tls"], pieces)
     words = json.loads(next(machine.state.glob("agent/*/words.json")).read_text())
-    assert str(machine.state / "ca.pem") == words[words.index("--tls-ca") + 1]
+    assert str(machine.state / "now" / "ca.pem") == words[words.index("--tls-ca") + 1]
     assert (b"key\n\n", 0o600) == (
-        (machine.state / "key.pem").read_bytes(),
-        (machine.state / "key.pem").stat().st_mode & 0o777,
+        (machine.state / "now" / "key.pem").read_bytes(),
+        (machine.state / "now" / "key.pem").stat().st_mode & 0o777,
     )
     assert "--token-file" not in words
     other = machine.do("up", {"head": "h:1", "slug": "h"}, ["--tls"], {"ca.pem": b"another\n"})
     assert "restarted (other certificates)" == other.first("did")
-    assert not (machine.state / "key.pem").exists()
+    assert not (machine.state / "now" / "key.pem").exists()
 
 
 def test_the_number_of_somebody_else_is_never_signalled(machine: Machine) -> None:
@@ -230,7 +283,10 @@ def test_an_agent_whose_number_was_not_written_down_is_found(machine: Machine) -
     pid = machine.up().number("pid")
     (machine.state / "pid").unlink()
     again = machine.up()
-
+    assert ["already running", pid] == [again.first("did"), again.number("pid")]
+    (machine.state / "pid").unlink()
+    next(machine.state.glob("agent/*/agent.pid")).unlink()
+    again = machine.up()
     assert ["already running", pid] == [again.first("did"), again.number("pid")]
 
 
@@ -276,7 +332,7 @@ def test_a_lock_is_respected_until_its_owner_is_gone(machine: Machine) -> None:
 
 
 def test_a_user_whose_services_linger_gets_a_service(machine: Machine) -> None:
-    """With words and environment as they are."""
+    """With words and environment as they are; one that does not come up says why, and the earlier one is back."""
 
     for name, text in _SYSTEMD.items():
         machine.install(name, f"#!/bin/sh\n{text}\n")
@@ -288,8 +344,17 @@ def test_a_user_whose_services_linger_gets_a_service(machine: Machine) -> None:
         '--label", "rack=\'a b\' $(date) `x` \\\\ \\"q\\""'
         in next(machine.state.glob("agent/*/words.json")).read_text()
     )
-    assert "stopped" == machine.do("down").first("did")
+    asked = (machine.home / "systemctl").read_text().splitlines()
+    assert {"--user stop gpulse-deploy-agent", "--user is-active --quiet gpulse-deploy-agent"} <= set(asked)
+    refused = machine.up(head="refuses:1")
+    assert "the earlier agent goes on: the head refuses: go away" == refused.first("error")
+    again = machine.do("status")
+    assert ["running", "systemd"] == [again.first("state"), again.first("how")]
     assert not is_alive(pid)
+    machine.install("systemd-run", "#!/bin/sh\nexit 1\n")
+    assert "session" == machine.up(head="other:1").first("how"), "where there are no services after all"
+    assert "stopped" == machine.do("down").first("did")
+    assert [] == machine.agents()
 
 
 def test_frames_that_no_head_has_survive_a_purge(machine: Machine) -> None:
@@ -315,3 +380,229 @@ def test_what_a_node_cannot_do_is_said(machine: Machine) -> None:
     told = machine.do("probe", {"python": "/nonexistent/python"})
     assert "there is no /nonexistent/python" == told.first("error")
     assert [] == list(machine.home.rglob("token"))
+
+
+def test_a_new_agent_that_is_refused_leaves_the_earlier_one(machine: Machine) -> None:
+    """With its files; one that did not run stays as it was."""
+
+    machine.up("--demo")
+    told = machine.up(head="refuses:1", token=b"another")
+    assert ["the earlier agent goes on: the head refuses: go away", "another head"] == [
+        told.first("error"),
+        told.first("hint"),
+    ]
+    again = machine.do("status")
+    assert ["running", "gpu-head:8090", "connected"] == [
+        again.first(key) for key in ("state", "head", "link")
+    ]
+    assert [again.number("pid")] == machine.agents()
+    assert b"secret" == (machine.state / "now" / "token").read_bytes()
+    assert "--demo" in next(machine.state.glob("agent/gpu-head*/words.json")).read_text()
+    assert "already running" == machine.up("--demo").first("did")
+    machine.do("down")
+    assert "the head refuses: go away" == machine.up(head="refuses:1").first("error")
+    assert ["stopped", "gpu-head:8090"] == [machine.do("status").first(key) for key in ("state", "head")]
+    assert {"agent", "agent.log", "now"} == {path.name for path in machine.state.iterdir()}
+
+
+def test_a_token_is_never_taken_away_by_chance(machine: Machine) -> None:
+    """Somebody who has none cannot have meant to replace an agent that has one, unless they say so."""
+
+    pid = machine.up().number("pid")
+    told = machine.do("up", machine.told("gpu-head:8090"))
+    assert "the agent there has a token, and none was found here" == told.first("error")
+    assert "--no-token" in (told.first("hint") or "")
+    assert [pid] == machine.agents()
+    told = machine.do("up", {**machine.told("gpu-head:8090"), "bare": "yes"})
+    assert "restarted (another token)" == told.first("did")
+    assert not (machine.state / "now" / "token").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 16, 20])
+def test_a_connection_that_breaks_off_changes_nothing(machine: Machine, cut: int) -> None:
+    """In the mark at the end, before it, or in a file."""
+
+    pid = machine.up().number("pid")
+    order = machine.order("other:1", b"another token")
+    told = machine.run(order._replace(data=order.data[:-cut]))
+
+    assert "the connection broke off" == told.first("error")
+    assert [pid] == machine.agents()
+    assert b"secret" == (machine.state / "now" / "token").read_bytes()
+    assert [] == list(machine.state.glob("new*"))
+
+
+def test_a_full_disk_leaves_the_agent_that_runs(machine: Machine) -> None:
+    """And does not keep it from being ended."""
+
+    def full() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    pid = machine.up().number("pid")
+    told = machine.run(machine.order("other:1"), preexec_fn=full, stderr=subprocess.DEVNULL)
+    assert "cannot write" in (told.first("error") or "")
+    assert [pid] == machine.agents()
+    machine.install("ln", "#!/bin/sh\nexit 1\n")
+    assert "cannot write" in (machine.up(head="other:1").first("error") or ""), "no room for a lock"
+    assert [pid] == machine.agents()
+    assert "stopped" == machine.do("down").first("did")
+    assert [] == machine.agents()
+    assert "removed" == machine.do("purge").first("did")
+    assert not machine.state.exists()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("killed", ["exchange", "waiting", "both"])
+def test_a_deploy_that_is_killed_leaves_one_agent(machine: Machine, killed: str) -> None:
+    """Between the end of the earlier agent and the start of the new one, which is the worst moment."""
+
+    machine.up("--demo")
+    order = machine.order("waits:1")
+    with machine.started(order) as process:
+        until((machine.home / "waits").exists, "the new one begins")
+        (exchange,) = _children(process.pid)
+        for pid in {"exchange": [exchange], "waiting": [process.pid]}.get(killed, [exchange, process.pid]):
+            os.kill(pid, signal.SIGKILL)
+        if killed == "both":
+            for pid in machine.agents():
+                os.kill(pid, signal.SIGKILL)
+        if killed == "waiting":
+            assert "another deploy is at work there" == machine.up().first("error")
+        if killed != "exchange":
+            (machine.home / "go").touch()
+        assert process.stdout is not None
+        told = read_answer(process.stdout.read(), order.mark)
+
+    if killed == "exchange":
+        assert "the earlier agent goes on: it was interrupted there" == told.first("error")
+        assert "already running" == machine.up("--demo").first("did")
+    elif killed == "waiting":
+        until(lambda: machine.do("status").first("state") == "running", "the exchange goes on")
+        assert "waits:1" == machine.do("status").first("head")
+        assert "already running" == machine.up(head="waits:1").first("did")
+    else:
+        assert "ended" == machine.do("status").first("state")
+        assert "started (it had ended)" == machine.do("up", {"keep": "yes", "force": "yes"}).first("did")
+        assert "gpu-head:8090" == machine.do("status").first("head")
+    assert [machine.do("status").number("pid")] == machine.agents()
+    assert [] == [path for path in machine.state.iterdir() if path.name[:3] in ("old", "new", "gon", "loc")]
+
+
+def test_a_restart_keeps_what_an_agent_was_started_with(machine: Machine) -> None:
+    """Unless it is said otherwise, and then it is told."""
+
+    machine.up("--label", "rack= a ", "--demo")
+    first = json.loads(next(machine.state.glob("agent/*/words.json")).read_text())
+    pid = machine.do("status").number("pid")
+    told = machine.do("up", {"keep": "yes", "force": "yes"})
+    assert "restarted (as asked)" == told.first("did")
+    assert [told.number("pid")] == machine.agents() != [pid]
+    assert first == json.loads(next(machine.state.glob("agent/*/words.json")).read_text())
+    told = machine.do("up", {**machine.told("gpu-head:8090"), "force": "yes"}, (), {"token": b"secret"})
+    assert "restarted (as asked, other options)" == told.first("did")
+    machine.do("purge", {"spool": "yes"})
+    assert "no agent was started there yet" == machine.do("up", {"keep": "yes"}).first("error")
+
+
+def test_the_name_in_a_list_is_no_reason_to_restart(machine: Machine) -> None:
+    """Two lists may call one machine differently."""
+
+    machine.up("--label", "ssh=gpu01")
+    assert "already running" == machine.up("--label", "ssh=10.0.0.1").first("did")
+
+
+def test_agents_of_another_head_are_left_alone(machine: Machine) -> None:
+    """When one was named."""
+
+    pid = machine.up().number("pid")
+    for verb in ("down", "purge"):
+        told = machine.do(verb, {"slug": "other_1"})
+        assert ["left alone: its head is gpu-head:8090", "running"] == [
+            told.first("did"),
+            told.first("state"),
+        ]
+    assert "its head is gpu-head:8090" == machine.do("logs", {"slug": "other_1"}).first("error")
+    assert [pid] == machine.agents()
+    assert "stopped" == machine.do("down", {"slug": "gpu-head_8090"}).first("did")
+
+
+def test_frames_are_kept_for_as_long_as_nobody_knows_better(machine: Machine) -> None:
+    """After a purge that kept them, and after an agent for another head."""
+
+    machine.up(head="away:1")
+    machine.do("purge")
+    assert "--spool" in (machine.do("purge").first("note") or "")
+    assert ["away_1"] == [path.parts[-3] for path in machine.state.rglob("1.log")]
+    machine.up(head="gpu-head:8090")
+    machine.do("purge")
+    assert ["away_1"] == [path.parts[-3] for path in machine.state.rglob("1.log")]
+    machine.do("purge", {"spool": "yes"})
+    assert not machine.state.exists()
+
+
+def test_a_node_that_was_renamed_knows_its_agent(machine: Machine) -> None:
+    """By the name that it had."""
+
+    pid = machine.up().number("pid")
+    machine.install("uname", "#!/bin/sh\necho renamed\n")
+    again = machine.up()
+    assert ["already running", pid] == [again.first("did"), again.number("pid")]
+    assert "it was called" in (again.first("note") or "")
+    assert "stopped" == machine.do("down").first("did")
+    assert [] == machine.agents()
+
+
+def test_the_agent_of_another_machine_of_that_name_is_left_alone(machine: Machine) -> None:
+    """Homes are shared, and names are given twice."""
+
+    machine.up()
+    (pid,) = machine.agents()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not machine.agents(), "it is gone from here")
+    record = "4711 1 another-boot 1 session\n"
+    (machine.state / "pid").write_text(record)
+    with next(machine.state.glob("agent/*")).joinpath("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for told in (
+            machine.up(head="other:1"),
+            machine.do("down"),
+            machine.do("purge"),
+            machine.do("status"),
+        ):
+            assert "another machine that is called" in (told.first("error") or "")
+    assert record == (machine.state / "pid").read_text()
+    assert "started (it had ended)" == machine.up().first("did"), "as after a boot"
+
+
+def test_a_copy_of_gpulse_stays_for_others_and_is_believed_only_if_it_runs(machine: Machine) -> None:
+    """Wherever they keep their state."""
+
+    copies = machine.home / ".local" / "share" / "gpulse" / "deploy"
+    for name in ("used", "unused", "broken"):
+        (copies / name / "users").mkdir(parents=True)
+        (copies / name / "ready").touch()
+        (copies / name / "venv" / "bin").mkdir(parents=True)
+        python = copies / name / "venv" / "bin" / "python"
+        python.write_text(f"#!/bin/sh\n[ $3 = --version ] && echo 1.0 && [ {name} != broken ]\n")
+        python.chmod(0o755)
+    (copies / "used" / "users" / "gpu77").touch()
+    (copies / "never-finished.lock").mkdir()
+    assert ["unused", "used"] == sorted(machine.do("probe", {"python": sys.executable}).said["copy"])
+    assert "gpulse does not run there: 1.0" == machine.do(
+        "up", {**machine.told("h:1"), "install": "broken"}
+    ).first("error")
+    purged = machine.do("purge")
+    assert ["used"] == [path.name for path in copies.iterdir()]
+    assert "gpu77 uses it" in (purged.first("note") or "")
+
+
+def test_a_copy_that_cannot_be_made_leaves_nothing(machine: Machine) -> None:
+    """And says why."""
+
+    order = {"install": "x", "interpreter": sys.executable, "wanted": "1"}
+    assert "the wheels did not arrive" in (machine.do("push", order).first("error") or "")
+    assert [] == list((machine.home / ".local" / "share" / "gpulse" / "deploy").iterdir())

@@ -101,6 +101,21 @@ def test_a_head_watches_itself_and_takes_its_agent_along(cluster: Cluster) -> No
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in agents), "its agent to end")
 
 
+def test_a_head_knows_the_gpus_of_nodes_that_have_not_come_back(cluster: Cluster) -> None:
+    """Also after it was killed, and though nothing came from them since."""
+
+    head = cluster.head(http_port=free_port())
+    with_frames(cluster, head)
+    before = head.get("/clients")["clients"][0]["gpus"]
+    assert before
+    head.kill()
+    again = cluster.head(port=head.port, http_port=head.http_port)
+
+    assert before == again.get("/clients")["clients"][0]["gpus"]
+    assert len(before) == again.get("/status")["total_gpus"]
+    assert {} == again.get("/metrics/latest")["client_data"], "their readings are unknown, not old"
+
+
 def _parent(pid: str) -> int | None:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -71,9 +71,11 @@ async def test_what_strangers_see() -> None:
         form = await client.get("/", headers=BROWSER)
         assert 401 == form.status_code
         assert "<form" in form.text
-        assert "<script" not in form.text
-        for name in re.findall(r'href="(/static/[^"]+)"', form.text):
-            assert 200 == (await client.get(name)).status_code
+        assert "unsafe" not in form.headers["content-security-policy"]
+        named = re.findall(r'(?:src|href)="(/static/[^"]+)"', form.text)
+        assert named
+        for name in named:
+            assert 200 == (await client.get(name)).status_code, name
         assert 401 == (await client.get("/manual.json")).status_code
         assert 401 == (await client.get("/api/v1/findings")).status_code
         other = await client.get("/static/app.js", headers={"Origin": "http://elsewhere.example"})
@@ -82,7 +84,7 @@ async def test_what_strangers_see() -> None:
 
 async def test_a_sites_own_look(tmp_path: Path) -> None:
     """A title that is text and not markup, a style sheet, pictures; nothing else of that directory."""
-    (tmp_path / "title.txt").write_text("The <b>Lab</b> & friends\nmore\n", encoding="utf-8")
+    (tmp_path / "title.txt").write_text("The <b>Lab</b> & {version}\nmore\n", encoding="utf-8")
     (tmp_path / "theme.css").write_text(":root { --accent: red }", encoding="utf-8")
     (tmp_path / "logo.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>", encoding="utf-8")
     (tmp_path / "secret.txt").write_text("no", encoding="utf-8")
@@ -90,7 +92,7 @@ async def test_a_sites_own_look(tmp_path: Path) -> None:
     (tmp_path / "outside.css").symlink_to("/etc/hostname")
     async with asking(tmp_path) as client:
         page = await client.get("/", headers=BROWSER)
-        assert "The &lt;b&gt;Lab&lt;/b&gt; &amp; friends" in page.text
+        assert "The &lt;b&gt;Lab&lt;/b&gt; &amp; {version}" in page.text
         assert '<link rel="stylesheet" href="/theme/theme.css">' in page.text
         for name, status in (
             ("theme.css", 200),
@@ -106,11 +108,24 @@ async def test_a_sites_own_look(tmp_path: Path) -> None:
         assert "blue" in (await client.get("/theme/theme.css")).text
 
 
+async def test_the_form_has_the_sites_look(tmp_path: Path) -> None:
+    """Title and style sheet, for those who are not known yet."""
+    (tmp_path / "title.txt").write_text("The <Lab>", encoding="utf-8")
+    (tmp_path / "theme.css").write_text("", encoding="utf-8")
+    async with asking(tmp_path, address="10.0.0.1") as client:
+        form = await client.get("/", headers=BROWSER)
+        assert 401 == form.status_code
+        assert "<h1>The &lt;Lab&gt;</h1>" in form.text
+        assert "/theme/theme.css" in form.text
+        assert 200 == (await client.get("/theme/theme.css")).status_code
+
+
 async def test_a_look_without_files(tmp_path: Path) -> None:
     """An empty directory is no error: the title is ours and the style sheet is not there."""
     async with asking(tmp_path) as client:
         page = await client.get("/", headers=BROWSER)
         assert "<title>gpulse" in page.text
+        assert "/theme/" not in page.text
         assert 404 == (await client.get("/theme/theme.css")).status_code
 
 

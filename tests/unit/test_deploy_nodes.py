@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.deploy.nodes import NodeSpec, parse_destination, parse_nodes, read_nodes
+from gpulse.deploy.nodes import NodeSpec, parse_nodes, read_nodes
+from gpulse.deploy.ssh import NodeError, check_destination
 from gpulse.errors import UsageError
 
 _TOML = b"""
@@ -25,6 +27,17 @@ labels = {rack = "a1", site = "x"}
 def hosts(text: bytes, path: str = "node-list.txt") -> list[str]:
     """The destinations of a list."""
     return [node.destination for node in parse_nodes(text, path)]
+
+
+def only(text: str) -> NodeSpec:
+    """The node that one line is, wherever it stands."""
+    (node,) = parse_nodes(f"# one\n{text}\n".encode(), "node-list.txt")
+    return node._replace(place="")
+
+
+def wrongs(text: bytes, path: str = "node-list.txt") -> list[str]:
+    """What is wrong with the nodes of a list, with the place."""
+    return [f"{node.place}: {node.wrong}" for node in parse_nodes(text, path) if node.wrong is not None]
 
 
 def refusal(text: bytes, path: str = "node-list.txt") -> str:
@@ -53,32 +66,32 @@ def refusal(text: bytes, path: str = "node-list.txt") -> str:
 def test_a_destination_is_read_as_ssh_reads_it(text: str, expected: NodeSpec) -> None:
     """And what no shell would take for a name is one all the same."""
 
-    assert expected == parse_destination(text)
+    assert expected == only(text)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        " ",
         "-oProxyCommand=x",
         "-l@h",
         "ada@",
         "ada@-x",
         "@h",
         "a\x1bb",
-        "a\tb",
+        "a\x0bb",
         "ssh://h:0",
         "ssh://h:99999",
         "ssh://h:x",
         "h" * 300,
     ],
 )
-def test_what_cannot_be_meant_is_refused(text: str) -> None:
+def test_what_cannot_be_meant_says_so_and_is_never_reached(text: str) -> None:
     """An option, nothing, or what cannot be printed."""
 
-    with pytest.raises(UsageError):
-        parse_destination(text)
+    node = only(text)
+    assert node.wrong is not None
+    with pytest.raises(NodeError, match=re.escape(node.wrong)):
+        check_destination(node)
 
 
 def test_comments_blank_lines_and_other_line_ends_are_nothing() -> None:
@@ -92,12 +105,15 @@ def test_comments_blank_lines_and_other_line_ends_are_nothing() -> None:
 def test_every_wrong_line_is_named() -> None:
     """By its number."""
 
-    told = refusal(b"gpu01\n-x\n# c\nGPU01\na\x00b\n")
-
-    assert "line 2: '-x' begins like an option" in told
-    assert "line 4: 'gpu01' is there already, at line 1" in told
-    assert "line 5: 'a\\x00b' has characters that cannot be printed" in told
-    assert "and 95 more" in refusal(b"-x\n" * 100)
+    text = b"gpu01\n-x\n# c\nGPU01\na\x00b\ngpu02\n"
+    assert [
+        "line 2: '-x' begins like an option",
+        "line 4: 'gpu01' is there already, at line 1",
+        "line 5: 'a\\x00b' has characters that cannot be printed",
+    ] == wrongs(text)
+    assert ["gpu01", "gpu02"] == [
+        node.host for node in parse_nodes(text, "node-list.txt") if node.wrong is None
+    ]
 
 
 def test_toml_says_more_about_each_node() -> None:
@@ -133,16 +149,8 @@ def test_toml_says_more_about_each_node() -> None:
     [
         (b"nodes = [", "cannot be used"),
         (b"nodes = []", "there is no node"),
-        (b"nodes = [1]", "node 1: neither"),
         (b"nodes = 3", "another shape"),
         (b"hosts = ['a']", "'hosts' is not known"),
-        (b"nodes = [{user = 'a'}]", "it has no host"),
-        (b"nodes = [{host = 'a@b', user = 'c'}]", "the user is said twice"),
-        (b"nodes = [{host = 'a', port = true}]", "'True' is no port"),
-        (b"nodes = [{host = 'a', python = 'python3'}]", "must be a whole path"),
-        (b"nodes = [{host = 'a', colour = 'red'}]", "'colour' is not known"),
-        (b"nodes = [{host = 'a', labels = {x = 1}}]", "no label"),
-        (b"nodes = [{host = 'a', name = 'n'}, {host = 'b', name = 'n'}]", "node 2: 'n' is there already"),
         (b"nodes = ['a']\n[defaults]\nhost = 'b'", "defaults: 'host' is not known"),
     ],
 )
@@ -150,6 +158,27 @@ def test_toml_that_cannot_be_meant_is_refused(text: bytes, words: str) -> None:
     """With the place."""
 
     assert words in refusal(text, "nodes.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"nodes = [1]", "node 1: neither"),
+        (b"nodes = [{user = 'a'}]", "it has no host"),
+        (b"nodes = [{host = 'a@b', user = 'c'}]", "the user is said twice"),
+        (b"nodes = [{host = 'a', port = true}]", "'True' is no port"),
+        (b"nodes = [{host = 'a', python = 'python3'}]", "must be a whole path"),
+        (b"nodes = [{host = 'a', colour = 'red'}]", "'colour' is not known"),
+        (b"nodes = [{host = 'a', labels = {x = 1}}]", "no label"),
+        (b"nodes = [{host = 'a', name = 'n'}, {host = 'b', name = 'n'}]", "node 2: 'n' is there already"),
+        (b"nodes = [{host = 'a', name = 'n'}, 'n']", "node 2: 'n' is there already"),
+    ],
+)
+def test_an_entry_that_cannot_be_meant_stops_no_other(text: bytes, words: str) -> None:
+    """And says where it is."""
+
+    (wrong,) = wrongs(text.replace(b"]", b", 'good']") if b"['" not in text else text, "nodes.toml")
+    assert words in wrong
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -174,6 +203,8 @@ def test_no_bytes_are_more_than_a_list_or_a_refusal(data: bytes, path: str) -> N
     except UsageError:
         return
     for node in nodes:
+        if node.wrong is not None:
+            continue
         for text in (node.host, node.user or "x"):
             assert text.isprintable()
             assert not text.startswith("-")
@@ -190,5 +221,5 @@ def test_a_destination_is_read_as_it_is_written(host: str, user: str | None, por
 
     node = NodeSpec(host, user, port)
 
-    assert node == parse_destination(node.destination)
-    assert node == parse_destination(f"ssh://{node.destination}")
+    assert node == only(node.destination)
+    assert node == only(f"ssh://{node.destination}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -13,16 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.cli import deploy, deployed
-from gpulse.deploy import wheelhouse
+from gpulse.cli import crew, deploy, deployed
+from gpulse.deploy import wheelhouse, work
+from gpulse.deploy.helpers import Helpers
+from gpulse.deploy.logs import show_log
 from gpulse.deploy.nodes import NodeSpec
 from gpulse.deploy.order import Order, Outcome, head_of, slug_of, words_for
-from gpulse.deploy.script import letter, read_answer
-from gpulse.deploy.ssh import NodeError, Ssh, check_destination, converse, explained
+from gpulse.deploy.script import Letter, letter, read_answer
+from gpulse.deploy.ssh import Ended, NodeError, Ssh, check_destination, converse, explained, is_new_ssh
 from gpulse.deploy.wheels import make_own_wheel, repack
 from gpulse.deploy.work import Foreman, Shop, everywhere
 from gpulse.errors import GpulseError, UsageError
 from gpulse.terminal.table import painter
+from tests.integration.ssh_nodes import is_alive
 
 _PRINTABLE = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=40)
 
@@ -38,6 +44,22 @@ def test_ssh_is_told_to_ask_nothing_and_to_trust_nobody() -> None:
     assert "-oBatchMode=yes" == words[4]
     assert ["-F", "/x/config", "-p", "22", "-l", "ada"] == words[words.index("-F") : words.index("-F") + 6]
     assert not [word for word in words if "StrictHostKeyChecking" in word]
+    assert {"-oStdinNull=no", "-oSessionType=default", "-oForkAfterAuthentication=no"} <= set(words)
+    old = Ssh(is_new=False).command(NodeSpec("x"), "true")
+    assert not [word for word in old if "StdinNull" in word], "older ones would refuse it"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_new"), [("OpenSSH_9.2p1 Debian", True), ("OpenSSH_8.0p1", False), ("who knows", False)]
+)
+def test_ssh_says_what_it_knows(said: str, is_new: bool, tmp_path: Path) -> None:
+    """In its version."""
+
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    program.chmod(0o755)
+    assert is_new is is_new_ssh(str(program))
+    assert not is_new_ssh("/nonexistent/ssh")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +112,8 @@ def test_words_reach_a_node_as_they_are(words: list[str], head: str) -> None:
         ["sh", "-c", shown], input=order.data[len(script) :], capture_output=True, check=True
     )
 
-    assert "".join(f"{word}\n" for word in (head, *words)).encode() + b"a\nb\x00rest" == done.stdout
+    assert "".join(f"{word}\n" for word in (head, *words)).encode() + b"a\nb" == done.stdout
+    assert b"\x00rest" == order.rest
 
 
 def test_an_answer_is_told_from_noise() -> None:
@@ -125,6 +148,9 @@ def test_each_node_has_its_head_and_its_words() -> None:
     words = words_for(node, Order("up", words=("--demo",)))
     assert ["--demo", "--node-name", "big one"] == words[:3]
     assert ["--label", "a=1", "--label", "b=2", "--label", "ssh=gpu01"] == words[3:]
+    assert "ssh=gpu01:2222" in words_for(NodeSpec("gpu01", "ada", 2222), Order("up")), "others may be at 2223"
+    with pytest.raises(UsageError, match="51 labels are too many"):
+        words_for(NodeSpec("x", labels={f"k{number}": "v" for number in range(50)}), Order("up"))
     with pytest.raises(UsageError, match="which head"):
         head_of(NodeSpec("x"), Order("up"))
     with pytest.raises(UsageError):
@@ -213,6 +239,12 @@ def test_a_directory_without_gpulse_is_no_wheelhouse(tmp_path: Path) -> None:
         (["up", "--head", "h", "--", "--label", "x"], "no label"),
         (["up", "--head", "h", "--python", "-c"], "no Python"),
         (["up", "--head", "h", "--tls-ca", "/nonexistent/ca"], "cannot read"),
+        (["up", "--head", "h", "--tls-ca", "list"], "holds no certificate"),
+        (["up", "--head", "h", "--tls-key", "list"], "no key"),
+        (["up", "--head", "h", "--tls-ca", "large"], "larger than 1 MiB"),
+        (["up", "--head", "h", "--token-file", "/nonexistent/token"], "cannot be read"),
+        (["up", "--head", "h", "--token-file", "list", "--no-token"], "exclude each other"),
+        (["down", "--head", "http://h:8091"], "address for HTTP"),
         (["down", "--only", "other"], "is not in"),
         (["down", "--ssh-config", "/nonexistent/config"], "cannot read"),
     ],
@@ -223,7 +255,9 @@ def test_what_cannot_be_meant_is_refused_before_any_node_is_asked(
     """With the exit code of wrong usage."""
 
     monkeypatch.delenv("GPULSE_HEAD", raising=False)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "list").write_text("gpu01\n")
+    (tmp_path / "large").write_bytes(bytes((1 << 20) + 1))
 
     with pytest.raises(UsageError, match=reason):
         deploy.command.main([words[0], "--nodes", str(tmp_path / "list"), *words[1:]], standalone_mode=False)
@@ -252,6 +286,130 @@ def test_tables_show_nothing_of_what_nodes_could_do_to_a_terminal() -> None:
         "gpu02  failed   bad ^[[2J thing  -              0.1",
         "gpu03  failed   bad ^[[2J thing  -              0.1",
     ] == deployed.work_table(outcomes, width=100, paint=paint)
-    assert [(["gpu02", "gpu03"], "bad ^[[2J thing", "x")] == list(deployed.failures(outcomes))
+    assert [(["gpu02", "gpu03"], "bad ^[[2J thing", "x (that is for gpu02)")] == list(
+        deployed.failures(outcomes)
+    )
     status = deployed.status_table(outcomes[:1], now=10.0, width=100, paint=paint)
     assert ["node   state    connection", "gpu01  running  connected"] == status
+
+
+def _program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_a_log_without_an_end_takes_no_more_than_its_share(tmp_path: Path) -> None:
+    """A node can say what it likes, and ssh ends with what is kept."""
+
+    endless = _program(
+        tmp_path / "ssh",
+        'mark=$(sed -n \'s/^mark=//p; /^mark=/q\')\necho $$ >"${0%/*}/pid"\necho "$mark log x"\nexec yes '
+        + "y" * 1000,
+    )
+    lines: list[str] = []
+    told = await show_log(
+        Ssh(program=endless),
+        NodeSpec("gpu01"),
+        lambda _, line: lines.append(line),
+        lines=50,
+        follow=False,
+        seconds=30,
+    )
+
+    assert "more than 16 MiB came" in (told.error or "")
+    assert 16_000 < len(lines) < 17_000
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_connection_that_was_shut_out_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as nobody could log in; what else fails is told at once."""
+
+    monkeypatch.setattr("gpulse.deploy.ssh._FIRST_WAIT", 0.001)
+    tries = tmp_path / "tries"
+    text = f'echo >>{tries}\n[ $(wc -l <{tries}) -gt 2 ] && echo in && exit 0\necho "$SAID" >&2\nexit 255\n'
+    ssh = Ssh(program=_program(tmp_path / "ssh", text))
+    monkeypatch.setenv("SAID", "kex_exchange_identification: Connection closed by remote host")
+    assert b"in\n" == (await converse(ssh, NodeSpec("x"), letter("status", {}), seconds=10)).output
+    tries.unlink()
+    monkeypatch.setenv(
+        "SAID", "jump: Permission denied (publickey).\nConnection closed by UNKNOWN port 65535"
+    )
+    with pytest.raises(NodeError, match="refuses the login"):
+        await converse(ssh, NodeSpec("x"), letter("status", {}), seconds=10)
+    assert "\n" == tries.read_text()
+    monkeypatch.setattr("gpulse.deploy.ssh._MOST_TRIES", 2)
+    tries.unlink()
+    monkeypatch.setenv("SAID", "Connection closed by UNKNOWN port 65535")
+    with pytest.raises(NodeError, match="before the login") as caught:
+        await converse(ssh, NodeSpec("x"), letter("status", {}), seconds=10)
+    assert "--parallel 8" in (caught.value.hint or "")
+
+
+async def test_a_copy_is_for_one_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment points to it, and nodes of one home may have it elsewhere."""
+
+    pushed = []
+
+    async def node(_ssh: Ssh, where: NodeSpec, order: Letter, **_: object) -> Ended:
+        script = order.data.decode()
+        said = {
+            "probe": f"python /x/python3\n{order.mark} facts cp311 x86_64 glibc2.36\n{order.mark} real /{where.host}",
+            "push": "did copied",
+            "up": "did started",
+        }[script.partition("verb=")[2].split()[0]]
+        if install := re.search(r"^install=(\S+)$", script, re.MULTILINE):
+            pushed.append(install[1])
+        return Ended(0, f"{order.mark} {said}\n{order.mark} end\n".encode(), "")
+
+    monkeypatch.setattr(work, "converse", node)
+    foreman = Foreman(
+        Ssh(), Order("up", "h", push=True), Shop(wheelhouse.Wheelhouse("key", b"wheels", 1)), seconds=5
+    )
+    for host in ("a", "b"):
+        outcome = await foreman.job(NodeSpec(host))
+        assert (None, True) == (outcome.error, outcome.pushed)
+    first, again, other, _ = [name for name in pushed if name != "''"]
+    assert first == again != other
+    assert first.startswith("key-cp311-x86_64-")
+
+
+def test_helpers_end_when_they_are_told_to() -> None:
+    """With all that they started, and no other begins."""
+
+    helpers, ended = Helpers(), []
+    thread = threading.Thread(
+        target=lambda: ended.append(helpers.run(["sh", "-c", "sleep 60 & wait"], seconds=60))
+    )
+    began = time.monotonic()
+    thread.start()
+    while not helpers._running:
+        time.sleep(0.01)
+    helpers.end()
+    thread.join(20)
+    assert -9 == ended[0][0]
+    assert time.monotonic() - began < 20
+    with pytest.raises(InterruptedError):
+        helpers.run(["true"], seconds=1)
+
+
+def test_what_a_head_says_of_a_node_that_ssh_cannot_reach() -> None:
+    """By the name in the list where the head knows it; nothing where nobody can tell."""
+
+    nodes = [
+        {"name": "big", "hostname": "ip-10-0-0-7", "state": "late", "labels": {"ssh": "gpu01"}},
+        {"name": "gpu02", "hostname": "gpu02", "state": "healthy", "labels": {}},
+        {"name": "other", "hostname": "other", "state": "lost", "labels": {"ssh": "door:2222"}},
+    ]
+
+    def heard(node: NodeSpec, hostname: str | None = None, error: str | None = None) -> str | None:
+        return crew._heard_of(Outcome(node, 0.1, hostname=hostname, error=error), nodes)
+
+    assert "late" == heard(NodeSpec("gpu01"), error="it refuses the connection")
+    assert "lost" == heard(NodeSpec("door", port=2222), error="it refuses the connection")
+    assert None is heard(NodeSpec("door", port=2223), error="it refuses the connection")
+    assert "healthy" == heard(NodeSpec("10.0.0.9"), hostname="gpu02")
+    assert "never heard of" == heard(NodeSpec("gpu03"), hostname="gpu03")
+    assert "late" == heard(NodeSpec("gpu01"), hostname="ip-10-0-0-7")

@@ -21,8 +21,8 @@ def test_a_list_that_is_edited(tmp_path: Path) -> None:
     assert ("gpu01", "gpu02", "gpu03.lab") == expected()
     path.unlink()
     assert ("gpu01", "gpu02", "gpu03.lab") == expected()
-    path.write_text("gpu04\n", encoding="utf-8")
-    assert ("gpu04",) == expected()
+    path.write_text("gpu04\n-oProxyCommand=x\ndoor:2222\n", encoding="utf-8")
+    assert ("gpu04", "door:2222") == expected(), "what cannot be meant is left out"
 
 
 def test_a_list_that_is_not_there(tmp_path: Path) -> None:

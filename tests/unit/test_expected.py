@@ -28,6 +28,11 @@ def node(name: str, host: str | None = None, **labels: str) -> StoredNode:
         (("10",), [node("x", ssh="10.0.0.7")], ["10"]),
         (("front",), [node("gpu-1", ssh="front")], []),
         (("a",), [node("b", ssh="")], ["a"]),
+        (("door.lab:1", "door.lab:2"), [node("x", ssh="door.lab:1"), node("door")], ["door.lab:2"]),
+        (("gpu-1:2222",), [node("gpu-1")], []),
+        (("gpu-1.lab:2222", "gpu-2:2222"), [node("gpu-1")], ["gpu-2:2222"]),
+        (("[fe80::1]:22", "[fe80::1]:23"), [node("x", ssh="[fe80::1]:23")], ["[fe80::1]:22"]),
+        (("fe80::1",), [node("x", ssh="fe80::1")], []),
     ],
 )
 def test_who_is_missing(expected: tuple[str, ...], known: list[StoredNode], left: list[str]) -> None:

@@ -97,7 +97,7 @@ def crew_of(given: dict[str, Any]) -> Crew:
         UsageError: The list cannot be used, or a node that is meant is not in it.
     """
     from gpulse.deploy.nodes import read_nodes  # noqa: PLC0415  --help needs none of it
-    from gpulse.deploy.ssh import Ssh  # noqa: PLC0415
+    from gpulse.deploy.ssh import Ssh, is_new_ssh  # noqa: PLC0415
 
     path, only = given.pop("path"), given.pop("only")
     nodes = read_nodes(path)
@@ -109,7 +109,9 @@ def crew_of(given: dict[str, Any]) -> Crew:
     config: Path | None = given.pop("ssh_config")
     if config is not None and not os.access(config, os.R_OK):
         raise UsageError(f"cannot read {config}", hint="leave --ssh-config out for your own configuration")
-    ssh = Ssh(None if config is None else str(config.absolute()), given.pop("ssh_option"))
+    ssh = Ssh(
+        None if config is None else str(config.absolute()), given.pop("ssh_option"), is_new=is_new_ssh()
+    )
     return Crew(
         path,
         chosen,
@@ -138,6 +140,8 @@ def carry_out(
     _show(crew, order, outcomes)
     if was_interrupted:
         shell.remark(f"interrupted: {len(outcomes)} of {len(crew.nodes)} nodes were done")
+        if view.unfinished:
+            shell.remark(f"  may have been done: {', '.join(map(f.plain, view.unfinished))}")
         return INTERRUPTED
     return tell_failures(outcomes, quiet=crew.as_json) or int(_is_amiss(order, outcomes))
 
@@ -159,7 +163,7 @@ def run_on(
     *,
     while_read: bool = False,
 ) -> bool:
-    """Do something on all nodes; whether Ctrl-C ended it, with which every ssh ends too.
+    """Do something on all nodes; whether Ctrl-C ended it, with which every ssh ends too. A second one ends us at once.
 
     Args:
         crew: The nodes.
@@ -185,7 +189,7 @@ async def _until_stopped(
     from gpulse.deploy.work import everywhere  # noqa: PLC0415  --help needs none of it
 
     stop = asyncio.Event()
-    signals.bind(stop.set)
+    signals.bind(lambda: _leave(view) if stop.is_set() else stop.set())
     if while_read and stat.S_ISFIFO(os.fstat(1).st_mode):
         asyncio.get_running_loop().add_reader(1, stop.set)  # the only news from the end that is written to
     work = asyncio.ensure_future(
@@ -204,6 +208,12 @@ async def _until_stopped(
     return was_interrupted
 
 
+def _leave(view: deployed.View) -> None:
+    """End at once, for somebody who asked twice."""
+    view.__exit__()
+    os._exit(INTERRUPTED)
+
+
 def in_order(crew: Crew, outcomes: list[Outcome]) -> list[Outcome]:
     """As the list has them, not as they came."""
     places = {node.place: place for place, node in enumerate(crew.nodes)}
@@ -218,11 +228,31 @@ def _heard(outcomes: list[Outcome], asked: target.Target) -> list[Outcome]:
     except GpulseError as error:
         shell.complain("gpulse", f"the head cannot be asked: {error.message}", error.hint)
         return outcomes
-    states = {str(node.get("name")): str(node.get("state")) for node in nodes}
-    return [
-        outcome._replace(heard=states.get(outcome.node.name or outcome.hostname or "", "never heard of"))
-        for outcome in outcomes
-    ]
+    return [outcome._replace(heard=_heard_of(outcome, nodes)) for outcome in outcomes]
+
+
+def _heard_of(outcome: Outcome, nodes: list[dict[str, Any]]) -> str | None:
+    """The state of a node at its head; None when it is not known what the node is called there."""
+    from gpulse.cluster.head.expected import is_known  # noqa: PLC0415  --help needs none of it
+
+    node = outcome.node
+    wanted = node.name or outcome.hostname
+    found = [known for known in nodes if wanted is not None and known.get("name") == wanted]
+    if not found and node.wrong is None:
+        listed = node.name or node.reached
+        found = [
+            known
+            for known in nodes
+            if is_known(
+                listed,
+                str(known.get("name") or ""),
+                str(known.get("hostname") or ""),
+                known.get("labels") or {},
+            )
+        ]
+    if len(found) == 1:
+        return str(found[0].get("state"))
+    return None if outcome.error is not None else "never heard of"
 
 
 def _show(crew: Crew, order: Order, outcomes: list[Outcome]) -> None:
@@ -245,15 +275,18 @@ def _show(crew: Crew, order: Order, outcomes: list[Outcome]) -> None:
         for note in outcome.notes:
             shell.write(f"{f.plain(outcome.node.title)}: {f.plain(note)}")
     if order.verb in ("up", "restart") and any(outcome.error is None for outcome in outcomes):
-        _tell_next(crew, order)
+        _tell_next(crew, order, outcomes)
 
 
-def _tell_next(crew: Crew, order: Order) -> None:
+def _tell_next(crew: Crew, order: Order, outcomes: list[Outcome]) -> None:
     """Where the nodes can be seen now."""
     from gpulse.cluster import wire  # noqa: PLC0415  --help needs none of it
     from gpulse.cluster.client.address import agent_address  # noqa: PLC0415  --help needs none of it
 
-    address = agent_address(order.head or next(node.head for node in crew.nodes if node.head))
+    head = order.head or next((outcome.head for outcome in outcomes if outcome.head), None)
+    if head is None:
+        return
+    address = agent_address(head)
     page = ""
     if address.port == wire.DEFAULT_PORT:
         scheme = "https" if "--tls" in order.words else "http"

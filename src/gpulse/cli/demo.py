@@ -233,9 +233,11 @@ def _frontend(access: Access, port: int, behind: Callable[[HeadInterface], None]
             except GpulseError as error:
                 cause = error.__cause__
                 is_taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
-                if not is_taken or place == last:
+                if not is_taken or not port:
                     raise
-        raise AssertionError  # the last port was tried
+        raise GpulseError(
+            f"all ports from {port} to {last} are in use", hint="--port 0 takes any that is free"
+        )
 
     return make
 
@@ -261,13 +263,17 @@ async def _begin_session(head: HeadInterface, plan: ClusterPlan) -> None:
     )
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what if number == 1 else f'{what}s'}"
+
+
 def _introduction(plan: ClusterPlan, gpus: int, address: str, grpc: str) -> str:
     """What there is to see."""
     from gpulse.cluster.demo.past import past_seconds  # noqa: PLC0415  --help needs none of it
 
     names = [node.name for node in plan.nodes]
     looks = []
-    if gpus:
+    if gpus > 1:
         looks.append((names[0], "every GPU in another trouble; Findings says which, and what to do"))
     if len(names) > 3:
         looks.append((f"{names[1]}, {names[2]}", "one training over all GPUs of two nodes: slurm:4711"))
@@ -282,7 +288,7 @@ def _introduction(plan: ClusterPlan, gpus: int, address: str, grpc: str) -> str:
     ]
     past = past_seconds(len(names))
     words = f"{past / 3600:.0f} hours" if past > 5400 else f"{past / 60:.0f} minutes"
-    many = f"{len(names)} {'node' if len(names) == 1 else 'nodes'} with {len(names) * gpus} GPUs"
+    many = f"{_counted(len(names), 'node')} with {_counted(len(names) * gpus, 'GPU')}"
     width = max(len(what) for what, _ in looks)
     lines = [
         f"{many}, made of recordings of real runs, and {words} of their past:",

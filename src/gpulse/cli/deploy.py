@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,7 @@ import click
 
 from gpulse.cli import crew as crews
 from gpulse.cli import deployed, service, shell, target
-from gpulse.errors import INTERRUPTED, UsageError
+from gpulse.errors import INTERRUPTED, GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., object])
 
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_WITH_WHAT = (
+    *("agent_options", "push", "wheelhouse", "python", "no_token"),
+    *("token_file", "tls", "tls_ca", "tls_cert", "tls_key"),
+)
+_MOST_PEM = 1 << 20
 _PIECES = {"tls_ca": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
 
 
@@ -63,6 +69,9 @@ def up_options(command: Command) -> Command:
                 help="The head, at an address where nodes reach it (GPULSE_HEAD).",
             ),
             target.access_options,
+            click.option(
+                "--no-token", is_flag=True, help="Send no token, and take away the one that an agent has."
+            ),
             click.argument("agent_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- AGENT_OPTIONS]"),
         )
     ):
@@ -84,38 +93,52 @@ def up(**given: Any) -> int:
     HEAD is the head's address as nodes see it. The token is taken from where commands find it, travels on standard
     input, and is kept on the node where only you can read it. So are the files of --tls-ca, --tls-cert, --tls-key.
     """  # noqa: D301  click needs the backspace itself
-    return _start("up", given)
+    return _start("up", given, keep=False)
 
 
 @command.command()
 @crews.node_options
 @up_options
 def restart(**given: Any) -> int:
-    """As `up`, but agents that run are ended and started again."""
-    return _start("restart", given)
+    """End agents and start them again, as they were started.
+
+    They keep their options, token and certificates. With agent options, or any option that says with what agents are
+    started, it is an `up` that also replaces agents that run as they should. Nodes that have none get one, with --head.
+    """
+    keep = not any(given[name] for name in _WITH_WHAT)
+    return _start("restart", given, keep=keep)
+
+
+def meant_option(command: Command) -> Command:
+    """The option of verbs that can be for the agents of one head alone."""
+    return click.option("--head", metavar="HOST[:8090]", help="Only agents that were started for this head.")(
+        command
+    )
 
 
 @command.command()
 @crews.node_options
-def down(**given: Any) -> int:
+@meant_option
+def down(*, head: str | None, **given: Any) -> int:
     """End the agents that `up` started, and no others."""
     from gpulse.deploy.order import Order  # noqa: PLC0415  --help needs none of it
 
-    return crews.carry_out(crews.crew_of(given), Order("down"))
+    return crews.carry_out(crews.crew_of(given), Order("down", _meant(head)))
 
 
 @command.command()
 @click.option("--spool", is_flag=True, help="Also frames that no head may have yet.")
 @crews.node_options
-def purge(*, spool: bool, **given: Any) -> int:
+@meant_option
+def purge(*, spool: bool, head: str | None, **given: Any) -> int:
     """End the agents that `up` started, and remove everything that deploy put there.
 
     That is state, log, token, certificates, and the copy of gpulse once no node of the same home directory uses it.
-    Frames of an agent that had lost its head are kept, unless --spool is given.
+    Frames of an agent that was not connected to its head are kept, unless --spool is given.
     """
     from gpulse.deploy.order import Order  # noqa: PLC0415  as above
 
-    return crews.carry_out(crews.crew_of(given), Order("purge", spool=spool))
+    return crews.carry_out(crews.crew_of(given), Order("purge", _meant(head), spool=spool))
 
 
 @command.command()
@@ -138,13 +161,18 @@ def status(**given: Any) -> int:
 )
 @click.option("-F", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @crews.node_options
-def logs(*, lines: int, follow: bool, **given: Any) -> int:
-    """Print the last lines of each agent's log, each with its node's name."""
-    from gpulse.deploy.logs import show_log  # noqa: PLC0415  as above
+@meant_option
+def logs(*, lines: int, follow: bool, head: str | None, **given: Any) -> int:
+    """Print the last lines of each agent's log, each with its node's name.
 
-    crew = crews.crew_of(given)
+    With -F all nodes at once, whatever --parallel says.
+    """
+    from gpulse.deploy.logs import show_log  # noqa: PLC0415  as above
+    from gpulse.deploy.order import slug_of  # noqa: PLC0415  as above
+
+    crew, meant = crews.crew_of(given), _meant(head)
     widest = max(len(f.plain(node.title)) for node in crew.nodes)
-    texts: dict[str, list[str]] = {}
+    texts: dict[str, deque[str]] = {}
 
     def told(node: NodeSpec, line: str) -> None:
         text = f"{f.plain(node.title):<{widest}} | {f.plain(line)}"
@@ -153,11 +181,12 @@ def logs(*, lines: int, follow: bool, **given: Any) -> int:
         if follow:
             shell.write(text)
         else:
-            texts.setdefault(node.place, []).append(text)
+            texts.setdefault(node.place, deque(maxlen=lines)).append(text)
 
     async def job(node: NodeSpec) -> Outcome:
         wait = crew.seconds or crews.SECONDS
-        return await show_log(crew.ssh, node, told, lines=lines, follow=follow, seconds=wait)
+        slug = slug_of(node.head or meant) if meant else None
+        return await show_log(crew.ssh, node, told, lines=lines, follow=follow, seconds=wait, slug=slug)
 
     parallel = len(crew.nodes) if follow else crew.parallel
     view = deployed.View("reading logs", len(crew.nodes), quiet=follow or not sys.stderr.isatty())
@@ -188,7 +217,8 @@ def wheelhouse(*, directory: Path, versions: tuple[str, ...], machine: str | Non
     gpulse deploy wheelhouse wheels --python-version 3.11 --python-version 3.12
     gpulse deploy up --nodes node-list.txt --head gpu-head:8090 --push --wheelhouse wheels
     """  # noqa: D301  click needs the backspace itself
-    from gpulse.deploy.wheelhouse import Kind, make_wheelhouse, own_kind, packed  # noqa: PLC0415  as above
+    from gpulse.deploy.helpers import Helpers  # noqa: PLC0415  as above
+    from gpulse.deploy.wheelhouse import Kind, make_wheelhouse, own_kind, packed  # noqa: PLC0415
 
     own = own_kind()
     kinds = [Kind(_minor(text), machine or own.machine, _glibc(own.glibc)) for text in versions]
@@ -199,7 +229,7 @@ def wheelhouse(*, directory: Path, versions: tuple[str, ...], machine: str | Non
     except OSError as error:
         raise UsageError(f"cannot make {directory}: {error.strerror}", hint="another directory") from error
     for kind in kinds:
-        make_wheelhouse(directory, kind)
+        make_wheelhouse(directory, kind, Helpers())
     made = packed(directory)
     shell.write(f"{directory}: {made.wheels} wheels, {f.size(len(made.archive))}")
 
@@ -216,7 +246,20 @@ def _glibc(own: int | None) -> int | None:
     return None if own is None else min(own, 28)
 
 
-def _start(verb: Any, given: dict[str, Any]) -> int:
+def _meant(head: str | None) -> str | None:
+    """The head that was named.
+
+    Raises:
+        UsageError: It is no address that an agent can use.
+    """
+    from gpulse.cluster.client.address import agent_address  # noqa: PLC0415  --help needs none of it
+
+    if head is not None:
+        agent_address(head)
+    return head
+
+
+def _start(verb: Any, given: dict[str, Any], *, keep: bool) -> int:
     from gpulse.deploy.order import Order, head_of  # noqa: PLC0415  --help needs none of it
     from gpulse.deploy.wheelhouse import packed  # noqa: PLC0415
     from gpulse.deploy.work import Shop  # noqa: PLC0415
@@ -224,16 +267,21 @@ def _start(verb: Any, given: dict[str, Any]) -> int:
     chosen, crew = target.taken(given), crews.crew_of(given)
     words = _agent_options(given.pop("agent_options"))
     push, wheels, python = given.pop("push"), given.pop("wheelhouse"), given.pop("python")
+    bare = given.pop("no_token")
+    if bare and chosen.token_file is not None:
+        raise UsageError("--no-token and --token-file exclude each other", hint="leave one of them out")
     if wheels is not None and not push:
         raise UsageError("--wheelhouse goes with --push", hint="add --push")
     if python is not None and (not python.strip() or not python.isprintable() or python.startswith("-")):
         raise UsageError(f"{python[:60]!a} is no Python", hint="--python /opt/python3.12/bin/python3")
-    head = chosen.head or os.environ.get("GPULSE_HEAD")
+    head = chosen.head or (None if keep else os.environ.get("GPULSE_HEAD"))
     if chosen.tls or any((chosen.tls_ca, chosen.tls_cert, chosen.tls_key)):
         words = ("--tls", *words)
-    order = Order(verb, head, words, _pieces(chosen, head), python, push)
+    pieces = _pieces(chosen, head, bare=bare)
+    order = Order(verb, head, words, pieces, python, push, keep=keep, bare=bare)
     for node in crew.nodes:
-        head_of(node, order)
+        if node.wrong is None and (head or node.head or not keep):
+            head_of(node, order)
     _warn_of_loopback(crew, order)
     prepared = None if wheels is None else packed(wheels)
     return crews.carry_out(crew, order, shop=Shop(prepared))
@@ -262,22 +310,55 @@ def _agent_options(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _pieces(chosen: target.Target, head: str | None) -> dict[str, bytes]:
-    """What agents show their head."""
+def _pieces(chosen: target.Target, head: str | None, *, bare: bool) -> dict[str, bytes]:
+    """What agents show their head.
+
+    Raises:
+        UsageError: A file cannot be read, or is not what it should be.
+    """
     from gpulse.cluster.client.address import agent_address  # noqa: PLC0415  --help needs none of it
 
     is_local = head is not None and agent_address(head).is_local
     pieces = {}
-    if token := target.token(chosen.token_file, is_local=is_local):
+    try:
+        token = None if bare else target.token(chosen.token_file, is_local=is_local)
+    except GpulseError as error:
+        raise UsageError(error.message, hint=error.hint) from error
+    if token:
         pieces["token"] = f"{token}\n".encode()
     for option, name in _PIECES.items():
         path: Path | None = getattr(chosen, option)
         if path is not None:
-            try:
-                pieces[name] = path.read_bytes()[: 1 << 20]
-            except OSError as error:
-                raise UsageError(f"cannot read {path}: {error.strerror}", hint="a PEM file") from error
+            pieces[name] = _pem(path, is_key=option == "tls_key")
+    if (chosen.tls_cert is None) != (chosen.tls_key is None):
+        raise UsageError("--tls-cert and --tls-key go together", hint="give both, or neither")
     return pieces
+
+
+def _pem(path: Path, *, is_key: bool) -> bytes:
+    """A certificate or a key that agents can use.
+
+    Raises:
+        UsageError: It is none.
+    """
+    import ssl  # noqa: PLC0415  most deploys have no certificates
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_PEM + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="a PEM file") from error
+    if len(data) > _MOST_PEM:
+        raise UsageError(f"{path} is larger than 1 MiB", hint="is it a PEM file?")
+    if is_key:
+        if b"PRIVATE KEY-----" not in data or b"ENCRYPTED" in data:
+            raise UsageError(f"{path} is no key that can be used", hint="a PEM file without a passphrase")
+        return data
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode("ascii"))
+    except (ValueError, ssl.SSLError) as error:
+        raise UsageError(f"{path} holds no certificate", hint="a PEM file") from error
+    return data
 
 
 def _warn_of_loopback(crew: crews.Crew, order: Order) -> None:
@@ -289,6 +370,6 @@ def _warn_of_loopback(crew: crews.Crew, order: Order) -> None:
     if (
         head
         and agent_address(head).is_local
-        and any(not node.head and node.host not in local for node in crew.nodes)
+        and any(not node.head and not node.wrong and node.host not in local for node in crew.nodes)
     ):
         shell.remark(f"each node will look for the head on itself, at {head}; is that meant?")

@@ -62,6 +62,11 @@ class View:
         if self._bar is not None:
             self._bar.stop()
 
+    @property
+    def unfinished(self) -> list[str]:
+        """The nodes on which work has begun and not ended."""
+        return list(self._busy)
+
     def begun(self, node: NodeSpec) -> None:
         """Work on a node begins."""
         self._busy[node.title] = time.monotonic()
@@ -136,12 +141,12 @@ def status_table(outcomes: Sequence[Outcome], *, now: float, width: int, paint: 
 
 def _status_row(outcome: Outcome, now: float) -> list[Cell | str]:
     state = "failed" if outcome.error is not None else outcome.state or "-"
-    named = outcome.hostname if outcome.hostname not in (None, outcome.node.host) else None
+    named = None if outcome.hostname in (outcome.node.host, outcome.node.title) else outcome.hostname
     since = "-" if outcome.since is None else f.since(outcome.since, now).removeprefix("since ")
     return [
         f.plain(outcome.node.title),
         Cell(f.plain(state), _STYLES.get(state, "")),
-        f.plain(outcome.node.name or named),
+        f.plain(named),
         since,
         "-" if outcome.pid is None else str(outcome.pid),
         f.plain(outcome.version),
@@ -163,4 +168,7 @@ def failures(outcomes: Iterable[Outcome]) -> Iterator[tuple[list[str], str, str 
         if outcome.error is not None:
             reasons.setdefault(outcome.error, []).append(outcome)
     for reason, failed in reasons.items():
-        yield [f.plain(outcome.node.title) for outcome in failed], f.plain(reason), failed[0].hint
+        hint = failed[0].hint
+        if hint and any(outcome.hint != hint for outcome in failed):
+            hint = f"{hint} (that is for {f.plain(failed[0].node.title)})"
+        yield [f.plain(outcome.node.title) for outcome in failed], f.plain(reason), hint

@@ -45,4 +45,8 @@ class NodeList:
     def _read(self) -> tuple[str, ...]:
         from gpulse.deploy.nodes import read_nodes  # noqa: PLC0415  most heads have no list
 
-        return tuple(node.name or node.host for node in read_nodes(self._path))
+        nodes = read_nodes(self._path)
+        for node in nodes:
+            if node.wrong is not None:
+                log.warning("%s, %s is left out: %s", self._path, node.place, node.wrong)
+        return tuple(node.name or node.reached for node in nodes if node.wrong is None)

@@ -15,7 +15,7 @@ MOST_NODES = 100_000
 _MOST_BYTES = 16 << 20
 _LONGEST = 253
 _LONGEST_PATH = 4096
-_MOST_TOLD = 5
+_MOST_SHOWN = 60
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 _SCHEME = re.compile(r"ssh://", re.IGNORECASE)
 _BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?", re.DOTALL)
@@ -45,6 +45,8 @@ class NodeSpec(NamedTuple):
     labels: Mapping[str, str] = {}
     place: str = ""
     """Where in the list it is."""
+    wrong: str | None = None
+    """Why it cannot be meant, None when it can; the host is then what the list says, whatever that is."""
 
     @property
     def destination(self) -> str:
@@ -52,6 +54,11 @@ class NodeSpec(NamedTuple):
         host = f"[{self.host}]" if self.port is not None and ":" in self.host else self.host
         user = "" if self.user is None else f"{self.user}@"
         return f"{user}{host}" if self.port is None else f"{user}{host}:{self.port}"
+
+    @property
+    def reached(self) -> str:
+        """Where it is reached, without the user: several machines may be behind one address."""
+        return self._replace(user=None).destination
 
     @property
     def title(self) -> str:
@@ -66,8 +73,10 @@ class _WrongError(Exception):
 def read_nodes(path: Path | str) -> list[NodeSpec]:
     """The nodes of a list, in its order.
 
+    A node that cannot be meant is there too, and says why.
+
     Raises:
-        UsageError: It cannot be read, a node in it cannot be meant, or there is none.
+        UsageError: It cannot be read, or there is no node in it.
     """
     try:
         with open(path, "rb") as file:
@@ -94,20 +103,9 @@ def parse_nodes(data: bytes, path: str) -> list[NodeSpec]:
     text = _decoded(data, path)
     found = _of_toml(text, path) if path.endswith(".toml") or _looks_like_toml(text) else _of_lines(text)
     nodes: list[NodeSpec] = []
-    wrong: list[str] = []
-    seen: dict[object, str] = {}
+    seen: dict[str, str] = {}
     for place, made in found:
-        if isinstance(made, _WrongError):
-            wrong.append(f"{place}: {made}")
-            continue
-        for key in _identities(made):
-            if key in seen:
-                wrong.append(f"{place}: {key[-1]!a} is there already, at {seen[key]}")
-                break
-            seen[key] = place
-        nodes.append(made._replace(place=place))
-    if wrong:
-        raise _refused(path, wrong)
+        nodes.append(_unlike(seen, made._replace(place=place)))
     if not nodes:
         raise UsageError(
             f"there is no node in {path}", hint="write one ssh destination a line, such as ada@gpu01"
@@ -117,32 +115,18 @@ def parse_nodes(data: bytes, path: str) -> list[NodeSpec]:
     return nodes
 
 
-def parse_destination(text: str) -> NodeSpec:
-    """Read `host`, `user@host`, `host:port`, `user@[::1]:22` or `ssh://user@host:port`.
-
-    Raises:
-        UsageError: It cannot be meant.
-    """
-    try:
-        return _destination(text)
-    except _WrongError as wrong:
-        raise UsageError(str(wrong), hint="HOST, USER@HOST or ssh://USER@HOST:PORT") from wrong
-
-
-def _identities(node: NodeSpec) -> Iterator[tuple[str, ...]]:
-    """What no two nodes of a list may share."""
-    yield ("reached", node._replace(host=node.host.lower()).destination)
-    if node.name is not None:
-        yield ("named", node.name)
-
-
-def _refused(path: str, wrong: list[str]) -> UsageError:
-    told = wrong[:_MOST_TOLD]
-    if len(wrong) > len(told):
-        told.append(f"and {len(wrong) - len(told)} more")
-    return UsageError(
-        f"{path} cannot be used: {'; '.join(told)}", hint="correct these lines, or begin them with #"
+def _unlike(seen: dict[str, str], node: NodeSpec) -> NodeSpec:
+    """A node, which is wrong when the list has one before it that tables would call the same."""
+    if node.wrong is not None:
+        return node
+    names = dict.fromkeys(
+        [node._replace(host=node.host.lower()).destination, *([node.name] if node.name else [])]
     )
+    for name in names:
+        if name in seen:
+            return node._replace(name=None, wrong=f"{name!a} is there already, at {seen[name]}")
+    seen |= dict.fromkeys(names, node.place)
+    return node
 
 
 def _decoded(data: bytes, path: str) -> str:
@@ -168,16 +152,21 @@ def _looks_like_toml(text: str) -> bool:
     return _TOML_LINE.fullmatch(first) is not None
 
 
-def _of_lines(text: str) -> Iterator[tuple[str, NodeSpec | _WrongError]]:
+def _of_lines(text: str) -> Iterator[tuple[str, NodeSpec]]:
     for number, said in _lines(text):
         yield f"line {number}", _or_wrong(said)
 
 
-def _or_wrong(entry: str | dict[str, Any]) -> NodeSpec | _WrongError:
+def _or_wrong(entry: object) -> NodeSpec:
     try:
-        return _destination(entry) if isinstance(entry, str) else _of_table(entry)
+        if isinstance(entry, str):
+            return _destination(entry)
+        if isinstance(entry, dict):
+            return _of_table(entry)
+        raise _WrongError("neither a text nor a table")
     except _WrongError as wrong:
-        return wrong
+        host = entry.get("host", "") if isinstance(entry, dict) else entry
+        return NodeSpec(str(host)[:_MOST_SHOWN] or "-", wrong=str(wrong))
 
 
 def _destination(text: str) -> NodeSpec:
@@ -225,7 +214,7 @@ def _checked(key: str, text: object) -> str:
     return text
 
 
-def _of_toml(text: str, path: str) -> Iterator[tuple[str, NodeSpec | _WrongError]]:
+def _of_toml(text: str, path: str) -> Iterator[tuple[str, NodeSpec]]:
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -239,10 +228,8 @@ def _of_toml(text: str, path: str) -> Iterator[tuple[str, NodeSpec | _WrongError
     except _WrongError as wrong:
         raise UsageError(f"{path} cannot be used: defaults: {wrong}", hint=_EXAMPLE) from wrong
     for number, entry in enumerate(entries, 1):
-        made = (
-            _or_wrong(entry) if isinstance(entry, (str, dict)) else _WrongError("neither a text nor a table")
-        )
-        yield f"node {number}", made if isinstance(made, _WrongError) else _completed(made, common)
+        made = _or_wrong(entry)
+        yield f"node {number}", _completed(made, common) if made.wrong is None else made
 
 
 def _completed(node: NodeSpec, common: dict[str, Any]) -> NodeSpec:

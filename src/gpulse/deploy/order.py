@@ -11,7 +11,7 @@ from gpulse.deploy.nodes import NodeSpec
 from gpulse.deploy.script import Answer
 from gpulse.errors import UsageError
 from gpulse.model.device import SSH_LABEL
-from gpulse.model.session import LONGEST_LABEL
+from gpulse.model.session import LONGEST_LABEL, MOST_LABELS
 
 Verb = Literal["up", "restart", "down", "status", "purge"]
 
@@ -32,6 +32,10 @@ class Order(NamedTuple):
     python: str | None = None
     """For nodes that do not name one themselves."""
     push: bool = False
+    keep: bool = False
+    """With `restart`: agents keep their head, options, token and certificates."""
+    bare: bool = False
+    """Agents that have a token lose it when none is sent along."""
     spool: bool = False
     """With `purge`: also frames that no head may have."""
 
@@ -117,10 +121,20 @@ def slug_of(head: str) -> str:
 
 
 def words_for(node: NodeSpec, order: Order) -> list[str]:
-    """The options of one node's agent."""
+    """The options of one node's agent.
+
+    Raises:
+        UsageError: They hold too many labels.
+    """
     words = list(order.words)
     if node.name is not None:
         words += ["--node-name", node.name]
-    for key, value in sorted({SSH_LABEL: node.host[:LONGEST_LABEL], **node.labels}.items()):
+    labels = {SSH_LABEL: node.reached[:LONGEST_LABEL], **node.labels}
+    for key, value in sorted(labels.items()):
         words += ["--label", f"{key}={value}"]
+    count = sum(word == "--label" or word.startswith("--label=") for word in words)
+    if count > MOST_LABELS:
+        raise UsageError(
+            f"{count} labels are too many", hint=f"{MOST_LABELS - 1} are the most: deploy adds one itself"
+        )
     return words

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
-MOST_BYTES = 1 << 20
 _MARK = re.compile(r"[0-9a-f]{16}")
 _WORD = re.compile(r"[a-z_]+")
 _PIECE = re.compile(r"[a-z]+(?:\.pem)?")
@@ -19,9 +18,13 @@ _PARAMETERS = (
     "python",
     "install",
     "interpreter",
+    "wanted",
     "head",
     "slug",
+    "target",
     "force",
+    "keep",
+    "bare",
     "lines",
     "follow",
     "spool",
@@ -38,6 +41,8 @@ class Letter(NamedTuple):
     """For its standard input."""
     mark: str
     """Begins each line of the answer that is meant for us; login scripts may say something too."""
+    rest: bytes = b""
+    """Follows on standard input; many letters may share it."""
 
 
 class Answer(NamedTuple):
@@ -88,7 +93,8 @@ def letter(
     script = "\n".join([*lines, files("gpulse.deploy").joinpath("node.sh").read_text("utf-8")]).encode()
     # dd takes no byte more than it is told to; shells read ahead. The command means the same in sh, csh and fish.
     command = f"exec sh -c 'eval \"$(dd bs=1 count={len(script)} 2>/dev/null)\"'"
-    return Letter(command, b"".join([script, *kept.values(), rest]), mark)
+    end = [mark.encode()] if verb == "up" else []  # without it the files did not all arrive
+    return Letter(command, b"".join([script, *kept.values(), *end]), mark, rest)
 
 
 def _name(key: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -19,6 +21,8 @@ FAILED = 255
 _MOST_OUTPUT = 16 << 20
 _CHUNK = 1 << 16
 _GRACE_SECONDS = 1.0
+_MOST_TRIES = 5
+_FIRST_WAIT = 1.0
 _HOST_NEVER = re.compile(r"""['`"$\\;&<>|(){}*?~!#\s]""")
 """No host is called so; ssh would put it into commands of the user's configuration (ProxyCommand, Match exec)."""
 _USER_NEVER = re.compile(r"""['`"$;&<>|(){}*?~!#\s]|\\$""")
@@ -38,6 +42,8 @@ class Ssh(NamedTuple):
     """As `ssh -o`."""
     connect_seconds: int = 10
     program: str = "ssh"
+    is_new: bool = True
+    """It knows the options that came with OpenSSH 8.7."""
 
     def command(self, node: NodeSpec, words: str) -> list[str]:
         """The command line. It holds nothing that others must not see."""
@@ -48,8 +54,9 @@ class Ssh(NamedTuple):
             given += ["-p", str(node.port)]
         if node.user is not None:
             given += ["-l", node.user]
+        firmly = [*_FIRMLY, *(_FIRMLY_NEW if self.is_new else ())]
         # of an option that is given twice ssh takes the first
-        return [self.program, "-T", "-a", "-x", *_FIRMLY, *given, *self._by_default(), "--", node.host, words]
+        return [self.program, "-T", "-a", "-x", *firmly, *given, *self._by_default(), "--", node.host, words]
 
     def _by_default(self) -> list[str]:
         return [
@@ -70,6 +77,22 @@ _FIRMLY = (
 )
 
 
+_FIRMLY_NEW = ("-oStdinNull=no", "-oSessionType=default", "-oForkAfterAuthentication=no")
+"""A configuration that says otherwise would keep the script from being read."""
+
+
+def is_new_ssh(program: str = "ssh") -> bool:
+    """Whether ssh knows the options that came with OpenSSH 8.7, as far as it says."""
+    try:
+        told = subprocess.run(  # noqa: S603  the program that is used anyway
+            [program, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5, check=False
+        ).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    version = re.search(r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)", told)
+    return version is not None and (int(version[1]), int(version[2])) >= (8, 7)
+
+
 class Ended(NamedTuple):
     """How a connection ended."""
 
@@ -84,6 +107,8 @@ def check_destination(node: NodeSpec) -> None:
     Raises:
         NodeError: It could be taken for something else than a name.
     """
+    if node.wrong is not None:
+        raise NodeError(node.wrong, hint=f"correct {node.place}, or begin it with #")
     if _HOST_NEVER.search(node.host) or (node.user is not None and _USER_NEVER.search(node.user)):
         raise NodeError(
             "no machine can be called that; ssh was not asked", hint=f"correct {node.place or 'the name'}"
@@ -100,6 +125,8 @@ async def converse(
 ) -> Ended:
     """Send a letter to a node and wait for the end of its answer.
 
+    A connection that is closed before anybody could log in is tried again, a little later each time.
+
     Args:
         ssh: How.
         node: To whom.
@@ -111,6 +138,33 @@ async def converse(
         NodeError: It could not be reached, or took too long.
     """
     check_destination(node)
+    try:
+        async with asyncio.timeout(seconds):
+            for number in range(_MOST_TRIES):
+                ended = await _once(ssh, node, letter, heard, stay=seconds is None)
+                if number + 1 == _MOST_TRIES or not _was_shut_out(ended):
+                    break
+                await asyncio.sleep(random.uniform(0.5, 1.0) * _FIRST_WAIT * 2**number)
+    except TimeoutError as error:
+        raise NodeError(
+            f"no answer within {seconds:g} s",
+            hint=f"see whether `ssh {node.destination} true` comes back; --timeout",
+        ) from error
+    if ended.code == FAILED:
+        raise explained(ended.errors, node)
+    return ended
+
+
+def _was_shut_out(ended: Ended) -> bool:
+    """Whether there were too many connections at once, so that nothing was heard of this one."""
+    if ended.code != FAILED or ended.output:
+        return False
+    return next((sign for sign in _EXPLAINED if sign in ended.errors), None) in _SHUT_OUT
+
+
+async def _once(
+    ssh: Ssh, node: NodeSpec, letter: Letter, heard: Callable[[bytes], None] | None, *, stay: bool
+) -> Ended:
     try:
         process = await asyncio.create_subprocess_exec(
             *ssh.command(node, letter.command),
@@ -125,43 +179,40 @@ async def converse(
             f"cannot start {ssh.program}: {error.strerror}", hint="install OpenSSH's client (openssh-client)"
         ) from error
     try:
-        async with asyncio.timeout(seconds):
-            ended = await _talked(process, letter.data, heard, stay=seconds is None)
-    except TimeoutError as error:
-        raise NodeError(
-            f"no answer within {seconds:g} s",
-            hint=f"see whether `ssh {node.destination} true` comes back; --timeout",
-        ) from error
+        return await _talked(process, letter, heard, stay=stay)
     finally:
         await asyncio.shield(_end(process))
-    if ended.code == FAILED:
-        raise explained(ended.errors, node)
-    return ended
 
 
 async def _talked(
-    process: asyncio.subprocess.Process, data: bytes, heard: Callable[[bytes], None] | None, *, stay: bool
+    process: asyncio.subprocess.Process, letter: Letter, heard: Callable[[bytes], None] | None, *, stay: bool
 ) -> Ended:
     assert process.stdin is not None  # noqa: S101  pipes were asked for
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
-    sending = asyncio.ensure_future(_send(process.stdin, data, stay=stay))
+    receiving = [
+        asyncio.ensure_future(_received(process.stdout, heard)),
+        asyncio.ensure_future(_received(process.stderr)),
+    ]
+    sending = asyncio.ensure_future(_send(process.stdin, letter, stay=stay))
     try:
-        output, errors = await asyncio.gather(_received(process.stdout, heard), _received(process.stderr))
+        output, errors = await asyncio.gather(*receiving)
         code = await process.wait()
     finally:
-        sending.cancel()
-        with suppress(asyncio.CancelledError):
-            await sending
+        for task in (*receiving, sending):
+            task.cancel()
+        await asyncio.gather(*receiving, sending, return_exceptions=True)
     return Ended(code, output, errors.decode("utf-8", "replace"))
 
 
-async def _send(stream: asyncio.StreamWriter, data: bytes, *, stay: bool) -> None:
+async def _send(stream: asyncio.StreamWriter, letter: Letter, *, stay: bool) -> None:
     """Send everything; a node that does not want it all hangs up, and says why elsewhere."""
     with suppress(BrokenPipeError, ConnectionResetError):
-        for start in range(0, len(data), _CHUNK):
-            stream.write(data[start : start + _CHUNK])
-            await stream.drain()
+        for data in (letter.data, letter.rest):
+            view = memoryview(data)
+            for start in range(0, len(view), _CHUNK):
+                stream.write(view[start : start + _CHUNK])
+                await stream.drain()
         if stay:
             await asyncio.get_running_loop().create_future()
         stream.close()
@@ -189,6 +240,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             async with asyncio.timeout(_GRACE_SECONDS):
                 await process.wait()
     await process.wait()
+    for stream in (process.stdout, process.stderr):  # what is left in the pipes, so that they close
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_SECONDS):
+                while stream is not None and await stream.read(_CHUNK):
+                    pass
     if process.stdin is not None:
         process.stdin.close()
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -208,6 +264,8 @@ def explained(errors: str, node: NodeSpec) -> NodeError:
     return NodeError(reason.removeprefix("ssh: "), hint=f"see what `ssh -v {place}` says")
 
 
+_MANY = "it closes connections before the login"
+_FEWER = "its sshd or a jump host may take no more at once: --parallel 8, or MaxStartups in its sshd_config"
 _EXPLAINED: Mapping[str, tuple[str, str | None]] = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "its host key is not the one that is known here, so it may be another machine",
@@ -238,4 +296,8 @@ _EXPLAINED: Mapping[str, tuple[str, str | None]] = {
         "there is no machine of that name",
         "correct the name, or add it to ~/.ssh/config",
     ),
+    "kex_exchange_identification": (_MANY, _FEWER),
+    "Connection closed by UNKNOWN": (_MANY, _FEWER),
 }
+_SHUT_OUT = ("kex_exchange_identification", "Connection closed by UNKNOWN")
+"""Of these a later attempt may come through; `UNKNOWN` is behind a jump host."""

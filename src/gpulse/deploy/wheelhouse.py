@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpulse._version import __version__
+from gpulse.deploy.helpers import Helpers
 from gpulse.deploy.wheels import NotRepackableError, bundled_pip, make_own_wheel, make_wheels, pip_wheel
 from gpulse.errors import GpulseError, UsageError
 
@@ -73,8 +74,13 @@ def own_kind() -> Kind:
     return Kind(sys.version_info.minor, platform.machine(), glibc)
 
 
-def make_wheelhouse(directory: Path, kind: Kind) -> None:
+def make_wheelhouse(directory: Path, kind: Kind, helpers: Helpers) -> None:
     """Put wheels into a directory: of what is installed here where that fits, else as pip finds them.
+
+    Args:
+        directory: Where to.
+        kind: What they have to fit.
+        helpers: Runs pip.
 
     Raises:
         GpulseError: They cannot all be had, or not be written.
@@ -84,7 +90,7 @@ def make_wheelhouse(directory: Path, kind: Kind) -> None:
         wheels = _own_wheels(own, kind) if _is_like_ours(kind) else None
         try:
             if wheels is None:
-                _download(directory, kind)
+                _download(directory, kind, helpers)
             for wheel in wheels or ():
                 shutil.copyfile(wheel, directory / wheel.name)
         except OSError as error:
@@ -143,18 +149,18 @@ def packed(directory: Path) -> Wheelhouse:
     return Wheelhouse(digest.hexdigest()[:16], archive.getvalue(), len(wheels))
 
 
-def pack_for(kind: Kind) -> Wheelhouse:
+def pack_for(kind: Kind, helpers: Helpers) -> Wheelhouse:
     """Wheels for a kind of machine, of which nothing stays here.
 
     Raises:
         GpulseError: They cannot all be had.
     """
     with tempfile.TemporaryDirectory(prefix="gpulse-wheels-") as place:
-        make_wheelhouse(Path(place), kind)
+        make_wheelhouse(Path(place), kind, helpers)
         return packed(Path(place))
 
 
-def _download(directory: Path, kind: Kind) -> None:
+def _download(directory: Path, kind: Kind, helpers: Helpers) -> None:
     """Let pip choose: from what is installed here, else from where this user's pip gets its packages."""
     with tempfile.TemporaryDirectory(prefix="gpulse-wheels-") as place:
         own = Path(place)
@@ -162,12 +168,12 @@ def _download(directory: Path, kind: Kind) -> None:
         try:
             pip_wheel(directory)
         except NotRepackableError:
-            _pip(directory, own, kind, "pip")
-        _pip(directory, own, kind, f"gpulse=={__version__}")
+            _pip(helpers, directory, own, kind, "pip")
+        _pip(helpers, directory, own, kind, f"gpulse=={__version__}")
         shutil.copyfile(ours, directory / ours.name)  # pip keeps an older one of the same name
 
 
-def _pip(directory: Path, own: Path, kind: Kind, what: str) -> None:
+def _pip(helpers: Helpers, directory: Path, own: Path, kind: Kind, what: str) -> None:
     """Download something with everything that it needs.
 
     Raises:
@@ -184,13 +190,11 @@ def _pip(directory: Path, own: Path, kind: Kind, what: str) -> None:
     words += [f"--platform={name}" for name in _platforms(kind)]
     words += [f"--find-links={own}", f"--dest={directory}", what]
     try:
-        done = subprocess.run(  # noqa: S603  our own Python
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False
-        )
+        code, errors = helpers.run(words, seconds=_PIP_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GpulseError(f"pip could not fetch wheels: {error}", hint="--wheelhouse DIR") from error
-    if done.returncode:
-        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    if code:
+        reasons = [line for line in errors.splitlines() if line.startswith("ERROR")]
         reason = (reasons or ["ERROR: it did not say why"])[-1].removeprefix("ERROR: ")
         raise GpulseError(
             f"pip could not fetch wheels for {kind.text}: {reason[:300]}",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from gpulse._version import __version__
+from gpulse.cluster.client.address import agent_address
+from gpulse.deploy.helpers import Helpers
 from gpulse.deploy.nodes import NodeSpec
 from gpulse.deploy.order import Order, Outcome, head_of, outcome_of, slug_of, words_for
 from gpulse.deploy.script import Answer, Letter, letter, read_answer
@@ -30,6 +34,7 @@ class Shop:
         """
         self._prepared = prepared
         self._made: dict[Kind, asyncio.Task[Wheelhouse]] = {}
+        self._helpers = Helpers()
 
     async def wheels_for(self, kind: Kind) -> Wheelhouse:
         """The wheels for a kind of machine.
@@ -40,11 +45,12 @@ class Shop:
         if self._prepared is not None:
             return self._prepared
         if kind not in self._made:
-            self._made[kind] = asyncio.create_task(asyncio.to_thread(pack_for, kind))
+            self._made[kind] = asyncio.create_task(asyncio.to_thread(pack_for, kind, self._helpers))
         return await asyncio.shield(self._made[kind])
 
     async def close(self) -> None:
-        """Wait for what is being made."""
+        """End what is being made."""
+        self._helpers.end()
         await asyncio.gather(*self._made.values(), return_exceptions=True)
 
 
@@ -88,20 +94,27 @@ class _Visit:
             case "up" | "restart":
                 return await self._up()
             case "purge":
-                told = await self._ask(letter("purge", {"spool": "yes" if self._order.spool else None}))
+                spool = "yes" if self._order.spool else None
+                told = await self._ask(letter("purge", {"spool": spool, "slug": self._slug()}))
             case verb:
-                told = await self._ask(letter(verb, {}))
+                told = await self._ask(letter(verb, {"slug": self._slug()}))
         return outcome_of(self._node, told, 0.0)
+
+    def _slug(self) -> str | None:
+        """Which agents are meant, None for all."""
+        return None if self._order.head is None else slug_of(head_of(self._node, self._order))
 
     async def _up(self) -> Outcome:
         node, order = self._node, self._order
-        head = head_of(node, order)
         parameters = {"gpulse": node.gpulse, "venv": node.venv, "python": node.python or order.python}
         parameters |= {
-            "head": head,
-            "slug": slug_of(head),
             "force": "yes" if order.verb == "restart" else None,
+            "keep": "yes" if order.keep else None,
+            "bare": "yes" if order.bare else None,
         }
+        if not order.keep or order.head or node.head:
+            head = head_of(node, order)
+            parameters |= {"head": head, "slug": slug_of(head), "target": agent_address(head).target}
         pushed = False
         if order.push and node.gpulse is None and node.venv is None:
             parameters["install"], pushed = await self._push(parameters["python"])
@@ -117,11 +130,13 @@ class _Visit:
                 wheels = await self._shop.wheels_for(kind)
         except TimeoutError as error:
             raise NodeError("the wheels for it were not ready in time", hint="--timeout 1800") from error
-        install = f"{wheels.key}-{kind.text}"
+        python = told.first("python")
+        interpreter = hashlib.sha256((told.first("real") or python or "").encode()).hexdigest()[:8]
+        install = f"{wheels.key}-{kind.text}-{interpreter}"  # environments point to their interpreter
         if install in told.said.get("copy", ()):
             return install, False
-        order = letter("push", {"install": install, "interpreter": told.first("python")}, rest=wheels.archive)
-        done = await self._ask(order)
+        parameters = {"install": install, "interpreter": python, "wanted": __version__}
+        done = await self._ask(letter("push", parameters, rest=wheels.archive))
         return install, done.first("did") == "copied"
 
     def _left(self) -> float:
@@ -132,7 +147,8 @@ class _Visit:
         answer = read_answer(ended.output, order.mark)
         if (error := answer.first("error")) is not None:
             raise NodeError(
-                error[:_MOST_TOLD], hint=_UNKNOWN_THERE if " token" in error else answer.first("hint")
+                error[:_MOST_TOLD],
+                hint=_UNKNOWN_THERE if "refuses" in error and " token" in error else answer.first("hint"),
             )
         if not answer.is_complete:
             said = [line.strip() for line in ended.errors.splitlines() if line.strip()]

@@ -7,15 +7,15 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.websockets import WebSocket
 
 from gpulse.cluster.api.answers import failure, read_body
 from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.security import COOKIE, COOKIE_SECONDS, Access, HttpRequest, Refusal
 from gpulse.errors import GpulseError
-from gpulse.web import pages
 from gpulse.web.answer import drain, json_response, read, refused
+from gpulse.web.dashboard import Dashboard
 from gpulse.web.negotiate import prefers_html
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ _DRAIN_STRANGER = 1_000_000
 class Door:
     """Lets in who may come in, logs browsers in and out, and tells allowed origins that they may read."""
 
-    def __init__(self, app: ASGIApp, access: Access, *, public: tuple[str, ...] = ()) -> None:
+    def __init__(self, app: ASGIApp, access: Access, dashboard: Dashboard) -> None:
         """Stand before an application.
 
         Args:
             app: What is behind the door.
             access: The rules.
-            public: How the paths of files begin that the form to log in is made of.
+            dashboard: Has the form to log in, and the files that it is made of.
         """
         self._app = app
         self._access = access
-        self._public = public
+        self._dashboard = dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -61,14 +61,15 @@ class Door:
             answer = await self._entry(Request(scope, receive), asked)
             await answer(scope, receive, send)
             return
-        is_public = asked.method in {"GET", "HEAD"} and scope["path"].startswith(self._public)
+        is_public = asked.method in {"GET", "HEAD"} and scope["path"].startswith(self._dashboard.public)
         refusal = self._access.page(asked) if is_public else self._access.http(asked)
         if refusal is None:
             await self._app(scope, receive, send)
             return
         if asked.has_body:
             await drain(receive, most_bytes=_DRAIN_STRANGER, seconds=2.0)
-        await _refused(scope, refusal, asked)(scope, receive, send)
+        answer = await self._refused(scope, refusal, asked)
+        await answer(scope, receive, send)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._access.http(described(scope))
@@ -81,7 +82,7 @@ class Door:
         """Logging in and out."""
         is_login = request.url.path == "/login"
         if request.method in {"GET", "HEAD"} and is_login:
-            return HTMLResponse(pages.login())
+            return await self._dashboard.login()
         if request.method != "POST":
             return refused(405, f"{request.method} is not possible here", headers={"Allow": "POST"})
         refusal = self._access.page(asked)
@@ -103,7 +104,7 @@ class Door:
         given = _token(await read(request), is_form=is_form)
         if not self._access.is_token(given):
             if is_form:
-                return HTMLResponse(pages.login("That is not the token of this head."), 401)
+                return await self._dashboard.login("That is not the token of this head.", status=401)
             raise RefusedError(401, "that is not the token of this head")
         answer = RedirectResponse("/", 303) if is_form else await json_response({"success": True})
         answer.set_cookie(
@@ -115,6 +116,17 @@ class Door:
             secure=request.url.scheme == "https",
         )
         return answer
+
+    async def _refused(self, scope: Scope, refusal: Refusal, asked: HttpRequest) -> Response:
+        headers = {"WWW-Authenticate": 'Bearer realm="gpulse"'} if refusal.status == 401 else {}
+        if asked.has_body:
+            headers["Connection"] = "close"
+        wants_page = scope["path"] == "/" and asked.method in {"GET", "HEAD"}
+        if refusal.status == 401 and wants_page and prefers_html(Headers(scope=scope).get("accept")):
+            answer = await self._dashboard.login(status=401)
+            answer.headers["Vary"] = "Accept"
+            return answer
+        return refused(*refusal, headers=headers)
 
 
 async def deny(websocket: WebSocket, refusal: Refusal) -> None:
@@ -146,16 +158,6 @@ def _only(headers: Headers, name: str) -> str | None:
     """A header's value; one that came twice becomes something that nothing equals."""
     values = headers.getlist(name)
     return ", ".join(values) if values else None
-
-
-def _refused(scope: Scope, refusal: Refusal, asked: HttpRequest) -> Response:
-    headers = {"WWW-Authenticate": 'Bearer realm="gpulse"'} if refusal.status == 401 else {}
-    if asked.has_body:
-        headers["Connection"] = "close"
-    wants_page = scope["path"] == "/" and asked.method in {"GET", "HEAD"}
-    if refusal.status == 401 and wants_page and prefers_html(Headers(scope=scope).get("accept")):
-        return HTMLResponse(pages.login(), 401, {"Vary": "Accept"})
-    return refused(*refusal, headers=headers)
 
 
 def _token(body: bytes, *, is_form: bool) -> str:

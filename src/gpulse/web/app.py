@@ -72,7 +72,7 @@ def make_app(
         exception_handlers={HTTPException: _unknown},
     )
     app.router.redirect_slashes = False
-    return Shell(Door(app, access, public=shown.public))
+    return Shell(Door(app, access, shown))
 
 
 class _Methods:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from gpulse._version import __version__
 from gpulse.web import manual
+from gpulse.web.pages import login_form
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 TITLE_FILE = "title.txt"
 STYLE_FILE = "theme.css"
 _TITLE = "gpulse"
+_PLACE = re.compile(r"\{(title|version|theme)\}")
 _LONGEST_TITLE = 80
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -63,21 +67,28 @@ class Dashboard:
         text = await asyncio.to_thread(self._document)
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
+    async def login(self, message: str | None = None, *, status: int = 200) -> Response:
+        """The form that takes the token, in the site's own look."""
+        title, style = await asyncio.to_thread(self._look)
+        return HTMLResponse(
+            login_form(message, title=title, style=style), status, {"Content-Security-Policy": _POLICY}
+        )
+
     def _document(self) -> str:
         with open(f"{self._directory}/index.html", encoding="utf-8") as file:
             template = file.read()
-        style = f'<link rel="stylesheet" href="/theme/{STYLE_FILE}">' if self._theme_dir is not None else ""
-        for name, value in (
-            ("title", escape(self._title())),
-            ("version", escape(__version__)),
-            ("theme", style),
-        ):
-            template = template.replace(f"{{{name}}}", value)
-        return template
+        title, style = self._look()
+        words = {"title": escape(title), "version": escape(__version__), "theme": style}
+        return _PLACE.sub(lambda found: words[found[1]], template)
+
+    def _look(self) -> tuple[str, str]:
+        """The title as text, and the link to the site's own style sheet."""
+        if self._theme_dir is None:
+            return _TITLE, ""
+        has_style = os.path.isfile(f"{self._theme_dir}/{STYLE_FILE}")
+        return self._title(), f'<link rel="stylesheet" href="/theme/{STYLE_FILE}">' if has_style else ""
 
     def _title(self) -> str:
-        if self._theme_dir is None:
-            return _TITLE
         try:
             with open(f"{self._theme_dir}/{TITLE_FILE}", encoding="utf-8", errors="replace") as file:
                 return file.readline(4 * _LONGEST_TITLE).strip()[:_LONGEST_TITLE] or _TITLE

@@ -26,10 +26,8 @@ class Shown(NamedTuple):
     @classmethod
     def of(cls, node: LiveNode) -> Shown:
         """A node as it is now."""
-        frame = node.frame
-        if frame is None:
-            return cls(node.state, node.connected, None, ())
-        return cls(node.state, node.connected, frame.time, tuple(gpu.device.uuid for gpu in frame.gpus))
+        time = None if node.frame is None else node.frame.time
+        return cls(node.state, node.connected, time, tuple(device.uuid for device in node.devices))
 
 
 class Sent(NamedTuple):
@@ -93,11 +91,7 @@ class News:
 
 def gpus_of(node: LiveNode) -> list[dict[str, str]]:
     """A node's GPUs, in the order of their values."""
-    if node.frame is None:
-        return []
-    return [
-        {"id": gpu.device.label, "uuid": gpu.device.uuid, "name": gpu.device.name} for gpu in node.frame.gpus
-    ]
+    return [{"id": device.label, "uuid": device.uuid, "name": device.name} for device in node.devices]
 
 
 def _document(node: LiveNode, wanted: Wish) -> dict[str, Any]:

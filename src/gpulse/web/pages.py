@@ -1,4 +1,4 @@
-"""The form to log in: a page without scripts, which takes its look from the dashboard."""
+"""The form to log in: it works without scripts, and takes its look from the dashboard."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ _FRAME = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} · gpulse</title>
+<title>Log in · {title}</title>
 <link rel="icon" href="/static/icon.svg">
+<script src="/static/core/theme.js"></script>
 <link rel="stylesheet" href="/static/themes.css"><link rel="stylesheet" href="/static/style.css">
+{style}
+<script defer src="/static/login.js"></script>
 </head>
 <body>
 <main class="page login">
@@ -22,8 +25,14 @@ _FRAME = """<!doctype html>
 """
 
 
-def login(message: str | None = None) -> str:
-    """The form that takes the token."""
+def login_form(message: str | None = None, *, title: str = "gpulse", style: str = "") -> str:
+    """The form that takes the token.
+
+    Args:
+        message: What was wrong with the last one.
+        title: What the site calls itself.
+        style: The link to its own style sheet.
+    """
     said = f'<p class="error-note" role="alert">{escape(message)}</p>\n' if message else ""
     form = (
         '<form method="post" action="/login" class="card toolbar">\n'
@@ -32,4 +41,4 @@ def login(message: str | None = None) -> str:
         '\n<button class="button primary">Log in</button>\n</form>\n'
         '<p class="muted">The token is in the file gpulse/token of the configuration directory of whoever started the head.</p>'
     )
-    return _FRAME.format(title="Log in", body=f"{said}{form}")
+    return _FRAME.format(title=escape(title), style=style, body=f"{said}{form}")

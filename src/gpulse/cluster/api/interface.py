@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from gpulse.errors import GpulseError
+from gpulse.model.device import Device
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 from gpulse.model.metric import Scope
@@ -50,6 +51,13 @@ class LiveNode(NamedTuple):
     findings: Sequence[Finding | Mapping[str, Any]]
     labels: Mapping[str, str]
     version: str
+    known: Sequence[Device] = ()
+    """The GPUs that it had when it was heard of, for as long as there is no frame."""
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Its GPUs."""
+        return self.known if self.frame is None else [gpu.device for gpu in self.frame.gpus]
 
 
 class Download(NamedTuple):

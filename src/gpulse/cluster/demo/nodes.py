@@ -12,6 +12,7 @@ says one a line: where everything is, how much of the past is written, and when 
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -31,7 +32,7 @@ from gpulse.cluster.agent.agent import AgentConfig, run_agent
 from gpulse.cluster.agent.link import LinkConfig
 from gpulse.cluster.demo.past import machine_id, simulated, write_past
 from gpulse.cluster.demo.plan import ClusterPlan, NodePlan, cluster_plan
-from gpulse.errors import GpulseError
+from gpulse.errors import DiskError, GpulseError
 from gpulse.model.frame import Frame
 from gpulse.sources.simulated import DemoMachine
 
@@ -41,6 +42,8 @@ _SPREAD_SECONDS = 0.5
 """So that not all of them sample in the same moment."""
 _MEMORY_FRAMES = 600
 _SPOOL_BYTES = 16 << 20
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_NO_ROOM = "make room for some 100 MB there, or name another place: TMPDIR=/somewhere gpulse demo"
 
 
 class _Now:
@@ -157,10 +160,12 @@ def main() -> int:
     _say(directory=directory)
     try:
         _work(directory, requests)
+    except DiskError as error:
+        _say(error=error.message, hint=_NO_ROOM)
     except GpulseError as error:
         _say(error=error.message, hint=error.hint)
     except OSError as error:
-        _say(error=str(error), hint=None)
+        _say(error=str(error), hint=_NO_ROOM if error.errno in _DISK_ERRORS else None)
     finally:
         remove(directory)
     return 1

@@ -32,16 +32,14 @@ def gpu_id(node: str, device: Device) -> str:
 
 def node_gpus(node: LiveNode) -> list[Document]:
     """A node's GPUs, as the profiler's API lists them."""
-    if node.frame is None:
-        return []
     return [
         {
-            "id": gpu_id(node.name, gpu.device),
-            "name": gpu.device.name,
-            "physical_idx": gpu.device.index,
-            "uuid": gpu.device.uuid,
+            "id": gpu_id(node.name, device),
+            "name": device.name,
+            "physical_idx": device.index,
+            "uuid": device.uuid,
         }
-        for gpu in node.frame.gpus
+        for device in node.devices
     ]
 
 
@@ -130,7 +128,11 @@ def session(session: Session, now: float) -> Document:
 def nodes(live: Iterable[LiveNode], now: float) -> list[Document]:
     """Every node in a line."""
     return [
-        {"name": node.name, "gpu_count": len(node.frame.gpus) if node.frame else None, **_how(node, now)}
+        {
+            "name": node.name,
+            "gpu_count": len(node.devices) if node.frame or node.known else None,
+            **_how(node, now),
+        }
         for node in live
     ]
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from gpulse.cluster.api.interface import LiveNode, NodeState
 from gpulse.cluster.head.membership import Register, state_of
 from gpulse.model.columns import Layout, PackedFrame
-from gpulse.model.device import Node
+from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
-from gpulse.model.packing import unpack_frame
+from gpulse.model.packing import device_of, unpack_frame
 from gpulse.model.process import Owner, ProcessIdentity
-from gpulse.store.base import StoredNode, StoredProcess
+from gpulse.store.base import StoredGpu, StoredNode, StoredProcess
 
 _USUAL_INTERVAL_SECONDS = 1.0
 _QUICK_SCOPES = frozenset({"gpu", "host"})
@@ -30,6 +31,9 @@ class Past(Protocol):
         self, *, start: float, end: float, nodes: Collection[int] | None = None
     ) -> list[StoredProcess]:
         """The processes that lived in `[start, end)`."""
+
+    def gpus(self) -> list[StoredGpu]:
+        """All GPUs, by node and index."""
 
     def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
         """The last event of a kind, by node."""
@@ -67,6 +71,8 @@ class Member:
         self.processes: dict[int, ProcessIdentity] = {}
         self.findings: Sequence[Mapping[str, Any]] = ()
         self.health: tuple[Health, ...] = ()
+        self.known: tuple[Device, ...] = ()
+        """The GPUs it had before the head started."""
         self._newest: tuple[PackedFrame, int] | None = None
         self._slow: PackedFrame | None = None
         self._decoded: Frame | None = None
@@ -179,8 +185,10 @@ class Fleet:
         """Take up the nodes where the head before this one left them; none of them was heard of yet."""
         living = store.processes(start=now, end=now + 1.0)
         findings, health = store.latest("findings"), store.latest("health")
+        gpus = store.gpus()
         for node in store.nodes().values():
             member = self.member(node, store.seen(node.id) or node.first_seen)
+            member.known = tuple(_devices(gpu for gpu in gpus if gpu.node == node.id))
             member.state = state_of(now - member.seen, _USUAL_INTERVAL_SECONDS)
             for process in living:
                 identity = identity_of(process.identity) if process.node == node.id else None
@@ -219,9 +227,19 @@ class Fleet:
                 member.findings,
                 member.stored.labels,
                 member.version,
+                member.known,
             )
             for member in sorted(self.members.values(), key=lambda member: member.name)
         ]
+
+
+def _devices(stored: Iterable[StoredGpu]) -> list[Device]:
+    """The GPUs of a node in its order; where one took another's place, the one that was put there later."""
+    found = {}
+    for gpu in stored:
+        with suppress(ValueError):
+            found[gpu.label] = device_of(gpu.device)
+    return list(found.values())
 
 
 def node_of(stored: StoredNode) -> Node:

@@ -101,7 +101,7 @@ class Service:
             "output_filename": f"{newest.name}.json" if newest else "",
             "frame_id_counter": described[-1]["frame_count"] if described else 0,
             "connected_clients": [node.name for node in live if node.connected],
-            "total_gpus": sum(len(node.frame.gpus) for node in live if node.frame),
+            "total_gpus": sum(len(node.devices) for node in live),
             "gpu_info": {node.name: describe.node_gpus(node) for node in live},
             "active_sessions": described,
             "recoverable_sessions": [s.name for s in self._sessions.all() if s.state == "interrupted"],

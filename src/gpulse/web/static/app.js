@@ -2,9 +2,10 @@
 
 import { returnTo } from "./core/api.js";
 import { Fleet } from "./core/fleet.js";
-import { duration } from "./core/format.js";
+import { duration, text as harmless } from "./core/format.js";
 import { Live } from "./core/live.js";
 import * as prefs from "./core/prefs.js";
+import { Recent } from "./core/recent.js";
 import { current, setQuery } from "./core/router.js";
 import { announce, toast } from "./core/notices.js";
 import { openShortcuts, watchKeys } from "./core/shortcuts.js";
@@ -127,7 +128,7 @@ function markNav(name) {
 
 function setTitle(module, where) {
   const text = typeof module.title === "function" ? module.title(where) : "";
-  document.title = text ? `${text} · ${siteTitle}` : siteTitle;
+  document.title = text ? `${harmless(text)} · ${siteTitle}` : siteTitle;
 }
 
 function showProblem(text, error) {
@@ -203,6 +204,7 @@ function setUpTheme() {
 function start() {
   setUpTheme();
   setUpConnection();
+  new Recent(fleet, live);
   watchKeys();
   byId("help").addEventListener("click", openShortcuts);
   byId("skip").addEventListener("click", (event) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 from gpulse.cluster.api.interface import Document, Grouping
@@ -70,8 +71,8 @@ class Row:
             "gpus": len(self._gpus),
             "nodes": sorted({names[node] for node, _ in self._gpus}),
             "processes": len(self._processes),
-            "first": self.first,
-            "last": self.last,
+            "first": self.first if math.isfinite(self.first) else None,
+            "last": self.last if math.isfinite(self.last) else None,
         }
 
 

@@ -1,28 +1,14 @@
 // The nodes as they are now: what the live stream told, in the form in which pages look at it.
 
 import { known } from "./format.js";
+import { activityOf, BUSY_RATIO, STAYS_BUSY_SECONDS } from "./state.js";
 
-const BUSY_RATIO = 0.01;
-const STAYS_BUSY_SECONDS = 30;
-const HELD_BYTES = 2 ** 30;
+export { gpuState, isUnit, lastHeard, STATE_GLYPHS, STATE_TITLES, STATES, usersOf } from "./state.js";
+
 const CLOCK_JUMP_SECONDS = 2;
 const SEVERITIES = ["info", "low", "medium", "high", "critical"];
 
-export const STATES = ["free", "busy", "idle", "unknown", "lost"];
-
-/** What a GPU's state is called. */
-export const STATE_TITLES = {
-  free: "free",
-  busy: "busy",
-  idle: "held, idle",
-  unknown: "unknown",
-  lost: "lost",
-};
-
-/** A shape for every state, so that colour is not the only signal. */
-export const STATE_GLYPHS = { free: "○", busy: "●", idle: "◐", unknown: "?", lost: "✕" };
-
-/** All nodes. Events: "structure", "values" and "details" (detail: the names of the nodes). */
+/** All nodes. Events: "structure", "values" and "details" (detail: the names of the nodes), "hello" when the head told of all of them. */
 export class Fleet extends EventTarget {
   constructor(now = () => Date.now() / 1000) {
     super();
@@ -44,6 +30,44 @@ export class Fleet extends EventTarget {
     for (const node of this.nodes.values()) {
       yield* node.gpus;
     }
+  }
+
+  /** What GPUs did just now was not seen: until it is remembered, or seen for long enough, who holds one is not called idle. */
+  doubt() {
+    const until = this.headTime() + STAYS_BUSY_SECONDS;
+    for (const node of this.nodes.values()) {
+      node.doubtUntil = until;
+    }
+  }
+
+  /** Which metrics say what the GPUs do. */
+  activityMetrics() {
+    const metrics = new Set();
+    for (const { values } of this.gpus()) {
+      if (known(values.gpu_utilization_ratio)) {
+        metrics.add("gpu_utilization_ratio");
+      } else if (known(values.sm_active_ratio)) {
+        metrics.add("sm_active_ratio");
+      }
+    }
+    return [...metrics];
+  }
+
+  /** Take what GPUs did just now from the head's answers about their past. */
+  recall(answers) {
+    for (const { series, step, to } of answers) {
+      for (const { node, subject, times, values } of series) {
+        const gpu = this.nodes.get(node)?.gpus.find((one) => one.uuid === subject);
+        const last = values.findLastIndex((value) => value > BUSY_RATIO);
+        if (gpu && last >= 0) {
+          gpu.busyAt = Math.max(gpu.busyAt ?? 0, Math.min(times[last] + step, to));
+        }
+      }
+    }
+    for (const node of this.nodes.values()) {
+      node.doubtUntil = null;
+    }
+    this._tell("values", new Set(this.nodes.keys()));
   }
 
   /** Take a message of the live stream. */
@@ -77,7 +101,9 @@ export class Fleet extends EventTarget {
       }
     }
     this._setMissing(message.missing ?? []);
+    this.doubt();
     this._tell("structure", told);
+    this._tell("hello", told);
   }
 
   _update(message) {
@@ -129,6 +155,7 @@ export class Fleet extends EventTarget {
     if (node === undefined) {
       node = {
         name, state: "healthy", connected: false, time: null, seen: null, labels: {}, host: {}, details: null, gpus: [],
+        doubtUntil: null,
       };
       this.nodes.set(name, node);
     }
@@ -158,45 +185,6 @@ export class Fleet extends EventTarget {
   }
 }
 
-/** What a GPU is doing: "busy", "idle" (somebody holds it, it does nothing), "free", "unknown" or "lost". */
-export function gpuState(gpu) {
-  if (gpu.node.state === "lost") {
-    return "lost";
-  }
-  if (gpu.instances.length) {
-    return together(gpu.instances.map(gpuState));
-  }
-  const activity = activityOf(gpu);
-  if (activity !== null && gpu.busyAt !== null && gpu.node.time - gpu.busyAt < STAYS_BUSY_SECONDS) {
-    return isHeld(gpu) || activity > BUSY_RATIO ? "busy" : "free";
-  }
-  if (isHeld(gpu)) {
-    return activity === null ? "busy" : "idle";
-  }
-  return activity === null && gpu.processes === null && !known(gpu.values.memory_used_bytes) ? "unknown" : "free";
-}
-
-/** True for what somebody can have: a GPU that is not divided, or an instance of one that is. */
-export function isUnit(gpu) {
-  return gpu.instances.length === 0;
-}
-
-/** Who holds a GPU, each once. */
-export function usersOf(gpu) {
-  const users = new Set();
-  for (const process of gpu.processes ?? []) {
-    if (process.user) {
-      users.add(process.user);
-    }
-  }
-  for (const instance of gpu.instances) {
-    for (const user of usersOf(instance)) {
-      users.add(user);
-    }
-  }
-  return [...users];
-}
-
 /** The job of a process as an address names it: the scheduler's, or the process itself. */
 export function jobKey(nodeName, process) {
   if (process.job) {
@@ -220,31 +208,6 @@ const NAMES = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 /** Order of names, so that gpu-2 comes before gpu-10. */
 export function byName(a, b) {
   return NAMES.compare(a, b) || (a < b ? -1 : a > b ? 1 : 0);
-}
-
-function together(states) {
-  for (const state of ["busy", "idle", "free"]) {
-    if (states.includes(state)) {
-      return state;
-    }
-  }
-  return "unknown";
-}
-
-function activityOf(gpu) {
-  const { gpu_utilization_ratio: used, sm_active_ratio: active } = gpu.values;
-  if (known(used)) {
-    return known(active) ? Math.max(used, active) : used;
-  }
-  return known(active) ? active : null;
-}
-
-function isHeld(gpu) {
-  if (gpu.processes?.length) {
-    return true;
-  }
-  const { memory_used_bytes: used, memory_total_bytes: total } = gpu.values;
-  return known(used) && used > Math.max(HELD_BYTES, known(total) ? total * 0.02 : 0);
 }
 
 /** Take a node's list of GPUs; true when it differs from before. Those that stay keep their object. */

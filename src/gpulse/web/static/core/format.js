@@ -194,7 +194,7 @@ export function unitOf(metric) {
   return "1";
 }
 
-/** Foreign text made harmless: no control characters, no direction overrides. A dash for nothing. */
+/** Foreign text made harmless: no control characters, no direction overrides, nothing that cannot be seen. A dash for nothing. */
 export function text(words) {
   if (words === null || words === undefined || words === "") {
     return UNKNOWN;
@@ -207,7 +207,7 @@ export function known(n) {
   return typeof n === "number" && Number.isFinite(n);
 }
 
-const HARMFUL = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu;
+const HARMFUL = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/gu;
 
 const BY_UNIT = {
   ratio: (n) => percent(n, n !== 0 && Math.abs(n) < 0.0995 ? 1 : 0),

@@ -15,11 +15,12 @@ const LONGEST_WAIT_MS = 10_000;
 const FALLS_ASLEEP_MS = 3_000;
 const SILENCE_MS = 12_000;
 const PROBE_MS = 5_000;
+const CONNECT_MS = 10_000;
 
 /** What a page sees that asks for nothing else. */
 export const WISH = { nodes: null, metrics: METRICS, host_metrics: HOST_METRICS, details: true, interval: 1 };
 
-/** The stream. `state` is "connecting", "open", "lost" or "asleep"; event "state" when it changes. */
+/** The stream. `state` is "connecting", "open", "lost" or "asleep"; events "state" when it changes, "wider" when GPUs are followed anew. */
 export class Live extends EventTarget {
   constructor(take, address = liveAddress()) {
     super();
@@ -33,6 +34,7 @@ export class Live extends EventTarget {
     this._socket = null;
     this._wait = FIRST_WAIT_MS;
     this._timer = 0;
+    this._patience = 0;
     this._sleepTimer = 0;
     this._heard = 0;
     this._watch = setInterval(() => this._watchSilence(), 2_000);
@@ -42,9 +44,18 @@ export class Live extends EventTarget {
     addEventListener("pageshow", (event) => event.persisted && this.retry());
   }
 
-  /** Connect for the first time. */
+  /** What is wanted now. */
+  get wish() {
+    return this._wish;
+  }
+
+  /** Connect for the first time, or when somebody looks. */
   start() {
-    this._connect();
+    if (document.hidden) {
+      this._set("asleep");
+    } else {
+      this._connect();
+    }
   }
 
   /** Say what is wanted from now on; what is left out is as in `WISH`. */
@@ -53,12 +64,19 @@ export class Live extends EventTarget {
     if (JSON.stringify(wanted) === JSON.stringify(this._wish)) {
       return;
     }
+    const isWider = !covers(this._wish, wanted);
     this._wish = wanted;
     this._sendWish();
+    if (isWider) {
+      this.dispatchEvent(new Event("wider"));
+    }
   }
 
-  /** Try at once, without waiting for the next turn. */
+  /** Try at once, without waiting for the next turn, unless nobody looks. */
   retry() {
+    if (document.hidden) {
+      return;
+    }
     if (this.state === "lost" || this.state === "asleep") {
       clearTimeout(this._timer);
       this._connect();
@@ -80,6 +98,7 @@ export class Live extends EventTarget {
     }
     this._socket = socket;
     this._heard = Date.now();
+    this._patience = setTimeout(() => this._lose(), CONNECT_MS);
     socket.onopen = () => this._sendWish();
     socket.onmessage = (event) => this._message(event.data);
     socket.onclose = () => this._lose();
@@ -87,6 +106,7 @@ export class Live extends EventTarget {
 
   _message(data) {
     this._heard = Date.now();
+    clearTimeout(this._patience);
     const message = JSON.parse(data);
     if (message.type === "error") {
       this.problem = message.hint ? `${message.error} (${message.hint})` : message.error;
@@ -158,6 +178,7 @@ export class Live extends EventTarget {
 
   _drop() {
     clearTimeout(this._timer);
+    clearTimeout(this._patience);
     const socket = this._socket;
     this._socket = null;
     if (socket) {
@@ -183,6 +204,13 @@ export class Live extends EventTarget {
   _tell() {
     this.dispatchEvent(new Event("state"));
   }
+}
+
+/** True when whoever had one wish followed all GPUs that another is about. */
+function covers(before, wanted) {
+  const follows = ({ metrics }) => metrics.includes("gpu_utilization_ratio");
+  const hasNodes = before.nodes === null || (wanted.nodes !== null && wanted.nodes.every((name) => before.nodes.includes(name)));
+  return !follows(wanted) || (follows(before) && hasNodes);
 }
 
 async function probe() {

@@ -3,13 +3,14 @@
 import { html, nothing, render } from "../vendor/lit-html.js";
 import { get } from "../core/api.js";
 import { gpuState } from "../core/fleet.js";
+import * as format from "../core/format.js";
 import { current, setQuery } from "../core/router.js";
 import { asText, findingCard, grouped, rank, SEVERITIES } from "../parts/findings.js";
 import { explanation } from "../parts/explanation.js";
 import { emptyManual, familyName, findingTitle, manual } from "../parts/manual.js";
 import { copyText, errorNote, later, matches } from "../parts/tables.js";
 
-const EVERY_MS = 10_000;
+const EVERY_MS = 30_000;
 const SOON_MS = 2_000;
 
 /** What the window is called here. */
@@ -31,11 +32,12 @@ class FindingsPage {
     this.error = null;
     this.filter = {};
     this.opened = new Map();
+    this.live = new Map();
     this.stop = new AbortController();
     this.soon = later(() => this.refresh(), SOON_MS);
     this.timer = setInterval(() => this.refresh(), EVERY_MS);
     const options = { signal: this.stop.signal };
-    app.fleet.addEventListener("details", this.soon, options);
+    app.fleet.addEventListener("details", (event) => this.told(event.detail), options);
     app.fleet.addEventListener("structure", () => this.draw(), options);
     this.refresh();
     manual().then((book) => {
@@ -56,6 +58,19 @@ class FindingsPage {
     this.filter = { severity, family, node, text };
     this.explained = explain;
     this.draw();
+  }
+
+  /** Nodes told anew how they are: ask when their findings are others than before. */
+  told(names) {
+    let isOther = false;
+    for (const name of names) {
+      const now = findingsKey(this.app.fleet.nodes.get(name));
+      isOther = isOther || this.live.get(name) !== now;
+      this.live.set(name, now);
+    }
+    if (isOther) {
+      this.soon();
+    }
   }
 
   async refresh() {
@@ -102,7 +117,7 @@ class FindingsPage {
     return html`<form class="toolbar" role="search" aria-label="Filter findings" @submit=${(event) => event.preventDefault()}>
       ${this.select("severity", "Severity", "all", SEVERITIES.slice(0, 4).map((name) => [name, name === "critical" ? name : `${name} or worse`]))}
       ${this.select("family", "About", "everything", families.map((name) => [name, familyName(name)]))}
-      ${this.select("node", "Node", "all", nodes.map((name) => [name, name]))}
+      ${this.select("node", "Node", "all", nodes.map((name) => [name, format.text(name)]))}
       <label class="field grow">Search <input type="search" name="text" autocomplete="off" placeholder="words, user, process" .value=${this.filter.text}
         @input=${(event) => this.choose("text", event.target.value)}></label>
     </form>`;
@@ -228,4 +243,8 @@ class FindingsPage {
       setQuery({ explain: null });
     }
   }
+}
+
+function findingsKey(node) {
+  return (node?.details?.findings ?? []).map(({ id, severity, label }) => `${id} ${severity} ${label}`).sort().join("\n");
 }

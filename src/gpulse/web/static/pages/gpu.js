@@ -1,5 +1,6 @@
 // One GPU: what it does now, who holds it, and how it was.
 import { html, nothing, render } from "../vendor/lit-html.js";
+import { lastHeard } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { findingLine, HistoryPage, processTable, stat, stateMark, unknownNote } from "../parts/chart-page.js";
@@ -90,6 +91,7 @@ export function mount(root, route, app) {
   const page = new HistoryPage(root, route, app, {
     nodes: () => [name],
     why,
+    isNone: (error) => error.status === 404 && gpu() === null,
     draw: (own) => {
       draw(own, name, label, gpu());
       const now = LEVELS.map((metric) => gpu()?.values[metric] ?? null).join();
@@ -138,15 +140,23 @@ function draw(page, name, label, gpu) {
 
 function heading(page, name, label, gpu) {
   const links = html`<nav class="crumbs" aria-label="Where"><a href="#/">Overview</a> <span aria-hidden="true">›</span>
-    <a href=${href("node", name)}>${name}</a> <span aria-hidden="true">›</span></nav>`;
+    <a href=${href("node", name)}><bdi>${format.text(name)}</bdi></a> <span aria-hidden="true">›</span></nav>`;
   return html`<div class="history-title">${links}
-      <h1>GPU ${label}</h1>${gpu ? html`<span class="muted">${format.text(gpu.name)}</span> ${stateMark(gpu)}` : nothing}
+      <h1>GPU <bdi>${format.text(label)}</bdi></h1>${gpu ? html`<span class="muted"><bdi>${format.text(gpu.name)}</bdi></span> ${stateMark(gpu)}` : nothing}
       ${gpu && gpu.node.state !== "healthy" ? html`<span class="badge bad">node ${gpu.node.state}</span>` : nothing}
       <span class="spring"></span>
       ${siblings(gpu)}
       <a class="button" href=${href("sessions", { gpus: `${name}:${label}` })}>Record a session</a>
     </div>
-    ${gpu ? html`${numbers(gpu)} ${nowLine(page, gpu)}` : unknownNote(`The head knows no GPU ${label} of ${name}.`, page.app, name)}`;
+    ${gpu ? html`${numbers(gpu)} ${nowLine(page, gpu)}` : noSuchGpu(page.app, name, label)}`;
+}
+
+/** What is said instead of numbers: the node has no such GPU, or nothing was heard of it. */
+function noSuchGpu(app, name, label) {
+  const others = app.fleet.nodes.get(name)?.gpus ?? [];
+  if (!others.length) return unknownNote(`The head knows no GPU ${format.text(label)} of ${format.text(name)}.`, app, name);
+  return html`<p class="empty"><bdi>${format.text(name)}</bdi> has no GPU <bdi>${format.text(label)}</bdi>. It has
+    ${others.map((gpu, at) => html`${at ? ", " : ""}<a href=${href("gpu", name, gpu.label)}>GPU ${format.text(gpu.label)}</a>`)}.</p>`;
 }
 
 function siblings(gpu) {
@@ -173,28 +183,28 @@ function numbers(gpu) {
 
 /** Who holds it and what is wrong with it, in a line each. */
 function nowLine(page, gpu) {
-  const now = page.app.fleet.headTime();
+  const now = lastHeard(gpu.node, page.app.fleet.headTime());
   const shown = (gpu.processes ?? []).slice(0, MOST_NOW);
   const more = (gpu.processes?.length ?? 0) - shown.length;
   return html`<ul class="now" aria-label="Now">
-    ${shown.map((process) => html`<li><a href=${jobHref(gpu.node.name, process)}>${processLabel(process)}</a>
-      <span class="muted">${[process.job, format.bytes(process.gpu_memory_bytes), format.known(process.start_time) ? format.duration(now - process.start_time) : null].filter(Boolean).map(format.text).join(" · ")}</span></li>`)}
+    ${shown.map((process) => html`<li><a href=${jobHref(gpu.node.name, process)}><bdi>${processLabel(process)}</bdi></a>
+      <span class="muted"><bdi>${[process.job, format.bytes(process.gpu_memory_bytes), format.known(process.start_time) ? format.duration(now - process.start_time) : null].filter(Boolean).map(format.text).join(" · ")}</bdi></span></li>`)}
     ${more > 0 ? html`<li class="muted">and ${more} more</li>` : nothing}
     ${gpu.findings.map((finding) => findingLine(finding, page.book))}
   </ul>`;
 }
 
 function below(page, gpu) {
-  const rows = (gpu.processes ?? []).map((process) => ({ node: gpu.node.name, gpu: gpu.label, process }));
+  const until = lastHeard(gpu.node, page.app.fleet.headTime());
+  const rows = (gpu.processes ?? []).map((process) => ({ node: gpu.node.name, gpu: gpu.label, process, until }));
   const v = gpu.values;
-  const now = page.app.fleet.headTime();
   return html`<section class="card"><h2>On it now</h2>
-      ${rows.length ? processTable(rows, "Processes that hold this GPU now", now, { withPlace: false })
+      ${rows.length ? processTable(rows, "Processes that hold this GPU now", { withPlace: false })
         : html`<p class="muted">${gpu.processes === null ? "Who holds it is not known." : "Nobody holds it."}</p>`}</section>
     <section class="card"><h2>About it</h2>${facts([
       ["Model", gpu.name],
       ["UUID", gpu.uuid],
-      ["Node", html`<a href=${href("node", gpu.node.name)}>${gpu.node.name}</a>`],
+      ["Node", html`<a href=${href("node", gpu.node.name)}><bdi>${format.text(gpu.node.name)}</bdi></a>`],
       ["Driver", gpu.node.details?.facts?.driver],
       ["CUDA", gpu.node.details?.facts?.cuda],
       ["PCIe", format.known(v.pcie_link_generation) ? `generation ${v.pcie_link_generation}, ${format.count(v.pcie_link_width)} lanes` : null],

@@ -11,7 +11,7 @@ import { HEAT_METRICS, Painter } from "../parts/heat-paint.js";
 import { QuickBar } from "../parts/quickbar.js";
 
 const LEAST_HEIGHT = 260;
-const BELOW = 104;
+const USUAL_LETTERS = 14;
 const TABLE_EVERY_MS = 5_000;
 
 /** The page's title. */
@@ -20,7 +20,7 @@ export const title = () => "Map";
 /** Show the page. */
 export function mount(root, route, app) {
   const page = new HeatMap(root, route, app);
-  return { wish: {}, leave: () => page.leave(), rerouted: (where) => page.rerouted(where) };
+  return { wish: {}, leave: () => page.leave(), rerouted: () => page.rerouted() };
 }
 
 class HeatMap {
@@ -49,11 +49,12 @@ class HeatMap {
     this._bar.leave();
   }
 
-  rerouted({ query }) {
-    this._bar.rerouted(query);
+  rerouted() {
+    this._bar.rerouted();
   }
 
   _make(root) {
+    this._root = root;
     this._canvas = h("canvas", { "aria-hidden": "true" });
     this._context = this._canvas.getContext("2d");
     this._tip = h("div", { class: "map-tip", hidden: true });
@@ -131,10 +132,13 @@ class HeatMap {
     if (!this._width) {
       return;
     }
+    this._legend.show(this._metric, new Painter(this._box)); // what is around it takes its room first
+    this._tellSummary();
     const top = this._box.getBoundingClientRect().top + scrollY;
-    const height = Math.max(LEAST_HEIGHT, innerHeight - top - BELOW);
+    const height = Math.max(LEAST_HEIGHT, Math.floor(innerHeight - top - this._below()));
+    this._letters = parseFloat(getComputedStyle(document.documentElement).fontSize) / USUAL_LETTERS || 1;
     const counts = this._nodes.map((node) => node?.gpus.filter(isUnit).length ?? 0);
-    this._layout = layout(counts, this._width - 2, height);
+    this._layout = layout(counts, this._width - 2, height - 2, this._letters);
     const scale = devicePixelRatio || 1;
     const tall = Math.max(60, Math.min(this._layout.height, Math.max(height, this._layout.height)));
     this._canvas.width = Math.round((this._width - 2) * scale);
@@ -142,6 +146,13 @@ class HeatMap {
     this._canvas.style.height = `${tall}px`;
     this._context.setTransform(scale, 0, 0, scale, 0, 0);
     this._repaint();
+  }
+
+  /** How much of the page comes after the picture, as long as the table is shut. */
+  _below() {
+    const opened = this._table.offsetHeight - this._table.firstElementChild.offsetHeight;
+    const rest = this._root.getBoundingClientRect().bottom - this._box.getBoundingClientRect().bottom;
+    return Math.ceil(rest - opened + (document.querySelector(".site-footer")?.offsetHeight ?? 0));
   }
 
   /** Paint everything anew: another theme, size or metric. */
@@ -201,7 +212,7 @@ class HeatMap {
       this._nodes.forEach((node, at) => node ?? this._painter.lost(context, groups[at], size));
       return;
     }
-    context.font = `11px ${this._painter.font}`;
+    context.font = `${Math.round(11 * this._letters)}px ${this._painter.font}`;
     context.textAlign = "left";
     context.textBaseline = "alphabetic";
     this._names.forEach((name, at) => {
@@ -209,7 +220,7 @@ class HeatMap {
       const { x, y, width } = groups[at];
       context.fillStyle = node === null || node.state === "lost" ? this._painter.states.lost : this._painter.muted;
       const mark = node === null ? "✕ " : node.state === "healthy" ? "" : node.state === "late" ? "! " : "✕ ";
-      context.fillText(fitting(context, mark + text(name), width), x, y + 10);
+      context.fillText(fitting(context, mark + text(name), width), x, y + Math.round(10 * this._letters));
     });
   }
 
@@ -330,7 +341,7 @@ class HeatMap {
     if (!this._table.open) {
       return;
     }
-    const head = ["Node", "State", "GPUs", "Free", "Busy", "Held idle", "Unknown or lost", "Mean utilization"];
+    const head = ["Node", "State", "GPUs", "Free", "Busy", "Held idle", "Faulty", "Unknown or lost", "Mean utilization"];
     const rows = this._names.map((name, at) => tableRow(name, this._nodes[at]));
     this._body?.remove();
     this._body = h(
@@ -353,12 +364,12 @@ function metricFrom(name) {
 function tableRow(name, node) {
   const link = h("th", { scope: "row" }, h("a", { href: href("node", name) }, h("bdi", {}, text(name))));
   if (node === null) {
-    return h("tr", {}, link, h("td", {}, "never heard of"), ...Array.from({ length: 6 }, () => h("td", { class: "num" }, "–")));
+    return h("tr", {}, link, h("td", {}, "never heard of"), ...Array.from({ length: 7 }, () => h("td", { class: "num" }, "–")));
   }
   const counts = tally(node.gpus);
   const used = node.gpus.filter(isUnit).map((gpu) => gpu.values.gpu_utilization_ratio).filter(known);
   const mean = used.length && node.state !== "lost" ? used.reduce((a, b) => a + b, 0) / used.length : null;
-  const numbers = [counts.all, counts.free, counts.busy, counts.idle, counts.unknown + counts.lost, percent(mean)];
+  const numbers = [counts.all, counts.free, counts.busy, counts.idle, counts.faulty, counts.unknown + counts.lost, percent(mean)];
   return h("tr", {}, link, h("td", {}, node.state), ...numbers.map((number) => h("td", { class: "num" }, String(number))));
 }
 

@@ -1,7 +1,7 @@
 // One job: which GPUs it holds or held, how well it used them, and what was found.
 import { html, nothing, render } from "../vendor/lit-html.js";
 import { get } from "../core/api.js";
-import { byName } from "../core/fleet.js";
+import { byName, lastHeard } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { current, href } from "../core/router.js";
 import { heldGpus, heldSpecs, whileHeld } from "../parts/chart-held.js";
@@ -138,7 +138,7 @@ function why(spec, titles) {
 function lanes(page, job) {
   const processes = (page.processes?.processes ?? []).filter((process) => isOwn(process, job.who));
   const rows = heldGpus(processes, page.board.view.to).map(({ node, gpu, word }) => ({
-    key: word, label: job.nodes?.length === 1 ? `GPU ${gpu}` : `${node} · ${gpu}`, kind: "process", rows: 2, empty: "",
+    key: word, label: job.nodes?.length === 1 ? `GPU ${gpu}` : format.text(`${node} · ${gpu}`), kind: "process", rows: 2, empty: "",
     items: processBars(processes, { node, gpu, now: page.board.view.to }),
   }));
   const pids = new Set(processes.map((process) => process.pid));
@@ -164,14 +164,14 @@ function heading(page, job) {
   const now = page.app.fleet.headTime();
   return html`<div class="history-title">
       <nav class="crumbs" aria-label="Where"><a href="#/who">Who</a> <span aria-hidden="true">›</span>
-        ${users.map((user) => html`<a href=${href("user", user)}>${format.text(user)}</a> <span aria-hidden="true">›</span>`)}</nav>
-      <h1>${format.text(who.words)}</h1>
+        ${users.map((user) => html`<a href=${href("user", user)}><bdi>${format.text(user)}</bdi></a> <span aria-hidden="true">›</span>`)}</nav>
+      <h1><bdi>${format.text(who.words)}</bdi></h1>
       ${life ? html`<span class="badge ${life.to === null ? "good" : "muted"}">${life.to === null ? "running" : "ended"}</span>` : nothing}
       ${own.length ? html`<span class="muted">${programOf(own[0])}</span>` : nothing}
     </div>
-    ${job.isKnown === false ? unknownNote(`No process of ${who.words} held a GPU, as far back as the head looked.`, page.app) : nothing}
+    ${job.isKnown === false ? unknownNote(`No process of ${format.text(who.words)} held a GPU, as far back as the head looked.`, page.app) : nothing}
     ${life ? html`<dl class="stats">
-      ${stat("GPUs", format.count(job.gpus.length), job.nodes.length > 1 ? `on ${job.nodes.length} nodes` : `on ${job.nodes[0]}`)}
+      ${stat("GPUs", format.count(job.gpus.length), job.nodes.length > 1 ? `on ${job.nodes.length} nodes` : html`on <bdi>${format.text(job.nodes[0])}</bdi>`)}
       ${stat("Since", format.dateTime(life.from))}
       ${stat(life.to === null ? "Running" : "Ran", format.duration((life.to ?? now) - life.from), life.to === null ? null : `until ${format.dateTime(life.to)}`)}
       ${usageStats(job.usage)}
@@ -194,20 +194,21 @@ function below(page, job) {
   const live = [];
   for (const gpu of page.app.fleet.gpus()) {
     for (const process of gpu.processes ?? []) {
-      if (isOwn({ ...process, node: gpu.node.name }, job.who)) live.push({ node: gpu.node.name, gpu: gpu.label, process });
+      if (!isOwn({ ...process, node: gpu.node.name }, job.who)) continue;
+      live.push({ node: gpu.node.name, gpu: gpu.label, process, until: lastHeard(gpu.node, page.app.fleet.headTime()) });
     }
   }
   const [first] = job.own;
   return html`
-    ${live.length ? html`<section class="card"><h2>Now</h2>${processTable(live, "Processes of this job now", page.app.fleet.headTime())}</section>` : nothing}
-    <section class="card"><h2>Its GPUs</h2><ul class="chips">${job.gpus.map((gpu) => html`<li><a href=${href("gpu", gpu.node, gpu.gpu, lifeQuery(job))}>${gpu.node} · GPU ${gpu.gpu}</a></li>`)}</ul></section>
+    ${live.length ? html`<section class="card"><h2>Now</h2>${processTable(live, "Processes of this job now")}</section>` : nothing}
+    <section class="card"><h2>Its GPUs</h2><ul class="chips">${job.gpus.map((gpu) => html`<li><a href=${href("gpu", gpu.node, gpu.gpu, lifeQuery(job))}><bdi>${format.text(gpu.node)}</bdi> · GPU ${format.text(gpu.gpu)}</a></li>`)}</ul></section>
     ${allProcesses(job)}
     <section class="card"><h2>About it</h2>${facts([
       ["Program", first.command?.length ? first.command.join(" ") : first.name],
       ["Job", job.who.job ?? first.job],
       ["Container", first.container],
       ["Pod", first.pod],
-      ["Nodes", html`${job.nodes.map((node) => html`<a href=${href("node", node)}>${node}</a> `)}`],
+      ["Nodes", html`${job.nodes.map((node) => html`<a href=${href("node", node)}><bdi>${format.text(node)}</bdi></a> `)}`],
     ])}</section>`;
 }
 
@@ -221,7 +222,7 @@ function allProcesses(job) {
     <caption class="visually-hidden">Processes of this job that held GPUs</caption>
     <thead><tr><th scope="col">Process</th><th scope="col">Node</th><th scope="col">Program</th><th scope="col">GPUs</th><th scope="col" class="num">Memory at most</th><th scope="col">From</th><th scope="col">Until</th></tr></thead>
     <tbody>${job.own.map((process) => html`<tr><th scope="row"><a href=${jobHref(process.node, { ...process, job: null })}>${process.pid}</a></th>
-      <td><a href=${href("node", process.node)}>${process.node}</a></td><td class="program">${format.text(process.command?.join(" ") || process.name)}</td>
+      <td><a href=${href("node", process.node)}><bdi>${format.text(process.node)}</bdi></a></td><td class="program">${format.text(process.command?.join(" ") || process.name)}</td>
       <td>${[...new Set(process.gpus.map((gpu) => gpu.gpu))].join(", ")}</td>
       <td class="num">${format.bytes(Math.max(...process.gpus.map((gpu) => gpu.memory_bytes_max ?? NaN)))}</td>
       <td>${format.dateTime(process.start_time ?? process.first_seen)}</td><td>${process.ended === null ? "runs" : format.dateTime(process.ended)}</td></tr>`)}</tbody></table></div></section>`;

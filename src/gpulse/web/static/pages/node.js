@@ -120,7 +120,7 @@ function heading(page, name, node) {
   const isMissing = page.app.fleet.missing.includes(name);
   return html`<div class="history-title">
       <nav class="crumbs" aria-label="Where"><a href="#/">Overview</a> <span aria-hidden="true">›</span></nav>
-      <h1>${name}</h1>
+      <h1><bdi>${format.text(name)}</bdi></h1>
       ${node ? stateBadge(node, page.app) : nothing}
       ${node ? findingBadge(node.details?.findings ?? []) : nothing}
       ${Object.entries(node?.labels ?? {}).map(([key, value]) => html`<span class="badge muted">${key}=${format.text(value)}</span>`)}
@@ -128,7 +128,7 @@ function heading(page, name, node) {
       <a class="button" href=${href("sessions", { nodes: name })}>Record a session</a>
     </div>
     ${isMissing ? html`<p class="error-note">This node is expected, but was never heard of. Is its agent running?</p>`
-      : node ? numbers(node) : unknownNote(`The head knows no node ${name}.`, page.app)}`;
+      : node ? numbers(node) : unknownNote(`The head knows no node ${format.text(name)}.`, page.app)}`;
 }
 
 function stateBadge(node, app) {
@@ -187,7 +187,7 @@ function below(page, node) {
 function gpuTable(node) {
   if (!node.gpus.length) return nothing;
   return html`<section class="card"><h2>GPUs now</h2><div class="table-scroll" tabindex="0" role="region" aria-label="GPUs now"><table class="table">
-    <caption class="visually-hidden">GPUs of ${node.name} now</caption>
+    <caption class="visually-hidden">GPUs of ${format.text(node.name)} now</caption>
     <thead><tr><th scope="col">GPU</th><th scope="col">Model</th><th scope="col">State</th><th scope="col" class="num">Utilization</th>
       <th scope="col" class="num">SM active</th><th scope="col" class="num">Memory</th><th scope="col" class="num">Power</th>
       <th scope="col" class="num">Temperature</th><th scope="col">Jobs</th></tr></thead>
@@ -197,11 +197,11 @@ function gpuTable(node) {
 function gpuRow(node, gpu) {
   const v = gpu.values;
   return html`<tr><th scope="row"><a href=${href("gpu", node.name, gpu.label)}>${gpu.label}</a></th>
-    <td>${format.text(gpu.name)}</td><td>${stateMark(gpu)}</td>
+    <td><bdi>${format.text(gpu.name)}</bdi></td><td>${stateMark(gpu)}</td>
     <td class="num">${format.percent(v.gpu_utilization_ratio)}</td><td class="num">${format.percent(v.sm_active_ratio)}</td>
     <td class="num">${format.bytesOf(v.memory_used_bytes, v.memory_total_bytes)}</td>
     <td class="num">${format.watts(v.power_watts)}</td><td class="num">${format.celsius(v.temperature_celsius)}</td>
-    <td>${gpu.processes === null ? "–" : gpu.processes.map((process, at) => html`${at ? ", " : ""}<a href=${jobHref(node.name, process)}>${processLabel(process)}</a>`)}</td></tr>`;
+    <td>${gpu.processes === null ? "–" : gpu.processes.map((process, at) => html`${at ? ", " : ""}<a href=${jobHref(node.name, process)}><bdi>${processLabel(process)}</bdi></a>`)}</td></tr>`;
 }
 
 function healthCard(entries) {
@@ -218,7 +218,7 @@ function storageCard(details) {
   return html`<section class="card"><h2>File systems now</h2><div class="table-scroll" tabindex="0" role="region" aria-label="File systems now"><table class="table">
     <caption class="visually-hidden">File systems now</caption>
     <thead><tr><th scope="col">Mounted at</th><th scope="col">Device</th><th scope="col">Kind</th><th scope="col" class="num">Used</th><th scope="col" class="num">Of it</th></tr></thead>
-    <tbody>${mounts.map((one) => html`<tr><th scope="row">${format.text(one.mount_point)}</th><td>${format.text(one.device)}</td>
+    <tbody>${mounts.map((one) => html`<tr><th scope="row"><bdi>${format.text(one.mount_point)}</bdi></th><td><bdi>${format.text(one.device)}</bdi></td>
       <td>${format.text([one.kind, one.type].filter(Boolean).join(", "))}</td><td class="num">${format.bytesOf(one.used_bytes, one.size_bytes)}</td>
       <td class="num">${format.percent(one.size_bytes ? one.used_bytes / one.size_bytes : null)}</td></tr>`)}</tbody></table></div></section>`;
 }
@@ -229,7 +229,7 @@ function networkCard(details) {
   return html`<section class="card"><h2>Network now</h2><div class="table-scroll" tabindex="0" role="region" aria-label="Network now"><table class="table">
     <caption class="visually-hidden">Network interfaces now</caption>
     <thead><tr><th scope="col">Interface</th><th scope="col">Kind</th><th scope="col">State</th><th scope="col" class="num">Received</th><th scope="col" class="num">Sent</th><th scope="col" class="num">Link</th></tr></thead>
-    <tbody>${links.map((one) => html`<tr><th scope="row">${format.text(one.name)}</th><td>${format.text(one.kind)}</td>
+    <tbody>${links.map((one) => html`<tr><th scope="row"><bdi>${format.text(one.name)}</bdi></th><td>${format.text(one.kind)}</td>
       <td>${one.up === null || one.up === undefined ? "–" : one.up ? "up" : "down"}</td><td class="num">${format.rate(one.rx_bytes_per_second)}</td>
       <td class="num">${format.rate(one.tx_bytes_per_second)}</td><td class="num">${format.bits(one.link_bits_per_second)}</td></tr>`)}</tbody></table></div></section>`;
 }

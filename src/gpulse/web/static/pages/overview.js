@@ -1,7 +1,7 @@
 // The front page: every node a card. Only what is in view is kept up to date; the rest when it comes into view.
 
 import { MissingCard, NodeCard } from "../parts/card.js";
-import { h, oncePerFrame, setHidden } from "../parts/dom.js";
+import { h, oncePerFrame, setChildren, setHidden } from "../parts/dom.js";
 import { Matcher, order } from "../parts/filter.js";
 import { QuickBar } from "../parts/quickbar.js";
 
@@ -19,7 +19,7 @@ export function mount(root, route, app) {
   return {
     wish: {},
     leave: () => page.leave(),
-    rerouted: (where) => page.rerouted(where),
+    rerouted: () => page.rerouted(),
   };
 }
 
@@ -30,7 +30,6 @@ class Overview {
     this._near = new Set();
     this._inView = new Set();
     this._dirty = new Set();
-    this._order = [];
     this._bar = new QuickBar(app, { changed: () => this._arrange(), jump: (name) => this._jump(name) });
     this._grid = h("div", { class: "grid-cards", id: "nodes" });
     this._empty = h("div", { class: "empty", id: "nothing", hidden: true });
@@ -61,8 +60,8 @@ class Overview {
     this._inView.clear();
   }
 
-  rerouted({ query }) {
-    this._bar.rerouted(query);
+  rerouted() {
+    this._bar.rerouted();
   }
 
   /** Nodes or GPUs came or went: make cards, let go of cards, put them in order. */
@@ -109,10 +108,7 @@ class Overview {
   /** Order the cards and leave out what the filter does not show. */
   _arrange() {
     const names = order(this._app.fleet, this._bar.filter);
-    if (names.join("\n") !== this._order.join("\n") || this._grid.children.length !== names.length) {
-      this._order = names;
-      this._grid.append(...names.map((name) => this._cards.get(name).element));
-    }
+    setChildren(this._grid, names.map((name) => this._cards.get(name).element));
     this._matcher = new Matcher(this._bar.filter);
     for (const name of names) {
       this._match(name);

@@ -189,7 +189,7 @@ class SessionPage {
       <div><dt>Length</dt><dd>${format.duration(length(session, this.app.fleet.headTime()))}</dd></div>
       <div><dt>Frames</dt><dd>${format.count(session.frame_count)} <span class="muted">one each ${format.value("seconds", session.interval_ms / 1000)}</span></dd></div>
       <div><dt>What</dt><dd>${what(session)}</dd></div>
-      ${labels.length ? html`<div><dt>Labels</dt><dd>${labels.map(([key, value]) => html`<span class="badge muted">${key}=${value}</span> `)}</dd></div>` : nothing}
+      ${labels.length ? html`<div><dt>Labels</dt><dd>${labels.map(([key, value]) => html`<span class="badge muted"><bdi>${format.text(`${key}=${value}`)}</bdi></span> `)}</dd></div>` : nothing}
       ${session.interruptions?.length ? html`<div><dt>Interruptions</dt><dd>${session.interruptions.map((gap) => html`${interruption(gap)} `)}</dd></div>` : nothing}
       <div><dt>File</dt><dd>${downloads(session)}</dd></div>
     </dl>`;
@@ -255,8 +255,8 @@ class SessionPage {
     return html`<section><h2>Events during this time</h2><div class="card table-card"><table class="table stack">
       <caption>Oldest first${this.events.length > MOST_EVENTS ? `, the last ${MOST_EVENTS} of them` : ""}</caption>
       <thead><tr><th scope="col">Time</th><th scope="col">What</th><th scope="col">Node</th><th scope="col">More</th></tr></thead>
-      <tbody>${events.map((event) => html`<tr><td data-label="Time">${format.dateTime(seconds(event.time))}</td><th scope="row" data-label="What">${words(event.kind)}</th>
-        <td data-label="Node">${event.node ? html`<a href=${href("node", event.node)}><bdi>${format.text(event.node)}</bdi></a>` : "–"}</td><td data-label="More">${more(event.detail)}</td></tr>`)}</tbody></table></div></section>`;
+      <tbody>${events.map((event) => html`<tr><td data-label="Time">${format.dateTime(seconds(event.time))}</td><th scope="row" data-label="What">${format.text(words(event.kind))}</th>
+        <td data-label="Node">${event.node ? html`<a href=${href("node", event.node)}><bdi>${format.text(event.node)}</bdi></a>` : "–"}</td><td data-label="More"><bdi>${more(event.detail)}</bdi></td></tr>`)}</tbody></table></div></section>`;
   }
 }
 
@@ -272,5 +272,5 @@ function words(kind) {
 
 function more(detail) {
   const parts = Object.entries(detail ?? {}).filter(([, value]) => value !== null && typeof value !== "object");
-  return parts.length ? parts.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ") : "–";
+  return format.text(parts.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", "));
 }

@@ -1,6 +1,7 @@
 // One user: the GPUs they hold now, their jobs, and what they held over a chosen time.
 import { html, nothing, render } from "../vendor/lit-html.js";
 import { get, url } from "../core/api.js";
+import { lastHeard } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { heldCount, heldGpus, heldSpecs, whileHeld } from "../parts/chart-held.js";
@@ -16,11 +17,15 @@ const HELD = {
 };
 
 /** The page's title. */
-export const title = (route) => `User ${route.parts[0] ?? ""}`;
+export const title = (route) => `User ${route.parts[0] ?? ""}`.trim();
 
 /** Show one user. */
 export function mount(root, route, app) {
   const [name = ""] = route.parts;
+  if (!name) {
+    render(html`<h1>User</h1><p class="empty">There is no such user: the address names nobody. <a href="#/who">Who used the GPUs</a></p>`, root);
+    return {};
+  }
   const user = { name, gpus: [], usage: null };
   const page = new HistoryPage(root, route, app, { why, draw: (own) => draw(own, user) });
   page.board.add(page.grid, {
@@ -56,7 +61,7 @@ function why(spec, titles) {
 function lanes(page, user) {
   const processes = page.processes?.processes ?? [];
   const rows = user.gpus.slice(0, MOST_LANES).map(({ node, gpu, word }) => ({
-    key: word, label: `${node} · ${gpu}`, kind: "process", rows: 2, empty: "",
+    key: word, label: format.text(`${node} · ${gpu}`), kind: "process", rows: 2, empty: "",
     items: processBars(processes, { node, gpu, now: page.board.view.to }),
   }));
   if (!rows.length) return [{ key: "none", label: "GPUs", kind: "process", items: [], empty: page.processes ? "they held no GPU in this time" : "…" }];
@@ -69,7 +74,7 @@ function draw(page, user) {
   const now = heldNow(page.app.fleet, user.name);
   render(heading(page, user, now), page.head);
   render(html`
-    <section class="card"><h2>Now</h2>${now.length ? processTable(now, `Processes of ${format.text(user.name)} that hold GPUs now`, page.app.fleet.headTime())
+    <section class="card"><h2>Now</h2>${now.length ? processTable(now, `Processes of ${format.text(user.name)} that hold GPUs now`)
       : html`<p class="muted">They hold no GPU now.</p>`}</section>
     ${jobsCard(page, user)}`, page.more);
 }
@@ -77,7 +82,8 @@ function draw(page, user) {
 function heldNow(fleet, name) {
   const rows = [];
   for (const gpu of fleet.gpus()) {
-    for (const process of gpu.processes ?? []) if (process.user === name) rows.push({ node: gpu.node.name, gpu: gpu.label, process });
+    const until = lastHeard(gpu.node, fleet.headTime());
+    for (const process of gpu.processes ?? []) if (process.user === name) rows.push({ node: gpu.node.name, gpu: gpu.label, process, until });
   }
   return rows;
 }
@@ -89,7 +95,7 @@ function heading(page, user, now) {
   const [seconds, idle] = [total("gpu_seconds"), total("idle_seconds")];
   return html`<div class="history-title">
       <nav class="crumbs" aria-label="Where"><a href="#/who">Who</a> <span aria-hidden="true">›</span></nav>
-      <h1>${format.text(user.name)}</h1>
+      <h1><bdi>${format.text(user.name)}</bdi></h1>
     </div>
     <dl class="stats">
       ${stat("Holds now", held === 1 ? "1 GPU" : `${held} GPUs`)}
@@ -114,9 +120,9 @@ function jobsCard(page, user) {
 function jobRow(row) {
   const address = row.job ? href("job", row.job) : jobHref(row.node, row);
   const words = row.job ?? `${row.node} · ${row.pid}`;
-  return html`<tr><th scope="row"><a href=${address}>${format.text(words)}</a></th>
+  return html`<tr><th scope="row"><a href=${address}><bdi>${format.text(words)}</bdi></a></th>
     <td class="program">${format.text(row.program)}</td>
-    <td>${(row.nodes ?? []).slice(0, 4).map((node, at) => html`${at ? ", " : ""}<a href=${href("node", node)}>${node}</a>`)}${(row.nodes?.length ?? 0) > 4 ? ` and ${row.nodes.length - 4} more` : ""}</td>
+    <td>${(row.nodes ?? []).slice(0, 4).map((node, at) => html`${at ? ", " : ""}<a href=${href("node", node)}><bdi>${format.text(node)}</bdi></a>`)}${(row.nodes?.length ?? 0) > 4 ? ` and ${row.nodes.length - 4} more` : ""}</td>
     <td class="num">${format.count(row.gpus)}</td><td class="num">${format.hours(row.gpu_seconds)}</td>
     <td class="num">${format.hours(row.idle_seconds)}${row.gpu_seconds ? html` <span class="muted">${format.percent(row.idle_seconds / row.gpu_seconds)}</span>` : nothing}</td>
     <td class="num">${format.percent(row.utilization_mean)}</td><td class="num">${format.bytes(row.memory_bytes_max)}</td>

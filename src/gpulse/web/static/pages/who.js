@@ -51,7 +51,7 @@ class WhoPage {
     this.from = query.from || DEFAULT_RANGE;
     this.to = query.to || "";
     this.filter = query.text || "";
-    this.isOwn = this.isOwn || !RANGES.some(([name]) => name === this.from);
+    this.isOwn = this.to !== "" || !RANGES.some(([name]) => name === this.from);
     this.ask();
   }
 
@@ -128,8 +128,16 @@ class WhoPage {
       <div class="choices" role="group" aria-label="By">${[["user", "By user"], ["job", "By job"]].map(([by, words]) => html`<button type="button" class="button" aria-pressed=${String(this.by === by)} @click=${() => this.choose({ by })}>${words}</button>`)}</div>
       <div class="choices" role="group" aria-label="Time">${RANGES.map(([name, words]) => html`<button type="button" class="button" aria-pressed=${String(chosen === name)} @click=${() => this.preset(name)}>${words}</button>`)}<button type="button" class="button" aria-pressed=${String(this.isOwn)} aria-expanded=${String(this.isOwn)} @click=${() => this.own()}>From … to</button></div>
       <label class="field grow">Search <input type="search" autocomplete="off" placeholder="user, job, node" .value=${this.filter} @input=${(event) => this.search(event.target.value)}></label>
-      <a class="button" href=${url("/api/v1/usage.csv", this.words())} download>CSV</a>
+      ${this.csv()}
     </div>`;
+  }
+
+  /** The same as a file: of one user where that is what is searched for, else of all rows. */
+  csv() {
+    const searched = this.filter.trim();
+    const user = this.usage?.rows.some((row) => row.user === searched) ? searched : null;
+    const about = user ? `All rows of ${format.text(user)}` : searched ? "All rows, whatever is searched for," : "All rows";
+    return html`<a class="button" href=${url("/api/v1/usage.csv", { ...this.words(), users: user })} title=${`${about} as a file`} download>CSV</a>`;
   }
 
   preset(name) {
@@ -226,7 +234,7 @@ class WhoPage {
       <td data-label="Held, idle" class="num">${gpuHours(row.idle_seconds)} <span class="muted">${share(row.idle_seconds, row.gpu_seconds)}</span></td>
       <td data-label="Utilization" class="num">${format.percent(row.utilization_mean)}</td>
       <td data-label="Energy" class="num">${format.joules(row.energy_joules)}</td>
-      <td data-label="GPUs" class="num" title=${(row.nodes ?? []).join(", ")}>${format.count(row.gpus)}</td>
+      <td data-label="GPUs" class="num" title=${(row.nodes ?? []).map(format.text).join(", ")}>${format.count(row.gpus)}</td>
       <td data-label="Last seen" class="num">${format.dateTime(row.last)}</td></tr>`;
   }
 

@@ -21,7 +21,7 @@ export class NodeCard {
     this._body = null;
     this._since = new Text(h("span", { class: "badge", hidden: true }));
     this._findings = new Text(h("a", { class: "badge", href: href("findings", { node: node.name }), hidden: true }));
-    this._model = new Text(h("span", { class: "muted card-model" }));
+    this._model = new Text(h("bdi", { class: "muted card-model" }));
     this._head = h(
       "div", { class: "card-head" },
       h("h2", {}, h("a", { href: href("node", node.name) }, h("bdi", {}, text(node.name)))),

@@ -12,6 +12,15 @@ const SIDE_SECONDS = 15;
 const TAIL_STEPS = 20;
 const SLOW_MS = 150;
 const PIXELS_A_POINT = 1.6;
+const USUAL_WIDTH = 600;
+
+/** How much room a plot has: its own where it is shown, else what its card has inside. */
+function roomFor(stage) {
+  if (stage.clientWidth) return stage.clientWidth;
+  const card = stage.parentElement;
+  const { paddingLeft, paddingRight } = getComputedStyle(card);
+  return Math.max(0, Math.floor(card.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight)));
+}
 
 /** The charts and timelines of a page. */
 export class Board {
@@ -111,9 +120,9 @@ export class Board {
 
   /** How wide a plot is, measured once a picture: all columns are as wide. */
   widthOf(stage) {
-    this.width ??= stage.clientWidth || 600;
+    this.width ||= roomFor(stage);
     this._soon("width", () => (this.width = null));
-    return this.width;
+    return this.width || USUAL_WIDTH;
   }
 
   setCursor(time) {

@@ -1,5 +1,5 @@
 // From the head's answers to the lines of charts.
-import { metricTitle } from "../core/format.js";
+import { metricTitle, text } from "../core/format.js";
 
 /** Beyond so many lines of one kind a chart shows their spread, and the picked ones. */
 export const MOST_LINES = 16;
@@ -51,7 +51,7 @@ function difference(from, less) {
 
 function linesOfEach(each, all) {
   const own = all.filter((series) => (each.metrics ?? [each.metric]).includes(series.metric) && isKnown(series.values));
-  const named = own.map((series) => ({ key: keyOf(series), title: each.name(series), values: each.over ? shareOf(series, all, each.over) : series.values }));
+  const named = own.map((series) => ({ key: keyOf(series), title: text(each.name(series)), values: each.over ? shareOf(series, all, each.over) : series.values }));
   named.sort((a, b) => a.title.localeCompare(b.title, "en", { numeric: true }));
   named.forEach((line, place) => Object.assign(line, { place }));
   if (named.length <= MOST_LINES) return named;

@@ -5,7 +5,7 @@ import { gpuState, STATE_GLYPHS, STATE_TITLES } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { Board } from "./chart-board.js";
-import { rank, severityMark } from "./findings.js";
+import { meaningHref, rank, severityMark } from "./findings.js";
 import { emptyManual, findingTitle, manual } from "./manual.js";
 import { mountRange, PRESETS, Range, rangeText } from "./range.js";
 import { errorNote } from "./tables.js";
@@ -15,9 +15,9 @@ import { EVENT_KINDS, eventMarks, findingBars, findingSpans, jobHref, programOf,
 /** Of findings over a long time the head reads one telling a step; steps longer than this are worth a word. */
 const LONG_STEP_SECONDS = 300;
 
-/** A history page in its element. `draw(page)` renders what is live into page.head and page.more. */
+/** A history page in its element. `draw(page)` renders what is live into page.head and page.more; `isNone(error)` is true when it says that there is no such thing. */
 export class HistoryPage {
-  constructor(root, route, app, { nodes = () => null, draw, why = () => "No samples in this time.", fallback, presets = [] }) {
+  constructor(root, route, app, { nodes = () => null, draw, why = () => "No samples in this time.", isNone = () => false, fallback, presets = [] }) {
     Object.assign(this, { root, app, nodes, draw, book: emptyManual, events: null, processes: null, xids: null });
     root.classList.add("history");
     render(SKELETON, root);
@@ -28,7 +28,7 @@ export class HistoryPage {
     this.range.read(route.query);
     this.range.addEventListener("change", () => this._ranged());
     this.endRange = mountRange(slot("range"), this.range, { extra: presets });
-    this.board = new Board({ range: this.range, host: root, why, failed: (error) => render(errorNote(error), this.errors) });
+    this.board = new Board({ range: this.range, host: root, why, failed: (error) => this._failed(error, isNone) });
     this.timeline = new Timeline(slot("timeline"), this.board);
     this.stop = new AbortController();
     for (const type of ["structure", "values", "details"]) {
@@ -119,6 +119,12 @@ export class HistoryPage {
     ];
   }
 
+  _failed(error, isNone) {
+    const isUnknown = error !== null && isNone(error);
+    this.root.toggleAttribute("data-unknown", isUnknown);
+    render(errorNote(isUnknown ? null : error), this.errors);
+  }
+
   _ranged() {
     const { range, app } = this;
     if (range.follows && PRESETS.some(([length]) => length === range.length)) app.prefs.write("range", range.length);
@@ -166,38 +172,38 @@ export function stateMark(gpu) {
   return html`<span class="gpu-state"><span class="state" data-state=${state} aria-hidden="true">${STATE_GLYPHS[state]}</span> ${STATE_TITLES[state]}</span>`;
 }
 
-/** Processes that hold GPUs now, as a table: rows of {node, gpu (label), process}. */
-export function processTable(rows, caption, now, { withPlace = true } = {}) {
+/** Processes that hold GPUs now, as a table: rows of {node, gpu (label), process, until (when that was so)}. */
+export function processTable(rows, caption, { withPlace = true } = {}) {
   if (!rows.length) return nothing;
   return html`<div class="table-scroll"><table class="table jobs-now">
     <caption>${caption}</caption>
     <thead><tr>${withPlace ? html`<th scope="col">GPU</th>` : nothing}<th scope="col">Process</th><th scope="col">User</th><th scope="col">Program</th>
       <th scope="col">Job</th><th scope="col" class="num">GPU memory</th><th scope="col" class="num">SM share</th><th scope="col" class="num">CPU</th>
       <th scope="col" class="num">Running</th></tr></thead>
-    <tbody>${rows.map((row) => processRow(row, now, withPlace))}</tbody></table></div>`;
+    <tbody>${rows.map((row) => processRow(row, withPlace))}</tbody></table></div>`;
 }
 
-function processRow({ node, gpu, process }, now, withPlace) {
+function processRow({ node, gpu, process, until }, withPlace) {
   const job = jobHref(node, process);
   const where = process.job ?? process.container ?? process.pod;
   return html`<tr>
-    ${withPlace ? html`<td><a href=${href("gpu", node, gpu)}>${node} · ${gpu}</a></td>` : nothing}
+    ${withPlace ? html`<td><a href=${href("gpu", node, gpu)}><bdi>${format.text(node)}</bdi> · ${format.text(gpu)}</a></td>` : nothing}
     <th scope="row"><a href=${job}>${process.pid}</a></th>
-    <td>${process.user ? html`<a href=${href("user", process.user)}>${format.text(process.user)}</a>` : "–"}</td>
+    <td>${process.user ? html`<a href=${href("user", process.user)}><bdi>${format.text(process.user)}</bdi></a>` : "–"}</td>
     <td class="program" title=${format.text(process.command?.join(" "))}>${programOf(process)}</td>
-    <td>${format.text(where)}</td>
+    <td><bdi>${format.text(where)}</bdi></td>
     <td class="num">${format.bytes(process.gpu_memory_bytes)}</td>
     <td class="num">${format.percent(process.sm_ratio)}</td>
     <td class="num">${format.known(process.cpu_percent) ? `${Math.round(process.cpu_percent)} %` : "–"}</td>
-    <td class="num">${format.known(process.start_time) ? format.duration(now - process.start_time) : "–"}</td>
+    <td class="num">${format.known(process.start_time) ? format.duration(until - process.start_time) : "–"}</td>
   </tr>`;
 }
 
 /** One finding that holds now, in a line. */
 export function findingLine(finding, book, { withPlace = false } = {}) {
   return html`<li>${severityMark(finding.severity)}
-    <a href=${href("findings", { explain: finding.id })}>${findingTitle(book, finding.id)}</a>
-    ${withPlace && finding.label ? html`<span class="muted">GPU ${finding.label}</span>` : nothing}
+    <a href=${meaningHref(finding.id)}>${findingTitle(book, finding.id)}</a>
+    ${withPlace && finding.label ? html`<span class="muted">GPU ${format.text(finding.label)}</span>` : nothing}
     <span>${format.text(finding.summary)}</span></li>`;
 }
 

@@ -102,7 +102,7 @@ export class Chart {
 
   _state(state) {
     this.host.dataset.state = state;
-    this.host.toggleAttribute("aria-busy", state === "loading");
+    this.host.setAttribute("aria-busy", String(state === "loading"));
   }
 
   _frame() {

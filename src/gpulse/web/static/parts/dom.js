@@ -74,6 +74,27 @@ export function setHidden(element, isHidden) {
   }
 }
 
+/** Give an element these children in this order; only what is out of place moves, and the focus stays where it was. */
+export function setChildren(parent, elements) {
+  const focused = document.activeElement;
+  let at = parent.firstChild;
+  for (const element of elements) {
+    if (element === at) {
+      at = at.nextSibling;
+    } else {
+      parent.insertBefore(element, at);
+    }
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+  if (focused !== document.activeElement && parent.contains(focused)) {
+    focused.focus({ preventScroll: true });
+  }
+}
+
 /** Set an attribute, touching the document only when that is a change; null removes it. */
 export function setAttribute(element, name, value) {
   if (value === null) {

@@ -10,6 +10,7 @@ export const STATE_CHOICES = [
   ["free", "Free"],
   ["busy", "Busy"],
   ["idle", "Held but idle"],
+  ["faulty", "Faulty"],
   ["findings", "With findings"],
   ["away", "Late or lost"],
 ];
@@ -93,7 +94,7 @@ export class Matcher {
   }
 }
 
-/** How many GPUs are in which state: `{all, free, busy, idle, unknown, lost}`. Instances count, not what they are parts of. */
+/** How many GPUs are in which state: `{all, free, busy, idle, faulty, unknown, lost}`. Instances count, not what they are parts of. */
 export function tally(gpus, counts = emptyTally()) {
   for (const gpu of gpus) {
     if (isUnit(gpu)) {
@@ -119,6 +120,7 @@ export function tallyText(counts) {
     `${counts.free} free`,
     `${counts.busy} busy`,
     counts.idle ? `${counts.idle} held idle` : "",
+    counts.faulty ? `${counts.faulty} faulty` : "",
     away ? `${away} unknown or lost` : "",
   ];
   return `${counts.all} ${counts.all === 1 ? "GPU" : "GPUs"}: ${parts.filter(Boolean).join(", ")}`;

@@ -2,7 +2,7 @@
 
 import { html, nothing } from "../vendor/lit-html.js";
 import * as format from "../core/format.js";
-import { href } from "../core/router.js";
+import { current, href } from "../core/router.js";
 import { adviceList } from "./explanation.js";
 import { confidenceWord, familyName, findingTitle, told } from "./manual.js";
 
@@ -51,7 +51,7 @@ export function placeLink(finding) {
   if (finding.label === null || finding.label === undefined) {
     return html`<a href=${href("node", finding.node)}><bdi>${format.text(finding.node)}</bdi></a>`;
   }
-  return html`<a href=${href("gpu", finding.node, finding.label)}><bdi>${format.text(finding.node)}</bdi> · GPU ${finding.label}</a>`;
+  return html`<a href=${href("gpu", finding.node, finding.label)}><bdi>${format.text(finding.node)}</bdi> · GPU ${format.text(finding.label)}</a>`;
 }
 
 /** "on 14 GPUs of 3 nodes". */
@@ -146,7 +146,7 @@ function inWords(item, view) {
 
 function where(finding) {
   const node = format.text(finding.node);
-  return finding.label === null || finding.label === undefined ? `on ${node}` : `on ${node}, GPU ${finding.label}`;
+  return finding.label === null || finding.label === undefined ? `on ${node}` : `on ${node}, GPU ${format.text(finding.label)}`;
 }
 
 function measures(caption, rows, view) {
@@ -165,7 +165,13 @@ function meaning(finding, view) {
     return html`<a class="button quiet" href=${finding.url} rel="noreferrer noopener">What it means</a>`;
   }
   if (!view.book.findings[finding.id]) return nothing;
-  return html`<a class="button quiet" href=${href("findings", { explain: finding.id })}>What it means</a>`;
+  return html`<a class="button quiet" href=${meaningHref(finding.id)}>What it means</a>`;
+}
+
+/** Where it is told what a finding means; on the page of findings its filter stays. */
+export function meaningHref(id) {
+  const { page, query } = current();
+  return href("findings", { ...(page === "findings" ? query : {}), explain: id });
 }
 
 /** A group as plain text, for a message to a colleague. */

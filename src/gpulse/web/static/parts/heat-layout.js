@@ -1,6 +1,7 @@
 // Where every GPU of a map lies: nodes side by side as large as they fit. Nothing here touches the document.
 
 const LARGEST = 112;
+const LARGEST_SHARE = 0.16;
 const SMALLEST = 5;
 const MOST_COLUMNS = 8;
 const LABEL_HEIGHT = 14;
@@ -8,33 +9,33 @@ const LABEL_FROM = 10;
 const LABEL_WIDTH = 68;
 
 /**
- * Places for groups of so many cells each, with their names where cells stay large enough beside them:
+ * Places for groups of so many cells each, with their names where cells stay large enough beside them, letters so much larger than usual:
  * `{size, height, hasLabels, groups: [{x, y, width}], cells: [{x, y, group}]}`.
  */
-export function layout(counts, width, height) {
-  const bare = largest(counts, width, height, false);
-  const named = largest(counts, width, height, true);
+export function layout(counts, width, height, letters = 1) {
+  const bare = largest(counts, width, height, 0);
+  const named = largest(counts, width, height, letters);
   return named.height <= height && named.size >= Math.max(LABEL_FROM, bare.size / 2) ? named : bare;
 }
 
-function largest(counts, width, height, hasLabels) {
+function largest(counts, width, height, letters) {
   let low = SMALLEST;
-  let high = LARGEST;
+  let high = Math.max(LARGEST, Math.floor(height * LARGEST_SHARE));
   while (low < high) {
     const middle = Math.ceil((low + high) / 2);
-    if (place(counts, width, middle, hasLabels).height <= height) {
+    if (place(counts, width, middle, letters).height <= height) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  return place(counts, width, low, hasLabels);
+  return place(counts, width, low, letters);
 }
 
-/** The place of every cell when a cell is so large. */
-export function place(counts, width, size, hasLabels) {
+/** The place of every cell when a cell is so large, and names have letters so large; 0 for none. */
+export function place(counts, width, size, letters) {
   const gap = size >= 24 ? 12 : size >= 10 ? 8 : 4;
-  const top = hasLabels ? LABEL_HEIGHT : 0;
+  const top = Math.round(LABEL_HEIGHT * letters);
   const most = Math.max(1, Math.min(MOST_COLUMNS, Math.floor((width - gap) / size)));
   const groups = [];
   const cells = [];
@@ -43,7 +44,7 @@ export function place(counts, width, size, hasLabels) {
   let lineHeight = 0;
   counts.forEach((count, group) => {
     const columns = Math.max(1, Math.min(count, most));
-    const groupWidth = Math.max(columns * size, hasLabels ? LABEL_WIDTH : 0);
+    const groupWidth = Math.max(columns * size, Math.round(LABEL_WIDTH * letters));
     const groupHeight = top + Math.ceil(Math.max(1, count) / columns) * size;
     if (x > gap && x + groupWidth + gap > width) {
       x = gap;
@@ -57,7 +58,7 @@ export function place(counts, width, size, hasLabels) {
     x += groupWidth + gap;
     lineHeight = Math.max(lineHeight, groupHeight);
   });
-  return { size, height: y + lineHeight + gap, hasLabels, groups, cells };
+  return { size, height: y + lineHeight + gap, hasLabels: letters > 0, groups, cells };
 }
 
 /** The cell at a point, or -1. */

@@ -4,6 +4,7 @@ import { gpuState, STATE_TITLES } from "../core/fleet.js";
 import { celsius, known, percent, watts } from "../core/format.js";
 
 const STEPS = 64;
+const WORDS_FROM = 30;
 
 /** What a map can show: a title, the share of the range from 0 to 1, the value in words, and short for the cell. */
 export const HEAT_METRICS = {
@@ -41,7 +42,7 @@ export class Painter {
     this.line = read("--line");
     this.focus = read("--focus");
     this.font = read("--font");
-    this.states = { free: read("--free"), busy: read("--fill"), idle: read("--held"), unknown: this.muted, lost: read("--lost") };
+    this.states = { free: read("--free"), busy: read("--fill"), idle: read("--held"), faulty: read("--lost"), unknown: this.muted, lost: read("--lost") };
     const stops = ["--heat-0", "--heat-1", "--heat-2"].map((name) => channels(read(name)));
     this.ramp = Array.from({ length: STEPS + 1 }, (_, at) => mixed(stops, at / STEPS));
     this.ink = this.ramp.map((colour) => (luminance(colour) > 0.3 ? "#161310" : "#ffffff"));
@@ -53,7 +54,7 @@ export class Painter {
     const state = gpuState(gpu);
     const ratio = HEAT_METRICS[metric].ratio(gpu);
     const step = known(ratio) ? Math.round(Math.min(1, Math.max(0, ratio)) * STEPS) : -1;
-    const words = size >= 30 && metric !== "state" ? short(HEAT_METRICS[metric].words(gpu)) : "";
+    const words = size >= WORDS_FROM && metric !== "state" ? short(HEAT_METRICS[metric].words(gpu)) : "";
     return `${state} ${step} ${isShown ? 1 : 0} ${gpu.findings.length ? 1 : 0} ${gpu.node.state} ${words}`;
   }
 
@@ -87,12 +88,15 @@ export class Painter {
     context.fillStyle = this.ramp[step];
     context.fillRect(x, y, inner, inner);
     context.globalAlpha *= gpu.node.state === "late" ? 0.5 : 1;
-    if (state === "idle") {
-      this.stripes(context, x, y, inner, this.states.idle);
+    if (size < WORDS_FROM || state === "idle") {
+      this.sign(context, x, y, inner, state, this.ink[step]);
+    } else {
+      const side = inner * 0.3;
+      this.sign(context, x + inner * 0.04, y + inner - side * 1.04, side, state, this.ink[step]);
     }
-    if (size >= 30) {
+    if (size >= WORDS_FROM) {
       const words = short(HEAT_METRICS[metric].words(gpu));
-      context.font = `600 ${Math.min(24, Math.round(size * 0.34))}px ${this.font}`;
+      context.font = `600 ${Math.min(64, Math.round(size * 0.34))}px ${this.font}`;
       context.textAlign = "center";
       context.textBaseline = "middle";
       if (state === "idle") {
@@ -113,10 +117,21 @@ export class Painter {
     } else {
       this.hollow(context, x, y, inner, colour);
     }
-    if (state === "idle") {
-      this.stripes(context, x, y, inner, colour);
-    } else if (state === "unknown") {
+    if (state === "unknown") {
       this.dot(context, x, y, inner, colour);
+    } else {
+      this.sign(context, x, y, inner, state, colour);
+    }
+  }
+
+  /** The shape that tells what a number does not: nobody holds it, somebody holds it idle, or it has a fault. */
+  sign(context, x, y, inner, state, ink) {
+    if (state === "free") {
+      this.ring(context, x, y, inner, ink);
+    } else if (state === "idle") {
+      this.stripes(context, x, y, inner, this.states.idle);
+    } else if (state === "faulty") {
+      this.exclamation(context, x, y, inner, ink);
     }
   }
 
@@ -129,13 +144,14 @@ export class Painter {
 
   hollow(context, x, y, inner, colour) {
     context.strokeStyle = colour;
-    context.lineWidth = inner >= 20 ? 2 : 1;
+    context.lineWidth = stroke(inner);
     const half = context.lineWidth / 2;
     context.strokeRect(x + half, y + half, inner - 2 * half, inner - 2 * half);
   }
 
   cross(context, x, y, inner, colour) {
     context.strokeStyle = colour;
+    context.lineWidth = stroke(inner);
     context.beginPath();
     context.moveTo(x + inner * 0.25, y + inner * 0.25);
     context.lineTo(x + inner * 0.75, y + inner * 0.75);
@@ -151,7 +167,7 @@ export class Painter {
     context.rect(x, y, inner, inner);
     context.clip();
     context.strokeStyle = colour;
-    context.lineWidth = inner >= 20 ? 2 : 1;
+    context.lineWidth = stroke(inner);
     context.beginPath();
     for (let at = step / 2; at < inner * 2; at += step) {
       context.moveTo(x + at, y);
@@ -159,6 +175,21 @@ export class Painter {
     }
     context.stroke();
     context.restore();
+  }
+
+  ring(context, x, y, inner, colour) {
+    context.strokeStyle = colour;
+    context.lineWidth = stroke(inner);
+    context.beginPath();
+    context.arc(x + inner / 2, y + inner / 2, Math.max(1, inner * 0.26), 0, Math.PI * 2);
+    context.stroke();
+  }
+
+  exclamation(context, x, y, inner, colour) {
+    const width = Math.max(1, inner * 0.16);
+    context.fillStyle = colour;
+    context.fillRect(x + (inner - width) / 2, y + inner * 0.18, width, inner * 0.4);
+    context.fillRect(x + (inner - width) / 2, y + inner * 0.68, width, width);
   }
 
   dot(context, x, y, inner, colour) {
@@ -177,6 +208,11 @@ export class Painter {
     context.lineTo(x + inner, y + side);
     context.fill();
   }
+}
+
+/** How thick lines are in a cell of some size. */
+function stroke(inner) {
+  return inner >= 20 ? Math.max(2, Math.round(inner / 45)) : 1;
 }
 
 function memoryRatio(gpu) {

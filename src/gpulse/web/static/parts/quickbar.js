@@ -4,7 +4,7 @@ import { STATE_GLYPHS } from "../core/fleet.js";
 import { text } from "../core/format.js";
 import { current, href, setQuery } from "../core/router.js";
 import { onKey } from "../core/shortcuts.js";
-import { h, setAttribute, setHidden, Text } from "./dom.js";
+import { h, setAttribute, setChildren, setHidden, Text } from "./dom.js";
 import {
   emptyTally, fromQuery, isActive, isAsked, Matcher, NO_FILTER, order, SORT_CHOICES, STATE_CHOICES, tally, tallyText, toQuery,
   usersSeen,
@@ -26,7 +26,7 @@ export class QuickBar {
     this.filter = this._firstFilter();
     this._make();
     this._showFilter();
-    this._remember();
+    setQuery(toQuery(this.filter));
     this._listen();
   }
 
@@ -38,9 +38,10 @@ export class QuickBar {
     }
   }
 
-  /** The address changed under the page: take its words. */
-  rerouted(query) {
-    this._set(isAsked(query) ? fromQuery(query) : { ...NO_FILTER });
+  /** The address changed under the page: take its words; one without words is where the reader left off. */
+  rerouted() {
+    this._show(this._firstFilter());
+    setQuery(toQuery(this.filter));
   }
 
   /** Nodes came or went. */
@@ -50,10 +51,7 @@ export class QuickBar {
     for (const name of names) {
       kept.set(name, this._chips.get(name) ?? this._chip(name));
     }
-    const elements = [...kept.values()].map((chip) => chip.element);
-    if (elements.length !== this._strip.children.length || elements.some((element, at) => element !== this._strip.children[at])) {
-      this._strip.replaceChildren(...elements);
-    }
+    setChildren(this._strip, [...kept.values()].map((chip) => chip.element));
     this._chips = kept;
     setHidden(this._stripBox, !this._hasStrip || names.length < 2);
     this.values(names);
@@ -118,19 +116,20 @@ export class QuickBar {
     return fromQuery(isAsked(query) ? query : this._app.prefs.read("filter", {}));
   }
 
-  /** Take a filter, remember it, put it into the address, tell the page. */
-  _set(filter) {
+  /** Take a filter and tell the page. */
+  _show(filter) {
     this.filter = filter;
     this._showFilter();
-    this._remember();
     this.structure();
     this._changed(filter);
   }
 
-  _remember() {
-    const words = toQuery(this.filter);
+  /** Take the filter that was chosen here, remember it and put it into the address. */
+  _set(filter) {
+    const words = toQuery(filter);
     this._app.prefs.write("filter", Object.fromEntries(Object.entries(words).filter(([, value]) => value !== null)));
     setQuery(words);
+    this._show(filter);
   }
 
   _change(changes) {
@@ -237,7 +236,12 @@ export class QuickBar {
     });
     this._clear.addEventListener("click", () => this._clearAll());
     this._goto.addEventListener("focus", () => this._suggest());
-    this._goto.addEventListener("input", () => this._app.fleet.nodes.has(this._goto.value) && this._go(this._goto.value));
+    this._goto.addEventListener("input", (event) => {
+      const isChosen = event.inputType === "insertReplacementText" || event.inputType === undefined;
+      if (isMeant(this._goto.value, [...this._chips.keys()], isChosen)) {
+        this._go(this._goto.value);
+      }
+    });
     this._goto.addEventListener("keydown", (event) => this._gotoKey(event));
     this._strip.addEventListener("click", (event) => this._stripClick(event));
     this._undo.push(
@@ -300,11 +304,16 @@ export function closest(typed, names) {
   return at === undefined ? null : names[at];
 }
 
+/** True for a name that needs no Enter: it was chosen from the list, or no other begins like it. */
+export function isMeant(typed, names, isChosen) {
+  return names.includes(typed) && (isChosen || !names.some((name) => name !== typed && name.startsWith(typed)));
+}
+
 function chipState(node, counts) {
   if (!node || node.state === "lost") {
     return "lost";
   }
-  return ["free", "idle", "busy"].find((state) => counts[state]) ?? "unknown";
+  return ["free", "idle", "busy", "faulty"].find((state) => counts[state]) ?? "unknown";
 }
 
 function chipGlyph(node, state) {

@@ -16,6 +16,7 @@ export const PRESETS = [
 const UNITS = { ms: 0.001, s: 1, m: 60, min: 60, h: 3600, d: 86400, w: 604800 };
 const SHORTEST = 10;
 const LONGEST = 366 * 86400;
+const EARLIEST = Date.UTC(2000, 0) / 1000;
 
 /** Seconds of a length such as "90s", "1h30m" or "7d"; null when it is none. */
 export function seconds(text) {
@@ -78,10 +79,10 @@ export class Range extends EventTarget {
     const start = moment(query.from, now);
     if (start === null) return this._take(this.fallback.length, this.fallback.end);
     const isOpen = !query.to || query.to === "now";
-    const end = isOpen ? now : moment(query.to, now);
-    if (end === null || end <= start) return this._take(this.fallback.length, this.fallback.end);
+    const end = isOpen ? now : Math.min(moment(query.to, now) ?? 0, now);
+    if (end <= start || end < EARLIEST) return this._take(this.fallback.length, this.fallback.end);
     const isRelative = isOpen && String(query.from).startsWith("-");
-    return this._take(end - start, isRelative ? null : end);
+    return this._take(bounded(end - start), isRelative ? null : end);
   }
 
   /** The last so many seconds, following now. */

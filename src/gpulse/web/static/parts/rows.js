@@ -1,9 +1,10 @@
 // One GPU of a card: what it does, and the jobs that hold it.
 
-import { gpuState, jobKey, STATE_GLYPHS, STATE_TITLES, usersOf } from "../core/fleet.js";
+import { gpuState, jobKey, lastHeard, STATE_GLYPHS, STATE_TITLES, usersOf } from "../core/fleet.js";
 import { bytes, bytesOf, celsius, duration, known, percent, text, UNKNOWN } from "../core/format.js";
 import { href } from "../core/router.js";
-import { Bar, BoxedText, h, setAttribute, setHidden, Text } from "./dom.js";
+import { commandOf, programWords } from "./program.js";
+import { Bar, BoxedText, h, setAttribute, setChildren, setHidden, Text } from "./dom.js";
 
 const MOST_JOBS = 3;
 const FULL = 0.97;
@@ -41,12 +42,16 @@ export class GpuRow {
     this._cells.tensor.set(percent(values.tensor_active_ratio));
     this._cells.power.set(power(values.power_watts, values.power_limit_watts));
     this._cells.heat.set(celsius(values.temperature_celsius));
-    this._jobs.update(state, now);
+    this._jobs.update(state, this._until(now));
   }
 
   /** Bring only the times up to date. */
   tick(now) {
-    this._jobs.tick(now);
+    this._jobs.tick(this._until(now));
+  }
+
+  _until(now) {
+    return lastHeard(this.gpu.node, now);
   }
 
   /** Show it or leave it out. */
@@ -134,10 +139,7 @@ class JobList {
       line.update(process);
       return line;
     });
-    const elements = this._lines.map((line) => line.element);
-    if (elements.length !== this._list.children.length || elements.some((element, at) => element !== this._list.children[at])) {
-      this._list.replaceChildren(...elements);
-    }
+    setChildren(this._list, this._lines.map((line) => line.element));
     setHidden(this._list, shown.length === 0);
     const more = processes.length - shown.length;
     setHidden(this._more.element, more <= 0);
@@ -166,7 +168,7 @@ class JobLine {
     this.element = h(
       "li", { class: "job", "data-pid": String(process.pid) },
       h("span", { class: "job-who" }, job, " (", process.user ? userLink(process.user) : UNKNOWN, ")"),
-      h("bdi", { class: "job-program", title: text(commandOf(process)) }, text(program(process))),
+      h("bdi", { class: "job-program", title: text(commandOf(process)) }, text(programWords(process).join(" "))),
       ...wherefrom(process),
       this._memory.outer,
       this._time.outer,
@@ -182,19 +184,6 @@ class JobLine {
   }
 }
 
-/** `python3 train.py --x`: a command without the directory of its program. */
-export function program(process) {
-  const [first, ...rest] = process.command ?? [];
-  if (first === undefined) {
-    return process.name;
-  }
-  return [first.slice(first.lastIndexOf("/") + 1) || first, ...rest].join(" ");
-}
-
-function commandOf(process) {
-  return process.command?.length ? process.command.join(" ") : process.name;
-}
-
 function lineKey(process) {
   return [process.pid, process.start_time, process.user, process.job, process.container, process.name, ...(process.command ?? [])].join("\n");
 }
@@ -206,10 +195,10 @@ function userLink(user) {
 function wherefrom(process) {
   const made = [];
   if (process.job) {
-    made.push(h("a", { class: "badge", href: href("job", process.job) }, h("bdi", {}, text(process.job))));
+    made.push(h("a", { class: "badge", href: href("job", process.job), title: text(process.job) }, h("bdi", {}, text(process.job))));
   }
   if (process.container) {
-    made.push(h("span", { class: "badge muted", title: "container" }, "▣ ", h("bdi", {}, text(process.container))));
+    made.push(h("span", { class: "badge muted", title: `container ${text(process.container)}` }, "▣ ", h("bdi", {}, text(process.container))));
   }
   return made;
 }
@@ -235,6 +224,9 @@ function note(gpu, state) {
   }
   if (state === "free") {
     return "free";
+  }
+  if (state === "faulty") {
+    return "faulty, nobody holds it";
   }
   if (gpu.processes === null) {
     return state === "idle" ? "held, idle, not known by whom" : "processes not known";

@@ -6,6 +6,7 @@ import { href } from "../core/router.js";
 import { severityMark } from "./findings.js";
 import { findingTitle, told } from "./manual.js";
 import { toneOf } from "./chart-theme.js";
+import { programWords } from "./program.js";
 
 /** What lives and was seen holding a GPU so short a time ago still holds it. */
 const STILL_SECONDS = 120;
@@ -37,9 +38,9 @@ const epoch = (time) => (typeof time === "number" ? time : Date.parse(time) / 10
 const MOST_WORDS = 3;
 const MOST_LETTERS = 48;
 
-/** What a process runs, in a few words: `python3 train.py`. */
+/** What a process runs, in a few words: `train.py --lr 0.1`. */
 export function programOf(process) {
-  const words = process.command?.slice(0, MOST_WORDS).join(" ") || process.name || `pid ${process.pid}`;
+  const words = programWords(process).slice(0, MOST_WORDS).join(" ");
   return format.text(words.length > MOST_LETTERS ? `${words.slice(0, MOST_LETTERS)}…` : words);
 }
 
@@ -106,7 +107,7 @@ function processDetail(process, held, until) {
 /** Pairs of words as a list; pairs without a value are left out. */
 export function facts(rows) {
   const known = rows.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return html`<dl class="pairs">${known.map(([name, value]) => html`<div><dt>${name}</dt><dd>${typeof value === "string" ? format.text(value) : value}</dd></div>`)}</dl>`;
+  return html`<dl class="pairs">${known.map(([name, value]) => html`<div><dt>${name}</dt><dd>${typeof value === "string" ? html`<bdi>${format.text(value)}</bdi>` : value}</dd></div>`)}</dl>`;
 }
 
 /** Stretches in which findings held, from the head's answer; what still holds lasts until `to`. */

@@ -1,6 +1,6 @@
 // Lanes on the charts' time axis: bars for what lasted, marks for what happened, details in text.
 import { html, nothing, render } from "../vendor/lit-html.js";
-import { dateTime } from "../core/format.js";
+import { dateTime, text } from "../core/format.js";
 import { gestures } from "./chart-gestures.js";
 import { gutter, scaled, timeMarks, timeTicks } from "./chart-theme.js";
 import { asTable, begin, dress, nearest, packed, place, worstOf } from "./timeline-rows.js";
@@ -104,9 +104,9 @@ export class Timeline {
   _labels(rows) {
     const labels = rows.map(({ lane, top, count, hidden, isEmpty }) => html`
       <div class="tl-lane" data-lane=${lane.key} .lane=${{ top, count }}>
-        <span class="tl-label" title=${lane.label}>${lane.label}</span>
+        <span class="tl-label" title=${text(lane.label)}>${text(lane.label)}</span>
         ${hidden ? html`<button type="button" class="tl-more" @click=${() => this._open(lane.key)}
-          aria-label=${`Show ${hidden} more rows of ${lane.label}`}>+${hidden}</button>` : nothing}
+          aria-label=${`Show ${hidden} more rows of ${text(lane.label)}`}>+${hidden}</button>` : nothing}
         ${isEmpty ? html`<span class="tl-empty">${lane.empty}</span>` : nothing}
       </div>`);
     render(labels, this.host.querySelector(".tl-labels"));

@@ -1,0 +1,256 @@
+"""Parts and pages of the dashboard by themselves: quick access, times, charts, and what is said of things that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.browser import browsing, empty_page, in_fleet
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    """An empty page that can import the modules; there is no server behind it."""
+    with browsing() as browser:
+        yield empty_page(browser)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["/usr/bin/python3", "/home/ada/train.py", "--lr", "1"], "train.py --lr 1"),
+        (["python3.12", "-u", "-W", "ignore", "train.py"], "train.py"),
+        (["python", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run train.py"),
+        (["python", "-c", "import torch"], "python -c import torch"),
+        (["/opt/bin/solver", "in/a.cfg"], "solver in/a.cfg"),
+        ([], "python3"),
+    ],
+)
+def test_what_a_process_runs(page: Page, command: list[str], expected: str) -> None:
+    """The script tells one from another, the interpreter does not."""
+    script = "command => import('/parts/program.js').then((m) => m.programWords({name: 'python3', command}).join(' '))"
+    assert expected == page.evaluate(script, command)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"from": "-1h"}, [3600, None]),
+        ({"from": "-99999d"}, [366 * 86400, None]),
+        ({"from": "-1ms"}, [10, None]),
+        ({"from": "1", "to": "2"}, [900, None]),
+        ({"from": "1700000000", "to": "1700000001"}, [10, 1700000001]),
+        ({"from": "1800000000", "to": "1900000000"}, [900, None]),
+        ({"from": "nonsense"}, [900, None]),
+    ],
+)
+def test_times_in_an_address(page: Page, query: dict[str, str], expected: list[float | None]) -> None:
+    """Neither longer nor shorter than what can be chosen, and not from before there was anything."""
+    script = """query => import('/parts/range.js').then((m) => {
+      const range = new m.Range({now: () => 1750000000, fallback: {length: 900, end: null}});
+      range.read(query);
+      return [range.length, range.end];
+    })"""
+    assert expected == page.evaluate(script, query)
+
+
+def test_a_plot_beside_one_that_is_empty(page: Page) -> None:
+    """As wide as its column, even where the first chart is not shown; what cannot be measured is not kept."""
+    script = """import('/parts/chart-board.js').then(({Board}) => {
+      const card = document.createElement('section');
+      const stage = document.createElement('div');
+      Object.assign(card.style, {width: '300px', padding: '0 20px', boxSizing: 'border-box', display: 'none'});
+      stage.style.display = 'none';
+      card.append(stage);
+      document.body.append(card);
+      const board = {_soon: () => {}};
+      const widths = [Board.prototype.widthOf.call(board, stage)];
+      card.style.display = 'block';
+      widths.push(Board.prototype.widthOf.call(board, stage));
+      card.remove();
+      return widths;
+    })"""
+    assert [600, 260] == page.evaluate(script)
+
+
+def test_lines_are_called_without_tricks(page: Page) -> None:
+    """A disk whose name turns the reading direction does not turn the legend's."""
+    script = """import('/parts/chart-lines.js').then((m) => {
+      const spec = {each: {metric: 'x', name: (series) => series.subject, words: 'disks'}};
+      return m.linesOf(spec, {times: [1], step: 1, series: [{node: 'n', subject: 'a\\u202eb', metric: 'x', values: [1]}]}).lines[0].title;
+    })"""
+    assert "a\ufffdb" == page.evaluate(script)
+
+
+def test_what_moves_keeps_the_focus(page: Page) -> None:
+    """Cards get another order, and one goes; the keyboard stays where it was."""
+    script = """import('/parts/dom.js').then((m) => {
+      const box = m.h('div');
+      const [a, b, c] = ['a', 'b', 'c'].map((name) => m.h('button', {}, name));
+      document.body.append(box);
+      m.setChildren(box, [a, b, c]);
+      a.focus();
+      m.setChildren(box, [c, a]);
+      const after = [box.textContent, document.activeElement.textContent];
+      box.remove();
+      return after;
+    })"""
+    assert ["ca", "a"] == page.evaluate(script)
+
+
+_BAR = """async ({core, fleet, gpus, update, given}) => {
+  const {QuickBar} = await import('/parts/quickbar.js');
+  for (const node of ['n1', 'n10', 'n2']) update({node, gpus: gpus(['0']), values: {}});
+  const kept = new Map([['filter', {q: 'mine'}]]);
+  const prefs = {read: (key, fallback) => kept.get(key) ?? fallback, write: (key, value) => kept.set(key, value)};
+  const jumps = [];
+  const at = (address) => history.replaceState(null, '', address);
+  const make = (address) => {
+    at(address);
+    const bar = new QuickBar({fleet, prefs, toast: () => {}}, {changed: () => {}, jump: (name) => jumps.push(name)});
+    bar.structure();
+    return bar;
+  };
+  const answer = (new Function('return ' + given)())({make, at, kept, jumps});
+  at('/empty');
+  return answer;
+}"""
+
+
+def test_a_link_does_not_become_the_filter(page: Page) -> None:
+    """What somebody else's link shows is not remembered, what is chosen here is; the bare address keeps what was chosen."""
+    script = """({make, at, kept}) => {
+      const bar = make('#/?state=free');
+      const told = [bar.filter.state, kept.get('filter').q];
+      at('#/');
+      bar.rerouted();
+      told.push(bar.filter.state, bar.filter.q, location.hash);
+      bar.element.querySelector('#free-gpus').click();
+      told.push(JSON.stringify(kept.get('filter')));
+      at('#/');
+      bar.rerouted();
+      told.push(bar.filter.state, JSON.stringify(kept.get('filter')));
+      bar.leave();
+      return told;
+    }"""
+    chosen = '{"q":"mine","state":"free"}'
+    expected = ["free", "mine", "all", "mine", "#/?q=mine", chosen, "free", chosen]
+    assert expected == in_fleet(page, _BAR, script)
+
+
+def test_jumping_to_a_name_that_begins_like_another(page: Page) -> None:
+    """Typing n1 waits, for n10 may be meant; Enter, the list, or a name that is the only one goes there."""
+    script = """({make, jumps}) => {
+      const bar = make('#/');
+      const field = bar.element.querySelector('#jump');
+      const type = (value, inputType) => {
+        field.value = value;
+        field.dispatchEvent(new InputEvent('input', {inputType}));
+      };
+      type('n1', 'insertText');
+      const told = [jumps.join()];
+      type('n10', 'insertText');
+      type('n1', 'insertReplacementText');
+      type('n2', 'insertText');
+      type('n1', 'insertText');
+      field.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}));
+      bar.leave();
+      return [...told, jumps.join()];
+    }"""
+    assert ["", "n10,n1,n2,n1"] == in_fleet(page, _BAR, script)
+
+
+def test_an_own_time_ends_with_back(page: Page) -> None:
+    """The page of who used what goes by its address alone."""
+    script = """import('/pages/who.js').then(({mount}) => {
+      const root = document.createElement('div');
+      const handle = mount(root, {query: {from: '1700000000', to: '1700003600'}}, {fleet: {headTime: () => 1750000000}});
+      const pressed = () => [...root.querySelectorAll('[aria-label=Time] [aria-pressed=true]')].map((one) => one.textContent).join();
+      const told = [pressed()];
+      handle.rerouted({query: {}});
+      told.push(pressed());
+      handle.leave();
+      return told;
+    })"""
+    assert ["From … to", "24 h"] == page.evaluate(script)
+
+
+def test_a_user_without_a_name(page: Page) -> None:
+    """Nobody, and not everybody."""
+    script = """import('/pages/user.js').then(({mount}) => {
+      const root = document.createElement('div');
+      mount(root, {parts: [], query: {}}, {});
+      return root.textContent;
+    })"""
+    assert "no such user" in page.evaluate(script)
+
+
+def test_a_gpu_that_a_node_does_not_have(page: Page) -> None:
+    """The page says so, and which there are."""
+    script = """async ({fleet, gpus, update}) => {
+      const {mount} = await import('/pages/gpu.js');
+      fleet.take({type: 'hello', time: 1000, nodes: [{node: 'n', state: 'healthy', gpus: gpus(['0', '1'])}]});
+      const root = document.createElement('div');
+      document.body.append(root);
+      const app = {fleet, prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
+      const handle = mount(root, {parts: ['n', '99'], query: {}}, app);
+      await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+      const said = root.querySelector('.empty')?.textContent.replace(/\\s+/g, ' ');
+      handle.leave();
+      root.remove();
+      return said;
+    }"""
+    assert "n has no GPU 99. It has GPU 0, GPU 1." == in_fleet(page, script)
+
+
+def test_a_stream_that_nobody_looks_at_or_that_hangs(page: Page) -> None:
+    """A hidden tab does not connect, whatever wakes it; an attempt without an answer is given up."""
+    script = """import('/core/live.js').then(({Live}) => {
+      const sockets = [];
+      const real = {socket: window.WebSocket, timer: window.setTimeout, fetch: window.fetch};
+      const timers = [];
+      window.WebSocket = class { constructor() { sockets.push(this); } close() { this.isClosed = true; } };
+      window.setTimeout = (work, wait) => timers.push({work, wait});
+      window.fetch = () => new Promise(() => {});
+      const hide = (hidden) => Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
+      hide(true);
+      const live = new Live(() => {}, 'ws://localhost/');
+      live.start();
+      dispatchEvent(new Event('online'));
+      const told = [live.state, sockets.length];
+      hide(false);
+      document.dispatchEvent(new Event('visibilitychange'));
+      told.push(live.state, sockets.length);
+      timers.find(({wait}) => wait === 10_000).work();
+      told.push(live.state, sockets[0].isClosed);
+      delete document.hidden;
+      clearInterval(live._watch);
+      Object.assign(window, {WebSocket: real.socket, setTimeout: real.timer, fetch: real.fetch});
+      return told;
+    })"""
+    assert ["asleep", 0, "connecting", 1, "lost", True] == page.evaluate(script)
+
+
+def test_findings_are_asked_for_when_they_are_others(page: Page) -> None:
+    """Details change all the time; what was found seldom does."""
+    script = """async ({fleet, gpus, update}) => {
+      const {mount} = await import('/pages/findings.js');
+      const real = window.setTimeout;
+      let wishes = 0;
+      const handle = mount(document.createElement('div'), {query: {}}, {fleet});
+      const tell = (...ids) => {
+        window.setTimeout = (work, wait) => { wishes += wait === 2000 ? 1 : 0; work(); };
+        update({node: 'n', gpus: gpus(['0']), values: {}, details: {findings: ids.map((id) => ({id, severity: 'low', label: '0'}))}});
+        window.setTimeout = real;
+        return wishes;
+      };
+      const told = [tell('a'), tell('a'), tell('a', 'b'), tell('b', 'a'), tell()];
+      handle.leave();
+      return told;
+    }"""
+    assert [1, 1, 2, 2, 3] == in_fleet(page, script)
