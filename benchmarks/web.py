@@ -224,7 +224,7 @@ def load(report: Report, size: Size) -> None:
                 float(
                     shown.evaluate(
                         "[...performance.getEntriesByType('resource'), ...performance.getEntriesByType('navigation')]"
-                        ".reduce((sum, entry) => sum + entry.transferSize, 0)"
+                        ".filter((entry) => !entry.name.includes('/api/')).reduce((sum, entry) => sum + entry.transferSize, 0)"
                     )
                 )
             )

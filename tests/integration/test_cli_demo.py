@@ -141,6 +141,16 @@ def test_the_past_is_there(page: Page) -> None:
     }
 
 
+def test_hours_are_those_that_were_held(page: Page) -> None:
+    """Whether the past is coarse or fine: a job that ran for all of a time held its GPUs for all of it."""
+
+    for start, end in ((300, 260), (50, 10)):
+        usage = page.get(f"/api/v1/usage?from=-{start}m&to=-{end}m&by=job&users=ada")
+        held = {row["job"]: row["gpu_seconds"] / 60 / (start - end) for row in usage["rows"]}
+        assert held
+        assert all(abs(gpus - round(gpus)) < 0.05 for gpus in held.values()), (start, held)
+
+
 def test_values_change(page: Page) -> None:
     """What the nodes send is live."""
 

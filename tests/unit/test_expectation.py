@@ -29,3 +29,12 @@ def test_a_list_that_is_not_there(tmp_path: Path) -> None:
     """A head that is given none says so at once."""
     with pytest.raises(GpulseError):
         NodeList(tmp_path / "none.txt")
+
+
+def test_names_that_no_machine_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are left out, and that is said."""
+    path = tmp_path / "node-list.txt"
+    path.write_text("alpha\nmy node\n; rm -rf ~\n", encoding="utf-8")
+
+    assert ("alpha",) == NodeList(path)()
+    assert 2 == sum("is left out" in message for message in caplog.messages)

@@ -24,6 +24,13 @@ TAKEN = grpc.aio.AioRpcError(
     grpc.aio.Metadata(),
     details="another agent is connected already",
 )
+UNCLEAR, REFUSED = (
+    grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=words)
+    for code, words in (
+        (grpc.StatusCode.INTERNAL, "Internal error from Core"),
+        (grpc.StatusCode.UNAUTHENTICATED, "wrong token"),
+    )
+)
 AWAY = UsageError("cannot read the certificate")
 
 
@@ -81,6 +88,16 @@ class World:
     async def close(self) -> None:
         """Nothing is held."""
 
+    @property
+    def welcomed_as(self) -> str | None:
+        """By which name the head knows it."""
+        return None
+
+    @property
+    def was_contacted(self) -> bool:
+        """Whether somebody would have been told that the agent is up."""
+        return self._link.contacted.is_set()
+
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -130,3 +147,20 @@ async def test_a_place_that_gets_free(world: World) -> None:
     await world.go([TAKEN, TAKEN, TAKEN, TAKEN, OSError("away"), TAKEN, None, *repeat(TAKEN, 8), None])
     assert 17 == len(world.attempts)
     assert world.now > 60.0
+
+
+async def test_a_refusal_that_got_lost(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that says nothing is none: nobody hears of it before the head has said what it means."""
+
+    with pytest.raises(RefusedByHeadError, match="wrong token"):
+        await world.go([UNCLEAR, UNCLEAR, REFUSED])
+    assert not world.was_contacted
+    assert [] == caplog.messages
+
+
+async def test_a_head_that_never_says_anything_clear(world: World) -> None:
+    """After a few attempts it is a failure as any other."""
+
+    await world.go([*repeat(UNCLEAR, 8), None])
+    assert world.was_contacted
+    assert world.now > 1.0

@@ -44,9 +44,13 @@ class NodeList:
 
     def _read(self) -> tuple[str, ...]:
         from gpulse.deploy.nodes import read_nodes  # noqa: PLC0415  most heads have no list
+        from gpulse.deploy.ssh import check_destination  # noqa: PLC0415
 
-        nodes = read_nodes(self._path)
-        for node in nodes:
-            if node.wrong is not None:
-                log.warning("%s, %s is left out: %s", self._path, node.place, node.wrong)
-        return tuple(node.name or node.reached for node in nodes if node.wrong is None)
+        names = []
+        for node in read_nodes(self._path):
+            try:
+                check_destination(node)
+                names.append(node.name or node.reached)
+            except GpulseError as error:
+                log.warning("%s, %s is left out: %s", self._path, node.place, error.message)
+        return tuple(names)

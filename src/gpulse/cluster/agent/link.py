@@ -26,6 +26,8 @@ _FORGOTTEN_SECONDS = 16.0
 _PLACE_SECONDS = 15.0
 """For so long another agent in this one's place may be an earlier life of it: heads let its place be taken after ten
 seconds of silence."""
+_MOST_UNCLEAR, _UNCLEAR_SECONDS = 5, 0.05
+"""An attempt that came to no clear answer is made again so often, that soon."""
 
 _REFUSALS: dict[grpc.StatusCode, str | None] = {
     grpc.StatusCode.UNAUTHENTICATED: "copy the head's token file to this machine and name it with --token-file",
@@ -87,6 +89,8 @@ class Link:
         self._displaced_at: float | None = None
         """Since when another agent has had this one's place, None while none has."""
         self._displaced_last = 0.0
+        self._unclear = 0
+        """How often the first answer was none."""
         self.contacted = asyncio.Event()
         """Set once the first attempt has come to something, or to nothing."""
 
@@ -148,6 +152,13 @@ class Link:
                 return self._refused(why, _REFUSALS[code])
             if code is grpc.StatusCode.ALREADY_EXISTS and not self._was_welcome:
                 return self._displaced(why)
+            if (
+                code is grpc.StatusCode.INTERNAL
+                and stream.welcomed_as is None
+                and self._unclear < _MOST_UNCLEAR
+            ):
+                self._unclear += 1  # a refusal that came while the hello was being written gets lost in gRPC
+                return _UNCLEAR_SECONDS
             if code is grpc.StatusCode.UNAVAILABLE:
                 if stream.welcomed_as is None:
                     why = await self._reason(why)

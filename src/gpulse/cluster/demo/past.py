@@ -33,7 +33,7 @@ _FINE_SECONDS, _FINE_STEP_SECONDS = 3600, 10
 """The last of it is finer where there are few nodes."""
 _BATCH_FRAMES = 60
 _JUDGE_SECONDS = 5.0
-_SLOW_SECONDS = 60.0
+_SLOW_SECONDS = 20.0
 """How often disks, network and processes are told of."""
 _SEEN_SECONDS = 40.0
 """So long after a job began its trouble would have been told."""
