@@ -205,7 +205,8 @@ class Stamped:
         Raises:
             EndOfRecordingError: There is none left.
         """
-        return self._source.sample(now)._replace(time=now, monotonic=time.monotonic())
+        monotonic = time.monotonic()  # of the same moment as `now`: the other machine may take its time
+        return self._source.sample(now)._replace(time=now, monotonic=monotonic)
 
     def close(self) -> None:
         """Let the other one go."""
