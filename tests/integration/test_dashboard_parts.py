@@ -254,3 +254,27 @@ def test_findings_are_asked_for_when_they_are_others(page: Page) -> None:
       return told;
     }"""
     assert [1, 1, 2, 2, 3] == in_fleet(page, script)
+
+
+def test_xid_errors_stand_at_their_moments(page: Page) -> None:
+    """Not at the step in which they came, nor between two of them, and only those of the time that is shown."""
+    script = """values => import('/parts/timeline-data.js').then((m) => m.xidMarks({
+      from: 100, to: 200, times: values.map((_, at) => 100 + 10 * at), series: [
+        {metric: 'xid_last_timestamp_seconds', node: 'n', subject: 'u', gpu: '0', values},
+        {metric: 'xid_last_code', node: 'n', subject: 'u', gpu: '0', values: values.map((value) => value > 140 ? 94 : 31)},
+      ]}).map((mark) => [mark.time, mark.label]))"""
+    assert [] == page.evaluate(script, [None, None])
+    assert [] == page.evaluate(script, [50.5, 50.5]), "it was before"
+    assert [[112.25, "Xid 31"]] == page.evaluate(script, [None, 112.25, 112.25])
+    assert [[112.25, "Xid 31"], [157.5, "Xid 94"]] == page.evaluate(
+        script, [50.0, 105.0, 112.25, 112.25, 112.25, 140.0, 157.5, 157.5]
+    )
+
+
+def test_numbers_of_a_silent_node_are_called_old(page: Page) -> None:
+    """Nothing is said of one that is well."""
+    script = "node => import('/core/state.js').then((m) => m.silence(node, 1000))"
+    assert not page.evaluate(script, {"state": "healthy", "connected": True, "seen": 999})
+    assert "as they were then" in page.evaluate(
+        script, {"state": "lost", "connected": False, "seen": 900, "time": 899}
+    )

@@ -1,12 +1,13 @@
 // What a GPU is doing, and for whom: made of what is known of it, never guessed.
 
-import { known } from "./format.js";
+import { clock, dateTime, duration, known } from "./format.js";
 
 /** A GPU that does no more than this does nothing. */
 export const BUSY_RATIO = 0.01;
 /** For so long after it did something, a GPU that is held is busy. */
 export const STAYS_BUSY_SECONDS = 30;
 const HELD_BYTES = 2 ** 30;
+const DAY = 86400;
 
 export const STATES = ["free", "busy", "idle", "faulty", "unknown", "lost"];
 
@@ -100,4 +101,18 @@ function isHeld(gpu) {
   }
   const { memory_used_bytes: used, memory_total_bytes: total } = gpu.values;
   return known(used) && used > Math.max(HELD_BYTES, known(total) ? total * 0.02 : 0);
+}
+
+/** Since when nothing came from a node, in words; empty while all is well. */
+export function silence(node, now) {
+  if (node.state === "healthy") {
+    return node.connected ? "" : "not connected";
+  }
+  const since = node.seen ?? node.time;
+  if (!known(since)) {
+    return node.state;
+  }
+  const when = now - since < DAY ? clock(since) : dateTime(since);
+  const stale = node.time === null ? "" : ", values are as they were then";
+  return `${node.state} since ${when} (${duration(now - since)})${stale}`;
 }

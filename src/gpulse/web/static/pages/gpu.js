@@ -3,8 +3,8 @@ import { html, nothing, render } from "../vendor/lit-html.js";
 import { lastHeard } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
-import { findingLine, HistoryPage, processTable, stat, stateMark, unknownNote } from "../parts/chart-page.js";
-import { facts, jobHref, processBars, processLabel } from "../parts/timeline-data.js";
+import { findingLine, HistoryPage, processTable, stat, stateMark, unknownNote, staleNote } from "../parts/chart-page.js";
+import { facts, jobHref, processBars, processLabel, XIDS } from "../parts/timeline-data.js";
 
 const HOPPER = "needs a Hopper GPU or later, and a driver that lets gpulse read its performance counters";
 const FIRST = [
@@ -63,7 +63,6 @@ const REST = [
   },
 ];
 const MOST_NOW = 4;
-const XIDS = ["xid_errors_total", "xid_last_code"];
 const LIVE = [
   "gpu_utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts", "temperature_celsius",
   "sm_active_ratio", "tensor_active_ratio", "sm_clock_hertz", "sm_clock_max_hertz", "temperature_slowdown_celsius", "performance_state",
@@ -148,7 +147,7 @@ function heading(page, name, label, gpu) {
       ${siblings(gpu)}
       <a class="button" href=${href("sessions", { gpus: `${name}:${label}` })}>Record a session</a>
     </div>
-    ${gpu ? html`${numbers(gpu)} ${nowLine(page, gpu)}` : noSuchGpu(page.app, name, label)}`;
+    ${gpu ? html`${numbers(gpu)} ${staleNote(gpu.node, page.app)} ${nowLine(page, gpu)}` : noSuchGpu(page.app, name, label)}`;
 }
 
 /** What is said instead of numbers: the node has no such GPU, or nothing was heard of it. */
@@ -170,7 +169,7 @@ function siblings(gpu) {
 
 function numbers(gpu) {
   const v = gpu.values;
-  return html`<dl class="stats">
+  return html`<dl class="stats" data-state=${gpu.node.state}>
     ${stat("Utilization", format.percent(v.gpu_utilization_ratio))}
     ${stat("SM active", format.percent(v.sm_active_ratio))}
     ${stat("Tensor", format.percent(v.tensor_active_ratio))}

@@ -4,11 +4,10 @@ import { byName, worst } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { MOST_LINES } from "../parts/chart-lines.js";
-import { findingsNow, HistoryPage, stat, stateMark, unknownNote } from "../parts/chart-page.js";
+import { findingsNow, HistoryPage, stat, stateMark, unknownNote, staleNote } from "../parts/chart-page.js";
 import { severityMark } from "../parts/findings.js";
-import { facts, jobHref, processBars, processLabel } from "../parts/timeline-data.js";
+import { facts, jobHref, processBars, processLabel, XIDS } from "../parts/timeline-data.js";
 
-const XIDS = ["xid_errors_total", "xid_last_code"];
 const MOST_LANES = 8;
 const gpuName = (series) => `GPU ${series.gpu ?? series.subject}`;
 const moves = (series) => series.values.some((value) => value > 0);
@@ -121,20 +120,19 @@ function heading(page, name, node) {
   return html`<div class="history-title">
       <nav class="crumbs" aria-label="Where"><a href="#/">Overview</a> <span aria-hidden="true">›</span></nav>
       <h1><bdi>${format.text(name)}</bdi></h1>
-      ${node ? stateBadge(node, page.app) : nothing}
+      ${node ? stateBadge(node) : nothing}
       ${node ? findingBadge(node.details?.findings ?? []) : nothing}
       ${Object.entries(node?.labels ?? {}).map(([key, value]) => html`<span class="badge muted">${key}=${format.text(value)}</span>`)}
       <span class="spring"></span>
       <a class="button" href=${href("sessions", { nodes: name })}>Record a session</a>
     </div>
     ${isMissing ? html`<p class="error-note">This node is expected, but was never heard of. Is its agent running?</p>`
-      : node ? numbers(node) : unknownNote(`The head knows no node ${format.text(name)}.`, page.app)}`;
+      : node ? html`${numbers(node)} ${staleNote(node, page.app)}` : unknownNote(`The head knows no node ${format.text(name)}.`, page.app)}`;
 }
 
-function stateBadge(node, app) {
+function stateBadge(node) {
   if (node.state === "healthy") return html`<span class="badge good">healthy</span>`;
-  const since = format.known(node.seen) ? `, not heard of for ${format.duration(app.fleet.headTime() - node.seen)}` : "";
-  return html`<span class="badge ${node.state === "late" ? "warn" : "bad"}">${node.state}${since}</span>`;
+  return html`<span class="badge ${node.state === "late" ? "warn" : "bad"}">${node.state}</span>`;
 }
 
 function findingBadge(findings) {
@@ -149,7 +147,7 @@ function numbers(node) {
   const h = node.host;
   const busy = node.gpus.filter((gpu) => gpu.values.gpu_utilization_ratio > 0.01).length;
   const watts = node.gpus.map((gpu) => gpu.values.power_watts).filter(format.known);
-  return html`<dl class="stats">
+  return html`<dl class="stats" data-state=${node.state}>
     ${stat("GPUs", `${busy} of ${node.gpus.length}`, "at work")}
     ${stat("CPU", format.percent(h.cpu_utilization_ratio), format.known(h.cpus) ? `of ${h.cpus}` : null)}
     ${stat("Load", format.count(h.load1))}

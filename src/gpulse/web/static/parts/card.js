@@ -1,8 +1,9 @@
 // One node: its host, its GPUs, and since when it is silent. Built when it comes into view, changed in place.
 
 import { worst } from "../core/fleet.js";
-import { bytesOf, clock, dateTime, duration, known, percent, rate, text, UNKNOWN } from "../core/format.js";
+import { bytesOf, known, percent, rate, text, UNKNOWN } from "../core/format.js";
 import { href } from "../core/router.js";
+import { silence } from "../core/state.js";
 import { Bar, BoxedText, h, setAttribute, setHidden, Text } from "./dom.js";
 import { COLUMNS, GpuRow } from "./rows.js";
 
@@ -10,7 +11,6 @@ const ALMOST_FULL = 0.92;
 const MOST_FILESYSTEMS = 4;
 const KINDS = { ssd: "SSD", hdd: "HDD", nvme: "NVMe", virtual: "virtual", memory: "memory" };
 const LAYERED = /^(dm-|md|loop)\d/;
-const DAY = 86400;
 
 /** The card of a node. */
 export class NodeCard {
@@ -328,17 +328,4 @@ function model(node) {
   const whole = node.gpus.filter((gpu) => gpu.parent === null);
   const names = [...new Set(whole.map((gpu) => text(gpu.name)))];
   return names.length ? `${whole.length} × ${names.join(", ")}` : "";
-}
-
-function silence(node, now) {
-  if (node.state === "healthy") {
-    return node.connected ? "" : "not connected";
-  }
-  const since = node.seen ?? node.time;
-  if (!known(since)) {
-    return node.state;
-  }
-  const when = now - since < DAY ? clock(since) : dateTime(since);
-  const stale = node.time === null ? "" : ", values are as they were then";
-  return `${node.state} since ${when} (${duration(now - since)})${stale}`;
 }

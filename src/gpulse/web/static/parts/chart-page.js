@@ -4,6 +4,7 @@ import { get } from "../core/api.js";
 import { gpuState, STATE_GLYPHS, STATE_TITLES } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
+import { silence } from "../core/state.js";
 import { Board } from "./chart-board.js";
 import { meaningHref, rank, severityMark } from "./findings.js";
 import { emptyManual, findingTitle, manual } from "./manual.js";
@@ -160,6 +161,12 @@ const SKELETON = html`
   <div class="history-picks"></div>
   <div class="history-grid"></div>
   <div class="history-more"></div>`;
+
+/** Since when the numbers are old; nothing while all is well. */
+export function staleNote(node, app) {
+  const words = silence(node, app.fleet.headTime());
+  return words ? html`<p class="stale-note" role="note">${words}</p>` : nothing;
+}
 
 /** A number with its name, for the line at the head of a page. */
 export function stat(name, value, note = null) {

@@ -196,17 +196,25 @@ export function isAbout(subject, label) {
   });
 }
 
-/** Xid errors, from the history of their count. */
+/** What `xidMarks` is made of. */
+export const XIDS = ["xid_last_timestamp_seconds", "xid_last_code"];
+
+/** Xid errors, at the moments that the driver reported them. */
 export function xidMarks(answer, { withGpu = false } = {}) {
   const marks = [];
-  for (const rate of answer?.series.filter((series) => series.metric === "xid_errors_total") ?? []) {
-    const codes = answer.series.find((series) => series.metric === "xid_last_code" && series.subject === rate.subject);
-    rate.values.forEach((value, at) => {
-      if (!(value > 0)) return;
-      const code = codes?.values[at];
-      const label = `Xid${format.known(code) ? ` ${Math.round(code)}` : ""}${withGpu ? ` · GPU ${rate.gpu}` : ""}`;
-      marks.push(mark(`xid ${rate.subject} ${answer.times[at]}`, answer.times[at], {
-        label, glyph: "!", tone: "bad", subject: `${label}: the driver reported an error of GPU ${rate.gpu} of ${rate.node}`, rows: [],
+  for (const moments of answer?.series.filter((series) => series.metric === XIDS[0]) ?? []) {
+    const codes = answer.series.find((series) => series.metric === XIDS[1] && series.subject === moments.subject);
+    let last = null;
+    moments.values.forEach((value, at) => {
+      if (!format.known(value) || (last !== null && value - last < 1)) return;
+      // Within its own step a new moment is mixed with the one before it; the next step has it alone.
+      const settled = last !== null && format.known(moments.values[at + 1]) ? at + 1 : at;
+      last = moments.values[settled];
+      if (last < answer.from || last > answer.to) return;
+      const code = codes?.values[settled];
+      const label = `Xid${format.known(code) ? ` ${Math.round(code)}` : ""}${withGpu ? ` · GPU ${moments.gpu}` : ""}`;
+      marks.push(mark(`xid ${moments.subject} ${Math.round(last)}`, last, {
+        label, glyph: "!", tone: "bad", subject: `${label}: the driver reported an error of GPU ${moments.gpu} of ${moments.node}`, rows: [],
       }));
     });
   }
