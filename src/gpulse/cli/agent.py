@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from gpulse.cli.service import EndSignals, Ready
     from gpulse.cluster.agent.agent import AgentConfig
     from gpulse.cluster.agent.link import Tls
-    from gpulse.model.frame import Frame
     from gpulse.sources.base import Source
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -186,31 +184,13 @@ def _source(
     """Where frames come from, and who is told whether PCIe traffic is wanted."""
     other = shell.other_source(demo=demo, replay=replay)
     if other is not None:
+        from gpulse.cluster.agent.stamped import Stamped  # noqa: PLC0415  not for a real machine
+
         return Stamped(other), lambda _: None
     from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
 
     machine = LocalMachine(interval_seconds=interval or 0.5, threads=True)
     return machine, machine.wait_for_pcie
-
-
-class Stamped:
-    """Another machine's frames as if they were of now."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def sample(self, now: float) -> Frame:
-        """The next frame, with the times of now.
-
-        Raises:
-            EndOfRecordingError: There is none left.
-        """
-        monotonic = time.monotonic()  # of the same moment as `now`: the other machine may take its time
-        return self._source.sample(now)._replace(time=now, monotonic=monotonic)
-
-    def close(self) -> None:
-        """Let the other one go."""
-        self._source.close()
 
 
 def _check_name(name: str) -> None:

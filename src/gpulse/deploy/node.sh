@@ -172,10 +172,13 @@ lock() {
       [ "$verb" = up ] || return 0 # no room for a lock: numbers with their starts are safe without it
       writable # whoever had it may have removed everything
     elif [ "$(ticks "${held%%.*}")" != "${held#*.}" ]; then # whoever had it is gone
-      mv -f "$here/lock" "$here/lock.$$" 2>/dev/null
-      [ "$(readlink "$here/lock.$$" 2>/dev/null)" = "$held" ] || ln -s "$(readlink "$here/lock.$$")" "$here/lock" 2>/dev/null
-      rm -f "$here/lock.$$"
-      continue
+      if mv -f "$here/lock" "$here/lock.$$" 2>/dev/null; then
+        [ "$(readlink "$here/lock.$$" 2>/dev/null)" = "$held" ] || ln -s "$(readlink "$here/lock.$$")" "$here/lock" 2>/dev/null
+        rm -f "$here/lock.$$"
+        continue
+      fi
+      held= # nothing can be written here, and nobody has the lock
+      [ "$verb" = up ] || return 0
     fi
     if [ "$(seconds)" -ge "$until_then" ]; then
       [ -n "$held" ] || no_room "$here"

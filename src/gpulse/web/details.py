@@ -78,7 +78,7 @@ def _held(process: GpuProcess) -> Document:
         "pid": process.pid,
         "kind": process.kind,
         "gpu_memory_bytes": process.gpu_memory_bytes,
-        "sm_ratio": process.sm_ratio,
+        **_some({} if process.sm_ratio is None else {"sm_ratio": process.sm_ratio}, ("sm_ratio",)),
     }
 
 

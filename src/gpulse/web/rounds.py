@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -72,12 +71,11 @@ class Rounds:
         loop = asyncio.get_running_loop()
         sent: dict[int, Sent] = {}
         missing: list[str] | None = None
-        ended = -math.inf
         while True:
             parts = [part async for part in without_holding(self._news.since(self._wanted, sent))]
             absent, missing = missing, list(self._head.missing())
+            ended = loop.time()
             if parts or absent != missing:
-                ended = loop.time()
                 self.number += 1
                 self.text = self._update(parts, missing if absent != missing else None)
                 for listener in self._listeners:

@@ -244,6 +244,8 @@ def some_of(*words: str) -> Kind:
 
     def read(given: Any, now: float) -> tuple[str, ...]:
         found = dict.fromkeys(one.parse(item, now) for item in _parts(given, now))
+        if not found:
+            raise ValueError("it is empty")
         if len(found) > MOST_CHOSEN:
             raise ValueError(f"it has {len(found)} entries, {MOST_CHOSEN} are the most")
         return tuple(found)

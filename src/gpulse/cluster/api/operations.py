@@ -54,6 +54,8 @@ _SOME_GPUS = f.Field("gpus", f.PARTS, "only these GPUs, as index, node:index or 
 _FORMAT = f.Field("format", f.choice(*_FORMATS), "the kind of file; json when left out")
 _FROM = f.Field("from", f.TIME, "epoch seconds, ISO 8601, -10m (ten minutes ago) or now")
 _TO = f.Field("to", f.TIME, "as from; now when left out")
+_MOST_ROWS = 5000
+"""Of an answer about usage; its file has them all."""
 _MAYBE_NAME = f.Field("name", f.NAME, "the session's name", may_be_empty=True)
 _NAME = f.Field("name", f.NAME, "the session's name or id", required=True)
 _USERS = f.Field("users", f.PARTS, "only what these users hold")
@@ -95,12 +97,18 @@ def _history(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
     )
 
 
-def _usage(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
+def _whole_usage(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
     return head.usage(start=given.pop("from", None), end=given.pop("to", None), **given)
 
 
+async def _usage(head: HeadInterface, given: dict[str, Any]) -> Document:
+    document = await _whole_usage(head, given)
+    rows = document["rows"]
+    return {**document, "truncated": len(rows) > _MOST_ROWS, "rows": rows[:_MOST_ROWS]}
+
+
 async def _usage_file(head: HeadInterface, given: dict[str, Any]) -> Download:
-    return usage_file(await _usage(head, given))
+    return usage_file(await _whole_usage(head, given))
 
 
 def _session_file(head: HeadInterface, given: dict[str, Any]) -> Download:

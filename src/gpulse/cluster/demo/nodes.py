@@ -30,11 +30,10 @@ from typing import Any
 
 from gpulse.cluster.agent.agent import AgentConfig, run_agent
 from gpulse.cluster.agent.link import LinkConfig
+from gpulse.cluster.agent.stamped import Stamped
 from gpulse.cluster.demo.past import machine_id, simulated, write_past
 from gpulse.cluster.demo.plan import ClusterPlan, NodePlan, cluster_plan
 from gpulse.errors import DiskError, GpulseError
-from gpulse.model.frame import Frame
-from gpulse.sources.simulated import DemoMachine
 
 DIRECTORY_PREFIX = "gpulse-demo-"
 _TIDY_SECONDS = 3.0
@@ -44,21 +43,6 @@ _MEMORY_FRAMES = 600
 _SPOOL_BYTES = 16 << 20
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_ROOM = "make room for some 100 MB there, or name another place: TMPDIR=/somewhere gpulse demo"
-
-
-class _Now:
-    """A simulated machine with this machine's monotonic clock, as agents of real ones have it."""
-
-    def __init__(self, machine: DemoMachine) -> None:
-        self._machine = machine
-
-    def sample(self, now: float) -> Frame:
-        """The machine at this moment."""
-        return self._machine.sample(now)._replace(monotonic=time.monotonic())
-
-    def close(self) -> None:
-        """Let the machine go."""
-        self._machine.close()
 
 
 def remove(directory: str, seconds: float = _TIDY_SECONDS) -> None:
@@ -114,7 +98,7 @@ async def _play(node: NodePlan, plan: ClusterPlan, started: float, head: str, st
     stop = asyncio.Event()
     if node.leaves is not None:
         asyncio.get_running_loop().call_later(node.leaves, stop.set)
-    await run_agent(config, _Now(simulated(node, started)), stop=stop)
+    await run_agent(config, Stamped(simulated(node, started)), stop=stop)
 
 
 async def _play_all(plan: ClusterPlan, started: float, head: str, directory: str) -> None:

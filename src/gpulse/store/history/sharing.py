@@ -8,8 +8,10 @@ needed; where they do not, their minutes are asked.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpulse.errors import DiskError, GpulseError
@@ -22,6 +24,8 @@ from gpulse.store.history.segments import SHARES, SealedFile, Segment
 
 if TYPE_CHECKING:
     import duckdb
+
+log = logging.getLogger(__name__)
 
 IDLE_RATIO = 0.01
 """A GPU whose mean utilization in a minute is at most this did nothing in it."""
@@ -283,8 +287,14 @@ def divide(
             made.append(packer.write(level=level))
     except DiskError:
         raise
-    except GpulseError:  # who held GPUs is answered from minutes then
+    except GpulseError as error:  # who held GPUs is answered from minutes then
+        log.warning(
+            "a segment has no shares of GPUs, and questions about its time are slow: %s", error.message
+        )
         database.execute("DROP TABLE IF EXISTS packed")
+        for file in made:
+            with suppress(OSError):
+                os.unlink(f"{target}/{file.name}")
         return []
     return made
 

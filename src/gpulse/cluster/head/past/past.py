@@ -23,7 +23,6 @@ _SUBJECTS_A_NODE = 8
 _FEWEST_POINTS = 10
 _MOST_PROCESSES = 2000
 _DEFAULT_USAGE_SECONDS = 86_400.0
-_MOST_ROWS = 5000
 _KNOWN_BEFORE_SECONDS = 120.0
 """Processes are looked for that ended so long before: they are seen on a GPU a little later than the book knows."""
 
@@ -242,8 +241,7 @@ class Past:
                 "capacity_seconds": round(sum(capacity.values()), 3),
                 "gpu_seconds": round(sum(row.seconds for row in rows), 3),
                 "idle_seconds": round(sum(row.idle for row in known), 3) if known or not rows else None,
-                "truncated": len(rows) > _MOST_ROWS,
-                "rows": [row.document(by, names) for row in rows[:_MOST_ROWS]],
+                "rows": [row.document(by, names) for row in rows],
             }
 
         return {
