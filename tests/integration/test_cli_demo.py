@@ -148,7 +148,9 @@ def test_hours_are_those_that_were_held(page: Page) -> None:
         usage = page.get(f"/api/v1/usage?from=-{start}m&to=-{end}m&by=job&users=ada")
         held = {row["job"]: row["gpu_seconds"] / 60 / (start - end) for row in usage["rows"]}
         assert held
-        edges = 1 / (start - end)  # the past is a frame each 20 s at the finest: either end may have one too many
+        edges = 1 / (
+            start - end
+        )  # the past is a frame each 20 s at the finest: either end may have one too many
         assert all(abs(gpus / round(gpus) - 1) < edges for gpus in held.values()), (start, held)
 
 
