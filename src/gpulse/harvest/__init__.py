@@ -1,0 +1,1 @@
+"""Idle GPUs do useful work, and are given back at once."""

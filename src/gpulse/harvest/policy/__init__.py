@@ -1,0 +1,1 @@
+"""What to start and what to stop: a pure function from events to instructions."""

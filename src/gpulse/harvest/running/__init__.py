@@ -1,0 +1,1 @@
+"""The programs we start, and everything that they start."""

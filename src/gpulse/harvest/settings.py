@@ -1,0 +1,128 @@
+"""What somebody wants harvested: programs, GPUs, and when a GPU counts as free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from gpulse.errors import UsageError
+
+Restart = Literal["always", "on-failure", "never"]
+
+DEFAULT_INTERVAL_SECONDS = 10.0
+DEFAULT_IDLE_SECONDS = 10.0
+DEFAULT_COOLDOWN_SECONDS = 60.0
+DEFAULT_QUIET_SECONDS = 60.0
+DEFAULT_GRACE_SECONDS = 3.0
+DEFAULT_PEOPLE_IDLE_SECONDS = 300.0
+DEFAULT_BACKOFF_SECONDS = 5.0
+DEFAULT_LONGEST_BACKOFF_SECONDS = 600.0
+
+
+class ConfigError(UsageError):
+    """A configuration that is refused; the message begins with the file and, where there is one, the line."""
+
+
+class Gpu(NamedTuple):
+    """One GPU of this machine."""
+
+    index: int
+    """NVML's, the order of the PCI bus."""
+    minor: int
+    """N of /dev/nvidiaN."""
+    uuid: str
+    name: str
+
+
+class Span(NamedTuple):
+    """A part of some days; one that ends before it begins goes on into the next day."""
+
+    days: frozenset[int]
+    """On which it begins, 0 is Monday."""
+    start_minute: int
+    end_minute: int
+
+    def holds(self, local: datetime) -> bool:
+        """True when this moment lies in it."""
+        minute = local.hour * 60 + local.minute
+        if self.start_minute < self.end_minute:
+            return local.weekday() in self.days and self.start_minute <= minute < self.end_minute
+        evening = local.weekday() in self.days and minute >= self.start_minute
+        morning = (local.weekday() - 1) % 7 in self.days and minute < self.end_minute
+        return evening or morning
+
+
+class Hours(NamedTuple):
+    """When work may be done."""
+
+    spans: tuple[Span, ...] = ()
+    """None: always."""
+
+    def open_at(self, local: datetime) -> bool:
+        """True when work may be done at this moment."""
+        return not self.spans or any(span.holds(local) for span in self.spans)
+
+
+class Program(NamedTuple):
+    """One program that runs while its GPUs are idle."""
+
+    name: str
+    command: tuple[str, ...]
+    gpus: tuple[int, ...]
+    """Indices; all of them must be idle."""
+    whole: bool = False
+    """It wants all GPUs, and is preferred to those that want some."""
+    directory: str = "."
+    log: str | None = None
+    """Appended to; None: where harvest itself writes."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Beside harvest's own; the visible GPUs are in it."""
+    user: str | None = None
+    """None: who runs harvest."""
+    nice: int | None = None
+    ionice: str | None = None
+    """`idle`, `best-effort` or `best-effort:N`; None: unchanged."""
+    cpus: tuple[int, ...] = ()
+    """The CPUs it may use; none: all."""
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
+    stop_signal: int = 15
+    hours: Hours = Hours()
+    restart: Restart = "always"
+    backoff_seconds: float = DEFAULT_BACKOFF_SECONDS
+    longest_backoff_seconds: float = DEFAULT_LONGEST_BACKOFF_SECONDS
+
+
+class People(NamedTuple):
+    """Whose work at the machine itself stops the programs."""
+
+    enabled: bool = False
+    whitelist: frozenset[str] = frozenset()
+    idle_seconds: float = DEFAULT_PEOPLE_IDLE_SECONDS
+
+
+class Settings(NamedTuple):
+    """One configuration, checked against the machine."""
+
+    path: str
+    gpus: Mapping[int, frozenset[str]]
+    """The GPUs that are watched, each with the programs that may use it without counting."""
+    programs: tuple[Program, ...]
+    interval_seconds: float = DEFAULT_INTERVAL_SECONDS
+    idle_seconds: float = DEFAULT_IDLE_SECONDS
+    """How long a GPU must have been free before a program is started."""
+    cooldown_seconds: float = DEFAULT_COOLDOWN_SECONDS
+    """How long a GPU is left alone after somebody came."""
+    quiet_seconds: float = DEFAULT_QUIET_SECONDS
+    """How long somebody counts who has a GPU open without a context or memory on it."""
+    utilization_ratio: float | None = None
+    """A GPU that is busier than this is nobody's to take; None: not looked at."""
+    memory_bytes: int | None = None
+    """Nor one with more memory in use than this."""
+    most_gpus: int | None = None
+    hours: Hours = Hours()
+    people: People = People()
+    ignore_users: frozenset[str] = frozenset()
+    """Whose use never counts."""
+    always_users: frozenset[str] = frozenset()
+    """Whose use always counts, whatever the program."""

@@ -1,0 +1,1 @@
+"""Who uses the GPUs and who is at the machine."""

@@ -1,0 +1,486 @@
+"""What harvest starts and stops, told as stories."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpulse.harvest.policy.state import State, begin
+from gpulse.harvest.policy.step import next_time, step
+from gpulse.harvest.policy.words import (
+    Changed,
+    Closed,
+    Ended,
+    Event,
+    Heard,
+    Instruction,
+    Kill,
+    Looked,
+    Passed,
+    Signal,
+    Start,
+)
+from gpulse.harvest.running.told import Exited, Failed, Gone, Process, Started
+from gpulse.harvest.settings import Hours, People, Program, Settings, Span
+from gpulse.harvest.sight.seen import Holder, Presence, Sighting, Use
+
+ME = Process(1, 1)
+FREE = Use()
+NVIDIA_SMI = Holder(70, 7, ("nvidia-smi",), "bob", working=False, files=frozenset({3}))
+TRAINING = Holder(71, 8, ("python3", "train.py"), "alice", working=True, files=frozenset({4}))
+EXPORTER = Holder(72, 9, ("exporter",), "root", working=False, files=frozenset({5}))
+
+
+def program(name: str = "fold", *gpus: int, whole: bool = False, **changes: Any) -> Program:
+    """A program for some GPUs, the first one when none is named."""
+    return Program(name, (name,), gpus or (0,), whole=whole)._replace(**changes)
+
+
+def settings(*programs: Program, gpus: int = 2, **changes: Any) -> Settings:
+    """A configuration that starts at once and leaves a GPU alone for a minute."""
+    watched = dict.fromkeys(range(gpus), frozenset({"nvidia-smi"}))
+    return Settings("harvest.toml", watched, programs or (program(),), idle_seconds=0)._replace(**changes)
+
+
+class Story:
+    """The policy, driven by hand."""
+
+    def __init__(self, wanted: Settings) -> None:
+        self.state: State = begin(wanted)
+        self.now = 1000.0
+
+    def tell(self, event: Event) -> list[Instruction]:
+        """Any event."""
+        self.now = event.now
+        self.state, instructions = step(self.state, event)
+        return instructions
+
+    def see(
+        self, *uses: Use, after: float = 1.0, people: tuple[Presence, ...] | None = None
+    ) -> list[Instruction]:
+        """A look at the GPUs, in their order; those that are not named are free."""
+        known = dict(enumerate(uses))
+        everything = {index: known.get(index, FREE) for index in self.state.settings.gpus}
+        return self.tell(Looked(self.now + after, Sighting(everything, people)))
+
+    def hear(self, told: Started | Exited | Failed | Gone, after: float = 0.0) -> list[Instruction]:
+        """A word of the runner."""
+        return self.tell(Heard(self.now + after, told))
+
+    def wait(self, seconds: float) -> list[Instruction]:
+        """Time goes by."""
+        return self.tell(Passed(self.now + seconds, self.state.wall_offset))
+
+    def run(self) -> str:
+        """The only run there is."""
+        (run,) = self.state.runs
+        return run
+
+
+def started(instructions: list[Instruction]) -> list[str]:
+    """The programs that are to be started."""
+    return [instruction.program.name for instruction in instructions if isinstance(instruction, Start)]
+
+
+def test_a_free_gpu_gets_its_program() -> None:
+    """It is started at the first look that finds the GPU free, and once only."""
+
+    story = Story(settings())
+
+    assert [] == story.wait(1)
+    assert ["fold"] == started(story.see())
+    assert [] == story.see()
+
+
+def test_somebody_who_comes_is_given_way_to() -> None:
+    """The stop signal at once, the end after the grace period, and each of them once."""
+
+    story = Story(settings(program(grace_seconds=5)))
+    story.see()
+    run = story.run()
+
+    (first,) = story.see(Use((TRAINING,)))
+    assert isinstance(first, Signal)
+    assert (run, 15) == first[:2]
+    assert ("gpu", "alice") == first.reason[:2]
+    assert "alice's python3 (pid 71) works on GPU 0" == first.reason.what
+    assert [] == story.see(Use((TRAINING,)))
+    assert [] == story.wait(3.5)
+    (second,) = story.wait(0.5)
+    assert isinstance(second, Kill)
+    assert [] == story.wait(10)
+    assert [] == story.hear(Gone(run))
+
+
+def test_no_grace_is_the_end_at_once() -> None:
+    """Where no time is given, nobody is asked."""
+
+    story = Story(settings(program(grace_seconds=0)))
+    story.see()
+
+    assert [Kill] == [type(order) for order in story.see(Use((TRAINING,)))]
+
+
+def test_nothing_is_started_while_something_of_ours_is_left() -> None:
+    """A GPU belongs to a run until nothing of it is there."""
+
+    story = Story(settings(cooldown_seconds=0))
+    story.see()
+    run = story.run()
+    story.see(Use((TRAINING,)))
+
+    assert [] == story.see(after=60)[1:]
+    story.hear(Exited(run, -15))
+    assert [] == started(story.see())
+    assert ["fold"] == started(story.hear(Gone(run)))
+
+
+def test_a_gpu_is_left_alone_for_a_while_after_somebody_came() -> None:
+    """Counted from the last time somebody was there, so that one who comes and goes is not met each time."""
+
+    story = Story(settings(cooldown_seconds=60))
+    story.see()
+    run = story.run()
+    story.see(Use((TRAINING,)))
+    story.hear(Gone(run))
+
+    assert [] == started(story.see(after=59))
+    assert [] == started(story.see(Use((TRAINING,)), after=0.5))
+    assert [] == started(story.see(after=59))
+    assert ["fold"] == started(story.wait(2))
+
+
+def test_a_gpu_must_have_been_free_for_some_time() -> None:
+    """One look at a free GPU is not enough when idle_seconds says so."""
+
+    story = Story(settings(idle_seconds=30))
+    story.see()
+
+    assert [] == story.see(after=29)
+    assert story.state.gpus[0].free_since is not None
+    assert story.now + 1 == next_time(story.state, story.now)
+    assert ["fold"] == started(story.wait(1))
+
+
+def test_not_knowing_is_as_somebody_being_there() -> None:
+    """Neither is a program started, nor left running."""
+
+    story = Story(settings())
+    story.see()
+    story.see(Use(unknown="the driver does not answer"))
+
+    assert story.state.runs[story.run()].reason is not None
+    assert "unknown" == story.state.runs[story.run()].reason.kind  # type: ignore[union-attr]
+    fresh = Story(settings())
+    assert [] == fresh.see(Use(unknown="no permission"))
+
+
+def test_looks_that_do_not_come_are_not_knowing() -> None:
+    """A GPU that nobody looked at for several intervals is given back."""
+
+    story = Story(settings(interval_seconds=10))
+    story.see()
+
+    assert [] == story.wait(34)
+    assert ["unknown"] == [order.reason.kind for order in story.wait(2) if isinstance(order, Signal)]
+
+
+def test_ignored_programs_do_not_count() -> None:
+    """A look by nvidia-smi neither stops a program nor keeps one from being started."""
+
+    story = Story(settings())
+
+    assert ["fold"] == started(story.see(Use((NVIDIA_SMI,))))
+    assert [] == story.see(Use((NVIDIA_SMI,)))
+
+
+@pytest.mark.parametrize(
+    ("ignored", "always", "stopped"),
+    [((), (), False), ((), ("bob",), True), (("alice",), (), False), (("bob",), ("bob",), True)],
+)
+def test_some_users_never_count_and_some_always_do(
+    ignored: tuple[str, ...], always: tuple[str, ...], stopped: bool
+) -> None:
+    """Those who always count do so whatever program they run, and also when they are among the others."""
+
+    story = Story(settings(ignore_users=frozenset(ignored), always_users=frozenset(always)))
+    story.see()
+    holders = (NVIDIA_SMI,) if "alice" not in ignored else (TRAINING,)
+
+    assert stopped == bool(story.see(Use(holders)))
+
+
+def test_one_who_only_holds_a_gpu_stops_counting() -> None:
+    """An exporter preempts when it opens the GPU, is a user for a minute, and again when it opens it once more."""
+
+    story = Story(settings(quiet_seconds=60, cooldown_seconds=0))
+    story.see()
+    run = story.run()
+    assert [Signal] == [type(order) for order in story.see(Use((EXPORTER,)))]
+    story.hear(Gone(run))
+
+    assert [] == story.see(Use((EXPORTER,)), after=59)
+    assert ["fold"] == started(story.see(Use((EXPORTER,)), after=1))
+    again = EXPORTER._replace(files=frozenset({5, 6}))
+    assert [Signal] == [type(order) for order in story.see(Use((again,)))]
+
+
+def test_one_who_begins_to_work_counts() -> None:
+    """However long it had been quiet before."""
+
+    story = Story(settings(quiet_seconds=10))
+    story.see(Use((EXPORTER,)))
+    assert ["fold"] == started(story.see(Use((EXPORTER,)), after=10))
+
+    assert [Signal] == [type(order) for order in story.see(Use((EXPORTER._replace(working=True),)))]
+
+
+def test_an_open_by_somebody_out_of_sight_counts_for_a_while() -> None:
+    """As any holder without work: it preempts, and is forgotten when nothing comes of it."""
+
+    story = Story(settings(quiet_seconds=60, cooldown_seconds=0))
+    story.see()
+    run = story.run()
+    (order,) = story.see(Use(opened_unseen=True))
+    assert isinstance(order, Signal)
+    story.hear(Gone(run))
+
+    assert [] == story.see(after=59)
+    assert ["fold"] == started(story.see(after=1))
+
+
+def test_thresholds_are_for_what_nobody_in_sight_does() -> None:
+    """A GPU that is busy or full is not taken; on one that we use they say nothing."""
+
+    story = Story(settings(utilization_ratio=0.05, memory_bytes=1 << 30))
+
+    assert [] == story.see(Use(utilization_ratio=0.5, memory_bytes=0))
+    assert [] == story.see(Use(utilization_ratio=0.0, memory_bytes=2 << 30))
+    assert [] == story.see(Use(utilization_ratio=None, memory_bytes=0))
+    assert [] == story.see(Use(utilization_ratio=0.0, memory_bytes=None))
+    assert ["fold"] == started(story.see(Use(utilization_ratio=0.05, memory_bytes=1 << 30)))
+    assert [] == story.see(Use(utilization_ratio=1.0, memory_bytes=9 << 30))
+
+
+def test_a_program_for_two_gpus_needs_both() -> None:
+    """And goes when somebody comes to either."""
+
+    story = Story(settings(program("pair", 0, 1)))
+
+    assert [] == story.see(FREE, Use((TRAINING,)))
+    assert ["pair"] == started(story.see())
+    assert [Signal] == [type(order) for order in story.see(FREE, Use((TRAINING,)))]
+
+
+def test_a_program_for_all_is_preferred() -> None:
+    """It comes first when all GPUs are free, whatever the order in the file."""
+
+    story = Story(settings(program("single", 0), program("all", 0, 1, whole=True)))
+
+    assert ["all"] == started(story.see())
+
+
+def test_a_program_for_all_displaces_those_for_some() -> None:
+    """Once the last GPU is free the others make room, and nothing else is started meanwhile."""
+
+    single, other = program("single", 0), program("other", 0)
+    story = Story(settings(single, other, program("all", 0, 1, whole=True)))
+    assert ["single"] == started(story.see(FREE, Use((TRAINING,))))
+    run = story.run()
+
+    (order,) = story.see()
+    assert isinstance(order, Signal)
+    assert "displaced" == order.reason.kind
+    assert ["all"] == started(story.hear(Gone(run)))
+
+
+def test_a_program_for_all_that_fails_lets_the_others_work() -> None:
+    """It does not drive them away each time that it may be tried again."""
+
+    whole = program("all", 0, 1, whole=True, backoff_seconds=5, longest_backoff_seconds=100)
+    story = Story(settings(program("single", 0), whole, gpus=2, interval_seconds=100))
+    assert ["all"] == started(story.see())
+    story.hear(Exited(story.run(), 1))
+    assert ["single"] == started(story.hear(Gone(story.run())))
+
+    assert [] == story.see(after=20)
+    assert ["displaced"] == [order.reason.kind for order in story.see(after=90) if isinstance(order, Signal)]
+
+
+def test_as_many_gpus_as_are_allowed() -> None:
+    """The rest waits, and takes the place of one that ends."""
+
+    one, two = program("one", 0, restart="never"), program("two", 1)
+    story = Story(settings(one, two, most_gpus=1))
+
+    assert ["one"] == started(story.see())
+    story.hear(Exited(story.run(), 0))
+    assert ["two"] == started(story.hear(Gone(story.run())))
+
+
+def test_people_at_the_machine() -> None:
+    """Everything goes when somebody sits down, and nothing is known before the first look."""
+
+    there = Presence("carol", "pts/3", 4.0)
+    people = People(enabled=True, whitelist=frozenset({"dave"}), idle_seconds=300)
+    story = Story(settings(people=people))
+
+    assert [] == story.see()
+    assert [] == story.see(people=(there,))
+    assert [] == story.see(people=(there._replace(idle_seconds=None),))
+    away = (there._replace(idle_seconds=300.0), there._replace(user="dave"))
+    assert ["fold"] == started(story.see(people=away))
+    assert [] == story.see()
+    (order,) = story.see(people=(there,))
+    assert isinstance(order, Signal)
+    assert ("people", "carol", "carol is at pts/3") == order.reason
+
+
+def test_hours_of_the_day() -> None:
+    """A program is started within its hours, over midnight too, and stopped at their end."""
+
+    night = Hours((Span(frozenset({0}), 22 * 60, 7 * 60),))
+    story = Story(settings(program(hours=night), interval_seconds=1e9))
+
+    def at(day: int, hour: int) -> list[Instruction]:
+        moment = datetime(2026, 6, day, hour, 30, tzinfo=UTC).replace(tzinfo=None).timestamp()
+        return [*story.tell(Passed(story.now, moment - story.now)), *story.see()]
+
+    assert [] == at(1, 21)
+    assert ["fold"] == started(at(1, 22))
+    assert [] == at(2, 6)
+    stop = story.tell(Passed(story.now, story.state.wall_offset + 3600))
+    assert ["hours"] == [order.reason.kind for order in stop if isinstance(order, Signal)]
+    story.hear(Gone(story.run()))
+    assert [] == at(2, 22)
+
+
+def test_a_program_that_crashes_is_started_less_and_less_often() -> None:
+    """The waits double up to the longest, and a good long run forgets them."""
+
+    failing = program(backoff_seconds=5, longest_backoff_seconds=18)
+    story = Story(settings(failing, interval_seconds=1e6))
+    story.see()
+    waits = []
+    for _ in range(4):
+        story.hear(Exited(story.run(), 1))
+        story.hear(Gone(story.run()))
+        soonest = next_time(story.state, story.now)
+        assert soonest is not None
+        waits.append(soonest - story.now)
+        assert ["fold"] == started(story.wait(soonest - story.now))
+
+    assert [5, 10, 18, 18] == waits
+    story.wait(100)
+    story.hear(Exited(story.run(), -11))
+    story.hear(Gone(story.run()))
+    assert story.now + 5 == next_time(story.state, story.now)
+
+
+@pytest.mark.parametrize(
+    ("restart", "status", "again"),
+    [
+        ("always", 0, True),
+        ("always", 1, True),
+        ("on-failure", 0, False),
+        ("on-failure", 1, True),
+        ("never", 1, False),
+    ],
+)
+def test_restart_policies(restart: str, status: int, again: bool) -> None:
+    """Whether one that ended by itself is started again."""
+
+    story = Story(settings(program(restart=restart), interval_seconds=1e6))
+    story.see()
+    story.hear(Started(story.run(), ME, ME))
+    story.hear(Exited(story.run(), status), after=200)
+    orders = [*story.hear(Gone(story.run())), *story.wait(1000)]
+
+    assert again == bool(started(orders))
+
+
+def test_a_preempted_program_did_not_fail() -> None:
+    """Whatever its exit code was after the signal, and also when it should never be restarted."""
+
+    story = Story(settings(program(restart="never"), cooldown_seconds=0))
+    story.see()
+    run = story.run()
+    story.see(Use((TRAINING,)))
+    story.hear(Exited(run, 143))
+    story.hear(Gone(run))
+
+    assert ["fold"] == started(story.see())
+
+
+def test_one_that_cannot_be_started_waits() -> None:
+    """Why it could not be is kept."""
+
+    story = Story(settings(interval_seconds=1e6))
+    story.see()
+    story.hear(Failed(story.run(), "no such file"))
+
+    assert "no such file" == story.state.programs["fold"].last_error
+    assert ["fold"] == started(story.wait(5))
+
+
+def test_a_change_of_the_configuration() -> None:
+    """What is unchanged goes on; what changed or left is stopped, then started as it is now."""
+
+    kept, before = program("kept", 0), program("changed", 1)
+    story = Story(settings(kept, before))
+    assert ["kept", "changed"] == started(story.see())
+    after = before._replace(command=("changed", "--faster"))
+
+    orders = story.tell(Changed(story.now, settings(kept, after)))
+
+    (order,) = orders
+    assert isinstance(order, Signal)
+    assert ("changed.2", "changed") == (order.run, order.reason.kind)
+    assert [] == story.hear(Gone("changed.2"))
+    (again,) = story.see()
+    assert isinstance(again, Start)
+    assert after == again.program
+
+
+def test_a_gpu_that_is_no_longer_watched_is_given_back() -> None:
+    """With the programs on it."""
+
+    story = Story(settings(program("one", 1)))
+    story.see()
+
+    orders = story.tell(Changed(story.now, settings(program("zero", 0), gpus=1)))
+    assert ["one.1"] == [order.run for order in orders if isinstance(order, Signal)]
+    assert ["zero"] == started(story.see())
+
+
+def test_the_end() -> None:
+    """Everything is asked to end, ended when it does not, and nothing is started."""
+
+    story = Story(settings(program("a", 0), program("b", 1), interval_seconds=1e6))
+    story.see()
+
+    assert [Signal, Signal] == [type(order) for order in story.tell(Ended(story.now))]
+    assert [Kill, Kill] == [type(order) for order in story.wait(3)]
+    assert [] == [*story.hear(Gone("a.1")), *story.hear(Gone("b.2")), *story.see()]
+    assert not story.state.runs
+
+
+def test_when_nothing_new_is_wanted_what_runs_goes_on() -> None:
+    """Until it ends, and it is not started again."""
+
+    story = Story(settings())
+    story.see()
+
+    assert [] == story.tell(Closed(story.now))
+    story.hear(Exited(story.run(), 0), after=100)
+    assert [] == [*story.hear(Gone(story.run())), *story.see()]
+
+
+def test_what_is_told_of_unknown_runs_is_nothing() -> None:
+    """The runner may speak of one that was given up."""
+
+    story = Story(settings())
+
+    assert [] == story.hear(Gone("other.1"))
