@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import pytest_asyncio
+
+from gpulse.harvest.running.told import Exited, Gone
+from tests.integration.harvest_runs import TREE, Lab, a_lab, python, there
+
+COUNTING = """
+def count(word):
+    def asked(number, frame):
+        say(word, "asked")
+        if word == "program":
+            os._exit(0)
+    signal.signal(signal.SIGTERM, asked)
+    rest(word)
+if os.fork() == 0:
+    count("member")
+count("daemon" if daemon() else "program")
+"""
+BOMB = """
+end = time.monotonic() + 8
+deaf()
+say("bomb")
+os.fork()
+os.fork()
+while time.monotonic() < end:
+    if os.fork() == 0:
+        os.setsid()
+    else:
+        os._exit(0)
+"""
+FILLING = """
+os.set_blocking(1, False)
+try:
+    while True:
+        os.write(1, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(1, True)
+with open(sys.argv[1], "w") as ready:
+    ready.write("full\\n")
+os.write(1, b"x" * 4096)
+"""
+STRIKING = """
+if daemon():
+    deaf()
+    rest("daemon")
+os.fork() == 0 and rest("child")
+signal.signal(signal.SIGUSR1, lambda number, frame: os.kill(os.getppid(), signal.SIGKILL))
+rest("program")
+"""
+
+
+@pytest_asyncio.fixture(name="lab")
+async def _lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    async with a_lab(tmp_path) as lab:
+        yield lab
+
+
+@pytest.fixture(name="own")
+def _own() -> Iterator[subprocess.Popen[bytes]]:
+    """A child that the runner did not start."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        yield child
+        child.kill()
+
+
+async def test_what_a_program_forked_goes_with_it(lab: Lab) -> None:
+    """Children, and daemons that left its group and session, are asked to end as the program is."""
+
+    await lab.started('os.fork() == 0 and rest("child"); rest("daemon") if daemon() else rest("program")')
+    processes = await lab.processes(3)
+    lab.runner.signal("run", signal.SIGTERM)
+    await lab.gone()
+
+    assert {"child": False, "daemon": False, "program": False} == {w: there(p) for w, p in processes.items()}
+
+
+async def test_nobody_is_asked_twice(lab: Lab) -> None:
+    """The program, a deaf member of its group and a deaf daemon each get the signal once; then they are killed."""
+
+    await lab.started(COUNTING)
+    await lab.processes(3)
+    lab.runner.signal("run", signal.SIGTERM)
+    assert Exited("run", 0) == await lab.next(Exited)
+    lab.runner.signal("run", signal.SIGTERM)
+    assert Gone("run") == await lab.next(Gone)
+
+    assert ["daemon asked", "member asked", "program asked"] == sorted(await lab.rest())
+
+
+async def test_a_daemon_that_outlives_its_parent_is_ended(lab: Lab) -> None:
+    """When the program ends, what it left is asked, and killed after the grace; only then is it gone."""
+
+    await lab.started('daemon() and (deaf(), rest("daemon")); say("program", os.getppid()); sys.exit(0)')
+    daemon = (await lab.processes(2))["daemon"]
+    assert Exited("run", 0) == await lab.next(Exited)
+    begun = monotonic()
+    assert Gone("run") == await lab.next(Gone)
+
+    assert 0.2 < monotonic() - begun < 1.0
+    assert not there(daemon)
+
+
+async def test_a_program_that_ignores_the_signal_is_killed(lab: Lab) -> None:
+    """It stays until the order to kill, and is gone with its daemon a moment after that."""
+
+    await lab.started('deaf(); rest("daemon") if daemon() else rest("program")', grace_seconds=60.0)
+    processes = await lab.processes(2)
+    lab.runner.signal("run", signal.SIGTERM)
+    await asyncio.sleep(0.05)
+    assert [True, True] == [there(process) for process in processes.values()]
+
+    begun = monotonic()
+    lab.runner.kill("run")
+    await lab.gone()
+
+    assert monotonic() - begun < 0.2
+    assert [False, False] == [there(process) for process in processes.values()]
+
+
+@pytest.mark.parametrize("keeper", ["kept", "lost"])
+async def test_a_fork_bomb_is_outrun(lab: Lab, keeper: str) -> None:
+    """Processes that fork, change their session and exit as fast as they can are killed to the last."""
+
+    started = await lab.started(BOMB, grace_seconds=60.0)
+    await lab.line()
+    await lab.next(Exited)
+    begun = monotonic()
+    if keeper == "lost":
+        os.kill(started.keeper.pid, signal.SIGKILL)
+    lab.runner.kill("run")
+    assert Gone("run") == await lab.next(Gone)
+
+    assert monotonic() - begun < 3.0
+    await lab.runner.close(1.0)
+    assert {} == TREE.below(TREE.myself())
+
+
+async def test_a_program_that_nobody_listens_to_can_be_ended(lab: Lab, tmp_path: Path) -> None:
+    """One that hangs because its output is full goes when it is told."""
+
+    full = tmp_path / "full"
+    os.mkfifo(full)
+    descriptor = os.open(full, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        started = await lab.started("", command=python(FILLING, str(lab.pipe)), log=str(full))
+        assert "full" == await lab.line()
+        lab.runner.signal("run", signal.SIGTERM)
+        await lab.gone()
+    finally:
+        os.close(descriptor)
+
+    assert not there(started.program)
+
+
+async def test_a_program_without_descriptors_is_ended(lab: Lab) -> None:
+    """It closed everything it had, and neither its keeper nor we depend on that."""
+
+    started = await lab.started('say("up"); os.closerange(0, 1024); signal.pause()')
+    await lab.line()
+    lab.runner.signal("run", signal.SIGTERM)
+    await lab.gone()
+
+    assert not there(started.program)
+
+
+@pytest.mark.parametrize("who", ["program", "somebody"])
+async def test_what_loses_its_keeper_is_ended(lab: Lab, who: str) -> None:
+    """A keeper that is killed, by its own program or by others, leaves its whole tree to us: asked, then killed."""
+
+    started = await lab.started(STRIKING)
+    processes = await lab.processes(3)
+    if who == "program":
+        os.kill(started.program.pid, signal.SIGUSR1)
+    else:
+        os.kill(started.keeper.pid, signal.SIGKILL)
+    assert Exited("run", -signal.SIGTERM) == await lab.next(Exited)
+    assert Gone("run") == await lab.next(Gone)
+
+    assert {"child": False, "daemon": False, "program": False} == {w: there(p) for w, p in processes.items()}
+
+
+async def test_one_lost_keeper_leaves_other_runs_alone(lab: Lab, own: subprocess.Popen[bytes]) -> None:
+    """What another keeper has is not touched, nor is a child that we started ourselves."""
+
+    lost = await lab.started('deaf(); rest("lost")', run="lost")
+    kept = await lab.started('deaf(); rest("kept")', run="kept")
+    await lab.processes(2)
+    os.kill(lost.keeper.pid, signal.SIGKILL)
+    await lab.gone("lost")
+
+    assert [False, True, True] == [there(lost.program), there(kept.program), there(kept.keeper)]
+    assert own.poll() is None
+
+
+async def test_a_keeper_that_was_stopped_goes_on(lab: Lab) -> None:
+    """An order wakes it."""
+
+    started = await lab.started('rest("program")')
+    await lab.processes(1)
+    os.kill(started.keeper.pid, signal.SIGSTOP)
+    begun = monotonic()
+    lab.runner.signal("run", signal.SIGTERM)
+    await lab.gone()
+
+    assert monotonic() - begun < 0.4
+    assert not there(started.program)
+
+
+async def test_a_keeper_that_does_not_kill_is_killed_itself(lab: Lab) -> None:
+    """When it is stopped as soon as it wakes, we do its work: daemons and all are gone half a second later."""
+
+    started = await lab.started('deaf(); rest("daemon") if daemon() else rest("program")')
+    processes = await lab.processes(2)
+    os.kill(started.keeper.pid, signal.SIGSTOP)
+    begun = monotonic()
+    lab.runner.kill("run")
+    os.kill(started.keeper.pid, signal.SIGSTOP)
+    await lab.gone()
+
+    assert monotonic() - begun < 1.5
+    assert [False, False] == [there(process) for process in processes.values()]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpulse.errors import UsageError
+from gpulse.harvest.running.errand import io_priority, to_work
+from gpulse.harvest.running.work import User, work_from_json
+from gpulse.harvest.settings import Program
+
+
+def test_work_survives_the_line() -> None:
+    """What a keeper reads is what was written, bytes that are no text included."""
+
+    program = Program(
+        "name", ("run", os.fsdecode(b"\xff")), (0,), log="log", nice=3, ionice="idle", cpus=(1, 2)
+    )
+    work = to_work("mark/run", program, {"A": os.fsdecode(b"\xfe\n")}, "/proc")
+    somebody = work._replace(user=User("ada", 1, 2, [2, 3]))
+
+    assert "\n" not in work.to_json()
+    for written in (work, somebody):
+        read = work_from_json(written.to_json())
+        assert written == read._replace(command=tuple(read.command), cpus=tuple(read.cpus))
+
+
+def test_the_configuration_wins_over_the_environment_and_marks_over_both() -> None:
+    """A program cannot pass for another run; paths mean what they mean to harvest."""
+
+    program = Program(
+        "name",
+        ("run",),
+        (0,),
+        directory="here",
+        log="log",
+        environment=(("A", "2"), ("GPULSE_HARVEST_RUN", "no")),
+    )
+    work = to_work("mark/run", program, {"A": "1", "B": "1"}, "/proc")
+
+    assert {
+        "A": "2",
+        "B": "1",
+        "GPULSE_HARVEST_RUN": "mark/run",
+        "GPULSE_HARVEST_PROGRAM": "name",
+    } == work.environment
+    assert (os.path.abspath("here"), os.path.abspath("log")) == (work.directory, work.log)
+
+
+@pytest.mark.parametrize(
+    ("ionice", "value"),
+    [
+        ("idle", 3 << 13),
+        ("best-effort", 2 << 13 | 4),
+        ("best-effort:0", 2 << 13),
+        ("best-effort:7", 2 << 13 | 7),
+    ],
+)
+def test_ionice_is_the_kernels(ionice: str, value: int) -> None:
+    """Class and level in one number."""
+
+    assert value == io_priority(ionice)
+
+
+@pytest.mark.parametrize(
+    "ionice", ["", "realtime", "best-effort:8", "best-effort:x", "best-effort:-1", "idle:x"]
+)
+def test_no_other_ionice_is_taken(ionice: str) -> None:
+    """What the kernel has no word for is refused."""
+
+    with pytest.raises(UsageError, match="no ionice"):
+        io_priority(ionice)
