@@ -20,6 +20,7 @@ class Roots(NamedTuple):
     proc: str = "/proc"
     sys: str = "/sys"
     dev: str = "/dev"
+    run: str = "/run"
 
 
 def read_record(path: str, size: int = 4096) -> bytes:
