@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 DASH = "\u2013"
+FOLD = {"pid": 1, "user": "ada", "job": "harvest:fold"}
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +100,19 @@ def test_words_of_an_address_change(page: Page) -> None:
         ({"gpu_utilization_ratio": None}, [], "free"),
         ({"gpu_utilization_ratio": None}, [{"pid": 1}], "busy"),
         ({"gpu_utilization_ratio": None, "sm_active_ratio": 0.0}, [{"pid": 1}], "idle"),
+        ({"gpu_utilization_ratio": 0.9}, [FOLD], "harvested"),
+        ({"gpu_utilization_ratio": 0.0}, [FOLD], "harvested"),
+        ({"gpu_utilization_ratio": 0.0, "harvest_state": 2}, [], "harvested"),
+        ({"gpu_utilization_ratio": 0.9, "harvest_state": 3}, [{"pid": 1}], "harvested"),
+        ({"gpu_utilization_ratio": 0.9, "harvest_state": 2}, [FOLD, {"pid": 2, "user": "bob"}], "busy"),
+        ({"gpu_utilization_ratio": 0.0, "harvest_state": 1}, [], "free"),
+        ({"gpu_utilization_ratio": 0.0, "harvest_state": 0}, [], "free"),
     ],
 )
 def test_the_state_of_a_gpu(
     page: Page, values: dict[str, float | None], processes: list[Any] | None, expected: str
 ) -> None:
-    """Busy when it works, idle when it is held and does not, free when nobody holds it, never a guess."""
+    """Busy when it works, idle when it is held and does not, harvested when only a harvest has it, free when nobody holds it."""
     script = """({core, fleet, gpus, update, given}) => {
       const values = Object.fromEntries(Object.entries(given.values).map(([name, value]) => [name, [value]]));
       update({node: 'n', gpus: gpus(['0']), values, details: {processes: [given.processes]}});
@@ -264,7 +272,16 @@ def test_instances_count_and_not_what_they_are_parts_of(page: Page) -> None:
       return [counts, filter.tallyText(counts)];
     }"""
     counts, text = in_fleet(page, script)
-    assert {"all": 3, "free": 2, "busy": 1, "idle": 0, "faulty": 0, "unknown": 0, "lost": 0} == counts
+    assert {
+        "all": 3,
+        "free": 2,
+        "harvested": 0,
+        "busy": 1,
+        "idle": 0,
+        "faulty": 0,
+        "unknown": 0,
+        "lost": 0,
+    } == counts
     assert "3 GPUs: 2 free, 1 busy" == text
 
 
@@ -280,6 +297,35 @@ def test_the_order_of_nodes(page: Page) -> None:
     by_name, by_free = in_fleet(page, script)
     assert ["gpu-1", "gpu-2", "gpu-3", "gpu-10"] == by_name
     assert ["gpu-2", "gpu-10", "gpu-1", "gpu-3"] == by_free
+
+
+def test_harvested_gpus_are_neither_free_nor_anybodys(page: Page) -> None:
+    """They are counted and found apart, come right after free ones, and nobody holds them."""
+    script = """({core, filter, fleet, gpus, update, process, given}) => {
+      const fold = process('ada', {job: 'harvest:fold'});
+      const told = {a: [process('bob')], b: [fold], c: [process('bob'), fold]};
+      for (const [node, processes] of Object.entries(told)) {
+        update({node, gpus: gpus(['0']), values: {gpu_utilization_ratio: [0.9]}, details: {processes: [processes]}});
+      }
+      const found = (filtered) => {
+        const matcher = new filter.Matcher({...filter.NO_FILTER, ...filtered});
+        return [...fleet.nodes.values()].filter((node) => matcher.gpus(node) !== null).map((node) => node.name).join();
+      };
+      return [
+        filter.tallyText(filter.tally(fleet.gpus())),
+        [found({state: 'harvested'}), found({state: 'free'}), found({state: 'busy'}), found({user: 'ada'}), found({q: 'harvest:fold'})],
+        filter.order(fleet, {...filter.NO_FILTER, sort: 'free'}).join(),
+        filter.usersSeen(fleet).join(),
+        [...fleet.gpus()].map((gpu) => core.usersOf(gpu).join()),
+      ];
+    }"""
+    assert [
+        "3 GPUs: 0 free, 1 harvested (yours when you use it), 2 busy",
+        ["b", "", "a,c", "", "b,c"],
+        "b,a,c",
+        "bob",
+        ["bob", "", "bob"],
+    ] == in_fleet(page, script)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,57 @@ def test_an_own_time_ends_with_back(page: Page) -> None:
     assert ["From … to", "24 h"] == page.evaluate(script)
 
 
+_ROW = """({user, held, harvested}) => ({
+  user, job: null, program: null, node: null, pid: null, start_time: null, gpu_seconds: held, idle_seconds: held ? 0 : null,
+  harvested_seconds: harvested, utilization_mean: 0.5, memory_bytes_max: 1, energy_joules: 1, gpus: 1, nodes: ['n'], processes: 1,
+  first: 0, last: 3600})"""
+
+
+@pytest.mark.parametrize("harvested", [0, 7200])
+def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> None:
+    """Beside what people held, and only where something was harvested."""
+    script = """async harvested => {
+      const {mount} = await import('/pages/who.js');
+      const row = ROW;
+      const rows = [row({user: 'ada', held: 3600, harvested: 0}), ...(harvested ? [row({user: 'bob', held: 0, harvested})] : [])];
+      const answer = {from: 0, to: 14400, step: 60, by: 'user', gpus: 1, capacity_seconds: 14400, gpu_seconds: 3600, idle_seconds: 0,
+        harvested_seconds: harvested, truncated: false, rows};
+      const before = window.fetch;
+      window.fetch = async () => new Response(JSON.stringify(answer), {headers: {'content-type': 'application/json'}});
+      const root = document.createElement('div');
+      const handle = mount(root, {query: {}}, {fleet: {headTime: () => 14400}});
+      while (!root.querySelector('tfoot')) await new Promise((resolve) => setTimeout(resolve));
+      const words = (selector) => [...root.querySelectorAll(selector)].map((one) => one.textContent.replace(/\\s+/g, ' ').trim());
+      const told = [words('.usage-summary dt').slice(2), words('.usage-summary dd').slice(2), words('[data-label=Harvested]')];
+      handle.leave();
+      window.fetch = before;
+      return told;
+    }""".replace("ROW", _ROW)
+    told = page.evaluate(script, harvested)
+    if harvested:
+        assert [
+            ["in use", "held, idle", "harvested", "free"],
+            ["1.00 25 %", "0.00 0 %", "2.00 50 %", "1.00 25 %"],
+            ["0.00", "2.00", "2.00"],
+        ] == told
+    else:
+        assert [["in use", "held, idle", "free"], ["1.00 25 %", "0.00 0 %", "3.00 75 %"], []] == told
+
+
+def test_a_harvested_gpu_says_that_it_can_be_had(page: Page) -> None:
+    """Above the program that makes use of it."""
+    script = """async ({fleet, gpus, update, process}) => {
+      const {GpuRow} = await import('/parts/rows.js');
+      update({node: 'n', gpus: gpus(['0']), values: {gpu_utilization_ratio: [0.9]},
+        details: {processes: [[process('ada', {job: 'harvest:fold'})]]}});
+      const row = new GpuRow(fleet.nodes.get('n').gpus[0]);
+      row.update(1000);
+      const [values, jobs] = row.elements;
+      return [values.dataset.state, jobs.querySelector('.job-note').textContent, jobs.querySelector('.badge.harvest').textContent];
+    }"""
+    assert ["harvested", "harvested: yours as soon as you use it", "harvest:fold"] == in_fleet(page, script)
+
+
 def test_a_user_without_a_name(page: Page) -> None:
     """Nobody, and not everybody."""
     script = """import('/pages/user.js').then(({mount}) => {

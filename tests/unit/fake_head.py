@@ -290,6 +290,7 @@ class FakeHead:
             "user": "=ada",
             "gpu_seconds": 60.0,
             "idle_seconds": 0.0,
+            "harvested_seconds": 0.0,
             "utilization_mean": 0.5,
             "memory_bytes_max": 1024,
             "gpus": 1,
@@ -307,6 +308,7 @@ class FakeHead:
             "capacity_seconds": 10_800.0,
             "gpu_seconds": 60.0,
             "idle_seconds": 0.0,
+            "harvested_seconds": 0.0,
             "truncated": False,
             "rows": [row],
         }

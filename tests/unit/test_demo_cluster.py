@@ -49,6 +49,22 @@ def test_every_kind_of_use_is_there() -> None:
     assert len({gpu.device.uuid for frame in frames.values() for gpu in frame.gpus}) == 64
 
 
+def test_idle_gpus_are_harvested() -> None:
+    """One has been all along, others were given back once for a while; the rest of the cluster knows nothing of it."""
+
+    def told(seconds: float) -> list[tuple[float | None, ...]]:
+        names = ("harvest_state", "harvested_seconds_total", "harvest_preemptions_total")
+        return [tuple(gpu.get(name) for name in names) for gpu in frames_at(seconds)["gpu-07"].gpus]
+
+    jobs = {process.identity.owner.job for process in frames_at(5.0)["gpu-07"].processes}
+
+    assert "harvest:fold" in jobs
+    assert [(None, None, None)] * 5 == told(5.0)[:5]
+    assert [(2, PAST_SECONDS + 5.0 - 51 * 60, 1)] * 2 == told(5.0)[5:7]
+    assert (2, PAST_SECONDS + 5.0, 0) == told(5.0)[7]
+    assert [0, 2] == [told(-2.8 * 3600)[place][0] for place in (5, 7)]
+
+
 def test_two_people_share_a_gpu() -> None:
     """Both processes are on it, each of its own user, neither the other's child."""
 

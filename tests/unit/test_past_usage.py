@@ -41,6 +41,7 @@ async def test_one_process_alone(lab: Lab) -> None:
         **dict.fromkeys(("job", "program", "node", "pid", "start_time")),
         "gpu_seconds": 90.0,
         "idle_seconds": 0.0,
+        "harvested_seconds": 0.0,
         "utilization_mean": 0.5,
         "memory_bytes_max": 5 << 30,
         "energy_joules": 9000.0,
@@ -114,6 +115,27 @@ async def test_a_job_over_two_nodes(lab: Lab) -> None:
     )
     assert {"bob": 60.0} == held(await lab.usage(start=0, end=60, users=("bob",)))
     assert {"ada": 120.0} == held(await lab.usage(start=0, end=60, nodes=("n1",)))
+
+
+async def test_harvested_time_is_nobodys_own(lab: Lab) -> None:
+    """It has a column of its own, and charges nobody with idleness, energy or GPUs they did not ask for."""
+    lab.fill(MINUTE, Held(7), Held(8, ("1",), job="harvest:fold"))
+    lab.fill(MINUTE, Held(9, ("0", "1"), user="bob", job="harvest:fold"), node=2)
+    answer = await lab.usage(start=0, end=60)
+    told = ("user", "gpu_seconds", "idle_seconds", "harvested_seconds", "energy_joules", "gpus", "processes")
+    assert [("ada", 60.0, 0.0, 60.0, 6000.0, 1, 1), ("bob", 0.0, None, 120.0, 12000.0, 2, 1)] == [
+        tuple(row[name] for name in told) for row in answer["rows"]
+    ]
+    assert (60.0, 0.0, 180.0) == tuple(answer[name] for name in told[1:4])
+    jobs = await lab.usage(start=0, end=60, by="job")
+    assert [
+        (None, "ada", 60.0, 0.0),
+        ("harvest:fold", "bob", 0.0, 120.0),
+        ("harvest:fold", "ada", 0.0, 60.0),
+    ] == [
+        tuple(row[name] for name in ("job", "user", "gpu_seconds", "harvested_seconds"))
+        for row in jobs["rows"]
+    ]
 
 
 async def test_a_pid_that_is_used_again(lab: Lab) -> None:
@@ -241,5 +263,5 @@ async def test_the_file_cannot_become_a_formula(lab: Lab) -> None:
     lines = b"".join([piece async for piece in file.pieces]).decode().splitlines()
     assert "gpulse-usage-20270115T080000Z-20270115T080100Z.csv" == file.name
     assert 3 == len(lines)
-    assert lines[1].startswith('"\'=cmd|""x""",\'-1,python3 train.py,,,,60.0,0.0,0.5,')
+    assert lines[1].startswith('"\'=cmd|""x""",\'-1,python3 train.py,,,,60.0,0.0,0.0,0.5,')
     assert lines[2].startswith(",,'@SUM(A1) train.py,n1,8,2027-01-15T07:58:20Z,60.0,")

@@ -15,6 +15,7 @@ import click
 
 from gpulse.cli import beside, shell
 from gpulse.errors import UsageError
+from gpulse.terminal import harvested
 
 if TYPE_CHECKING:
     from gpulse.cli import selection
@@ -99,6 +100,8 @@ class Watch:
         self._pid = pid
         self._wanted: set[str] = set()
         """UUIDs of the GPUs that the wanted process is on."""
+        self._harvested: dict[str, dict[str, None]] = {}
+        """By GPU the jobs of harvests that were seen on it."""
         self._who = f"process {pid}"
         self._missing: str | None = None
         """Why there is nothing to watch."""
@@ -213,7 +216,9 @@ class Watch:
         return ()
 
     def _notes(self) -> Iterator[str]:
-        """What is worth knowing about the end of the command."""
+        """What is worth knowing about the end of the command, and about work that is nobody's own."""
+        for label, jobs in self._harvested.items():
+            yield f"GPU {label}: {', '.join(jobs)} ran there, which gives way as soon as somebody uses the GPU"
         if self._goes_on:
             yield f"the command (pid {self._pid}) goes on running"
         elif self.exit_code:
@@ -222,6 +227,7 @@ class Watch:
 
     def _take(self, frame: Frame, related: Callable[[int], set[int]]) -> None:
         frame = self._choose(frame)
+        self._note_harvest(frame)
         if self._pid is not None:
             family = related(self._pid)
             self._wanted.update(
@@ -232,6 +238,13 @@ class Watch:
             # Whoever else is on these GPUs is seen there, but his CPU time is not this job's.
             frame = frame._replace(processes=tuple(p for p in frame.processes if p.pid in family))
         self.timeline.feed(frame)
+
+    def _note_harvest(self, frame: Frame) -> None:
+        jobs = harvested.jobs(frame)
+        for gpu in frame.gpus if jobs else ():
+            seen = {jobs[process.pid]: None for process in gpu.processes or () if process.pid in jobs}
+            if seen:
+                self._harvested.setdefault(gpu.device.label, {}).update(seen)
 
     def _note_no_gpu(self, frame: Frame) -> None:
         reasons = [entry.detail for entry in frame.health if entry.source == "nvml"]

@@ -13,7 +13,7 @@ class Owner(NamedTuple):
     user: str | None = None
     uid: int | None = None
     job: str | None = None
-    """The scheduler's job, such as `slurm:4711`."""
+    """The scheduler's job, such as `slurm:4711`, or the harvest's, such as `harvest:fold`."""
     container: str | None = None
     """Container id, shortened to twelve digits."""
     pod: str | None = None

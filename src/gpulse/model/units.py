@@ -122,6 +122,13 @@ def seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
 
 
+def hours(value: float) -> str:
+    """A length of work added up over many GPUs: `3.2 h`, `12 min`, `8 s`."""
+    if value >= 3600:
+        return f"{value / 3600:.1f} h"
+    return f"{value / 60:.0f} min" if value >= 60 else f"{value:.0f} s"
+
+
 def duration(seconds: float | None) -> str:
     """`45s`, `12:03`, `2:13:05`, `3d04h`."""
     if seconds is None:

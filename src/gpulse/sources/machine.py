@@ -10,6 +10,7 @@ from gpulse.model.frame import Frame
 from gpulse.model.health import Health
 from gpulse.sources.base import HealthLog
 from gpulse.sources.disks import DiskReader, FilesystemReader
+from gpulse.sources.harvest import HarvestReader, with_harvests
 from gpulse.sources.host import HostReader, read_node
 from gpulse.sources.network import NetworkReader
 from gpulse.sources.nvml.cadence import Cadence, Patience
@@ -59,6 +60,7 @@ class LocalMachine:
         self._disks = DiskReader(roots)
         self._filesystems = FilesystemReader(roots)
         self._network = NetworkReader(roots)
+        self._harvest = HarvestReader(roots)
         self._processes = ProcessReader(roots, threads=threads, details_seconds=cadence.details)
         self._health = HealthLog()
         self._node: Node = read_node(roots)
@@ -92,8 +94,9 @@ class LocalMachine:
         gpus, gpu_health = self._gpus.collect(
             now, tick_patience=max(self._tick_patience, patience / 4), patience=patience
         )
+        harvests = self._harvest.read(now)
         pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
-        processes, cgroups, process_health = self._processes.read(now, pids)
+        processes, cgroups, process_health = self._processes.read(now, pids, harvests)
         self._sampled = True
         health: list[Health] = [
             *gpu_health,
@@ -107,7 +110,7 @@ class LocalMachine:
             time=now,
             monotonic=clock,
             node=self._named(),
-            gpus=gpus,
+            gpus=with_harvests(gpus, harvests),
             host=host,
             disks=disks,
             filesystems=filesystems,

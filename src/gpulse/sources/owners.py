@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from gpulse.model.harvest import job_of
 from gpulse.model.process import Owner
 
 _SLURM_JOB = re.compile(r"(?:slurm[^/]*/uid_\d+|slurmstepd\.scope)/job_(\d+)(?=/|$)")
@@ -25,7 +26,7 @@ def find_owner(uid: int | None, cgroups: Iterable[str], environ: bytes | None = 
     return Owner(
         user=user_name(uid),
         uid=uid,
-        job=slurm_job(paths) or slurm_job_of_environ(environ),
+        job=slurm_job(paths) or slurm_job_of_environ(environ) or harvest_job_of_environ(environ),
         container=container(paths),
         pod=pod(paths),
     )
@@ -46,6 +47,15 @@ def slurm_job_of_environ(environ: bytes | None) -> str | None:
         name, _, value = entry.partition(b"=")
         if name in (b"SLURM_JOB_ID", b"SLURM_JOBID") and value.isdigit():
             return f"slurm:{value.decode()}"
+    return None
+
+
+def harvest_job_of_environ(environ: bytes | None) -> str | None:
+    """The program of a harvest that a process's environment names, such as `harvest:fold`."""
+    for entry in (environ or b"").split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name == b"GPULSE_HARVEST_PROGRAM" and value:
+            return job_of(value.decode("utf-8", "replace"))
     return None
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpulse.model.device import Device
 from gpulse.model.frame import GpuReading, HostReading
+from gpulse.model.harvest import STATE_CODES, is_harvested
 from gpulse.model.metric import CATALOGUE, Scope, Values
 from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.reel import NO_CARRY, Carry, added, core_growth, grown, grown_cores, loop
@@ -59,6 +60,8 @@ class Track:
     def __init__(
         self, slot: int, stints: Sequence[Stint], started: float, number: int, *, inside: bool
     ) -> None:
+        self._stints = tuple(stints)
+        self._is_harvested = any(is_harvested(stint.scene.job) for stint in stints)
         self._plays: list[_Play] = []
         for place, stint in enumerate(stints):
             play = _Play(slot, place, stint, started, number, inside=inside)
@@ -73,7 +76,11 @@ class Track:
         for later in self._plays[1:]:
             if later.stint.begin <= seconds:
                 play = later
-        return play.at(seconds, whole=whole, over=over)
+        part = play.at(seconds, whole=whole, over=over)
+        if not self._is_harvested:
+            return part
+        gpu = part.gpu
+        return part._replace(gpu=gpu._replace(values=gpu.values | _harvest(self._stints, seconds)))
 
 
 class _Play:
@@ -167,6 +174,25 @@ class _Play:
             command=tuple(command.split()),
             owner=Owner(user=user, job=scene.job, container=scene.container, pod=scene.pod),
         )
+
+
+def _harvest(stints: Sequence[Stint], seconds: float) -> Values:
+    """What a harvest would say of a GPU after it played these stints up to some moment."""
+    harvested, preemptions, state = 0.0, 0, STATE_CODES["waiting"]
+    for place, stint in enumerate(stints):
+        if place and stint.begin > seconds:
+            break
+        end = stints[place + 1].begin if place + 1 < len(stints) else seconds
+        state = STATE_CODES["people" if stint.scene.user else "waiting"]
+        if is_harvested(stint.scene.job):
+            state = STATE_CODES["harvested"]
+            harvested += max(0.0, min(end, seconds) - stint.begin)
+            preemptions += end < seconds
+    return {
+        "harvest_state": state,
+        "harvested_seconds_total": harvested,
+        "harvest_preemptions_total": preemptions,
+    }
 
 
 def _named(device: Device, slot: int, number: int) -> Device:

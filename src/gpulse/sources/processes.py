@@ -6,11 +6,13 @@ import os
 from collections.abc import Collection, Iterator
 
 from gpulse.model.frame import CgroupReading
+from gpulse.model.harvest import job_of
 from gpulse.model.health import Health
 from gpulse.model.metric import Values
-from gpulse.model.process import ProcessIdentity, ProcessReading, Thread
+from gpulse.model.process import Owner, ProcessIdentity, ProcessReading, Thread
 from gpulse.sources.cgroups import CgroupReader, Paths, main_path
 from gpulse.sources.family import Family
+from gpulse.sources.harvest import Harvests, program_of
 from gpulse.sources.owners import find_owner
 from gpulse.sources.procfs import (
     Roots,
@@ -113,6 +115,7 @@ class ProcessReader:
         self._cgroups = CgroupReader(roots)
         self._known: dict[int, _Known] = {}
         self._gone: set[int] = set()
+        self._harvests = Harvests()
         self._ticks_per_second = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._machine_at: float | None = None
@@ -122,9 +125,10 @@ class ProcessReader:
         self._is_initial_namespace = read_link(f"{roots.proc}/self/ns/pid") in (None, _INITIAL_NAMESPACE)
 
     def read(
-        self, now: float, pids: Collection[int]
+        self, now: float, pids: Collection[int], harvests: Harvests | None = None
     ) -> tuple[tuple[ProcessReading, ...], tuple[CgroupReading, ...], list[Health]]:
         """The processes with these pids, then their descendants; `now` is in epoch seconds."""
+        self._harvests = harvests or Harvests()
         if due(now, self._machine_at, _REFRESH_SECONDS):
             self._look_at_machine(now)
         readings: list[ProcessReading] = []
@@ -235,7 +239,7 @@ class ProcessReader:
             start_time=self._start_time(stat),
             name=text(stat.comm),
             command=parse_command(command),
-            owner=find_owner(status.uid, known.groups.values(), environ),
+            owner=self._owner(pid, status.uid, known.groups, environ),
             cgroup=main_path(known.groups),
         )
         known.comm = stat.comm
@@ -243,6 +247,14 @@ class ProcessReader:
         known.identified_at = now
         known.period = self._period(known.identity, now, soon=waiting or unsettled)
         self._family.note(pid, stat.parent_pid)
+
+    def _owner(self, pid: int, uid: int | None, groups: Paths, environ: bytes) -> Owner:
+        owner = find_owner(uid, groups.values(), environ)
+        if owner.job is None and self._harvests.programs:
+            # Another user's environment cannot be read, and a program may have emptied its own.
+            program = program_of(pid, uid, self._harvests, self._roots)
+            owner = owner if program is None else owner._replace(job=job_of(program))
+        return owner
 
     def _start_time(self, stat: PidStat) -> float | None:
         return (

@@ -8,6 +8,7 @@ from gpulse.model.frame import GpuReading
 from gpulse.model.metric import Value
 from gpulse.model.snapshot import Snapshot
 from gpulse.terminal import format as f
+from gpulse.terminal import harvested
 from gpulse.terminal.table import Paint, flowed
 
 Say = Callable[[Value], str]
@@ -15,6 +16,10 @@ Say = Callable[[Value], str]
 
 def _kilowatt_hours(joules: Value) -> str:
     return f"{joules / 3.6e6:.2f}kWh"
+
+
+def _times(count: Value) -> str:
+    return "once" if count == 1 else f"{f.count(count)} times"
 
 
 def _on(value: Value) -> str:
@@ -63,6 +68,11 @@ _SUBJECTS: dict[str, tuple[tuple[str, str, Say], ...]] = {
         ("reserved", "memory_reserved_bytes", f.size),
         ("ECC uncorrected", "ecc_uncorrected_errors_total", f.count),
         ("remapped rows", "remapped_rows_uncorrected", f.count),
+    ),
+    "harvest": (
+        ("now", "harvest_state", harvested.state),
+        ("so far", "harvested_seconds_total", f.hours),
+        ("given back", "harvest_preemptions_total", _times),
     ),
     "mode": (
         ("compute", "compute_mode", f.number),

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from gpulse.model.clocks import Reason, is_lowered_cap, reasons
 from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.harvest import is_harvested
 from gpulse.model.process import GpuProcess, ProcessReading
 from gpulse.terminal import format as f
+from gpulse.terminal import harvested
 from gpulse.terminal.table import Cell, Column, Paint, render, wrapped
 
 _COLUMNS = (
@@ -48,7 +50,9 @@ def gpu_lines(frame: Frame, width: int, paint: Paint) -> list[str]:
     """One row a GPU or MIG instance; columns that no GPU here can fill are left out."""
     by_pid = {process.pid: process for process in frame.processes}
     troubles = {h.subject: h.detail for h in frame.health if h.is_problem and h.source == "nvml"}
-    return render(_COLUMNS, [_row(gpu, by_pid, troubles) for gpu in frame.gpus], width, paint)
+    lines = render(_COLUMNS, [_row(gpu, by_pid, troubles) for gpu in frame.gpus], width, paint)
+    note = harvested.note(frame)
+    return lines if note is None else [*lines, *(paint("dim", line) for line in wrapped(note, width))]
 
 
 def no_gpu_lines(frame: Frame, width: int, paint: Paint) -> Iterator[str]:
@@ -128,11 +132,11 @@ def _holders(gpu: GpuReading, by_pid: dict[int, ProcessReading]) -> Cell:
     if gpu.processes is None:
         return Cell(f.UNKNOWN)
     holders = [(process, by_pid.get(process.pid)) for process in gpu.processes]
-    people = Counter(_user(known) or _program(known) for _, known in holders)
+    people = Counter(_who(known) for _, known in holders)
     return Cell(
         ", ".join(_holder(process, known) for process, known in holders),
         briefer=(
-            ", ".join(f"{_user(known) or _program(known)}/{process.pid}" for process, known in holders),
+            ", ".join(f"{_who(known)}/{process.pid}" for process, known in holders),
             ", ".join(person if count == 1 else f"{person} ({count})" for person, count in people.items()),
         ),
     )
@@ -140,8 +144,17 @@ def _holders(gpu: GpuReading, by_pid: dict[int, ProcessReading]) -> Cell:
 
 def _holder(process: GpuProcess, known: ProcessReading | None) -> str:
     memory = "" if process.gpu_memory_bytes is None else f" {f.size(process.gpu_memory_bytes)}"
+    if known is not None and is_harvested(known.identity.owner.job):
+        return f"{_who(known)}/{process.pid}{memory}"
     user = _user(known)
     return f"{f'{user}:' if user else ''}{_program(known)}/{process.pid}{memory}"
+
+
+def _who(known: ProcessReading | None) -> str:
+    """Whose a process is: a harvest's program is not its user's own work."""
+    if known is not None and is_harvested(known.identity.owner.job):
+        return f.plain(known.identity.owner.job)
+    return _user(known) or _program(known)
 
 
 def _user(known: ProcessReading | None) -> str | None:

@@ -309,7 +309,7 @@ OPERATIONS: tuple[Operation, ...] = (
             _SOME_NODES,
             _SOME_GPUS,
             _USERS,
-            f.Field("jobs", f.PARTS, "only these jobs, such as slurm:4711"),
+            f.Field("jobs", f.PARTS, "only these jobs, such as slurm:4711 or harvest:fold"),
         ),
     ),
     Operation(

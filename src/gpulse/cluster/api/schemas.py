@@ -157,6 +157,7 @@ USAGE = record(
     capacity_seconds=NUMBER,
     gpu_seconds=NUMBER,
     idle_seconds=or_null(NUMBER),
+    harvested_seconds=NUMBER,
     truncated=FLAG,
     rows=several(
         record(
@@ -168,6 +169,7 @@ USAGE = record(
             start_time=or_null(NUMBER),
             gpu_seconds=NUMBER,
             idle_seconds=or_null(NUMBER),
+            harvested_seconds=NUMBER,
             utilization_mean=or_null(NUMBER),
             memory_bytes_max=or_null(NUMBER),
             energy_joules=or_null(NUMBER),

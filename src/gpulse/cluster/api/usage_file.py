@@ -20,6 +20,7 @@ COLUMNS = (
     "start_time",
     "gpu_seconds",
     "idle_seconds",
+    "harvested_seconds",
     "utilization_mean",
     "memory_bytes_max",
     "energy_joules",

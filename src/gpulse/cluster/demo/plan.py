@@ -225,13 +225,16 @@ def _shared(cast: _Cast, gpus: int) -> _Played:
 
 
 def _mostly_free(cast: _Cast, gpus: int) -> _Played:
-    """Hardly anybody is here, since an Xid error ended somebody's job."""
+    """Hardly anybody is here, since an Xid error ended somebody's job; a harvest makes use of some that are idle."""
     notebook = cast.scene("idle_allocated", 4, "python3 -m ipykernel_launcher -f kernel-77d2.json")
     copies = cast.scene("pcie_copies", 3, "python3 embed.py --shard 7", job=31)
+    fold = cast.scene("healthy_gpt", 9, "python3 -m fold --queue /data/proteins")._replace(job="harvest:fold")
     some = [
         _after(notebook, -4.9 * _HOUR),
         _after(FREE, -52 * _MINUTE, earlier=copies, pause=0.0, xid=94),
-        *([_after(FREE, _BEGIN)] * 6),
+        *([_after(FREE, _BEGIN)] * 3),
+        *(_given_back(fold, copies, -2.9 * _HOUR + 300.0 * place) for place in range(2)),
+        (Stint(fold, _BEGIN),),
     ]
     return _repeated(some, gpus), None
 
@@ -245,6 +248,16 @@ def _small_kernels(cast: _Cast, gpus: int) -> _Played:
         _after(leak, -41 * _MINUTE, earlier=launches),
     ]
     return _repeated(some, gpus), None
+
+
+def _given_back(harvested: Scene, somebody: Scene, begin: float) -> tuple[Stint, ...]:
+    """A GPU that is harvested but for the time in which somebody needed it."""
+    return (
+        Stint(harvested, _BEGIN),
+        Stint(somebody, begin),
+        Stint(FREE, begin + 50 * _MINUTE),
+        Stint(harvested, begin + 51 * _MINUTE),
+    )
 
 
 _ROLES: tuple[Callable[[_Cast, int], _Played], ...] = (

@@ -10,6 +10,7 @@ from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.health import Health
 from gpulse.model.metric import Values
 from gpulse.terminal import format as human
+from gpulse.terminal import harvested
 from gpulse.terminal.top.cells import (
     ENDLESS,
     Column,
@@ -52,13 +53,15 @@ class Look:
     history: History
     glyphs: Glyphs
     owners: Mapping[int, str | None]
-    """Users by pid."""
+    """Users by pid; those of harvests are nobody's own work."""
+    harvested: Mapping[int, str]
+    """Jobs of harvests by pid."""
 
 
 def look(columns: Sequence[tuple[Column, int]], snapshot: Snapshot, history: History, glyphs: Glyphs) -> Look:
     """What the rows of this snapshot share."""
     owners = {process.pid: process.identity.owner.user for process in snapshot.frame.processes}
-    return Look(columns, snapshot, history, glyphs, owners)
+    return Look(columns, snapshot, history, glyphs, owners, harvested.jobs(snapshot.frame))
 
 
 def columns_for(frame: Frame, cells: int) -> list[tuple[Column, int]]:
@@ -208,11 +211,16 @@ def _held(gpu: GpuReading, room: int, look: Look) -> Line:
 
 
 def _users(gpu: GpuReading, room: int, look: Look) -> Line:
-    found = sorted({look.owners.get(process.pid) or human.UNKNOWN for process in gpu.processes or ()})
+    pids = {process.pid for process in gpu.processes or ()}
+    found = sorted({look.owners.get(pid) or human.UNKNOWN for pid in pids - look.harvested.keys()})
     if not found:
-        return ()
+        return words(cut("harvested", room, look.glyphs.ellipsis), "accent") if _is_lent(gpu, look) else ()
     more = f" +{len(found) - 1}" if len(found) > 1 else ""
     return words(cut(look.glyphs.clean(found[0]), room - len(more), look.glyphs.ellipsis) + more)
+
+
+def _is_lent(gpu: GpuReading, look: Look) -> bool:
+    return harvested.is_lent(gpu, look.harvested, look.owners)
 
 
 def _link(link: str) -> Callable[[GpuReading, int, Look], Line]:

@@ -235,12 +235,10 @@ class Past:
                 people = self._people(start, end, wanted, pids if by == "user" else None)
                 rows = usage.rows(shares, people, by, users)
             capacity = usage.capacity(shares, self._store.gpus())
-            known = [row for row in rows if row.known]
             return {
                 "gpus": len(capacity),
                 "capacity_seconds": round(sum(capacity.values()), 3),
-                "gpu_seconds": round(sum(row.seconds for row in rows), 3),
-                "idle_seconds": round(sum(row.idle for row in known), 3) if known or not rows else None,
+                **usage.totals(rows),
                 "rows": [row.document(by, names) for row in rows],
             }
 

@@ -7,31 +7,24 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gpulse.cluster.api.interface import Document, Grouping
 from gpulse.cluster.head.past.people import Key, People, Person
+from gpulse.model.harvest import is_harvested
 from gpulse.store.base import Share, StoredGpu
 
 STEP_SECONDS = 60.0
 """Held and idle time is looked at in steps of a minute."""
 
 
-class Row:
-    """What one user or job had of the GPUs."""
+class Tally:
+    """Time of GPUs, added up."""
 
-    def __init__(self, root: Person | None) -> None:
-        """Begin with nothing.
-
-        Args:
-            root: The process that a job without a scheduler is known by.
-        """
-        self.root = root
+    def __init__(self) -> None:
         self.seconds = self.known = self.busy = self.idle = 0.0
         self.energy: float | None = None
         self.memory: float | None = None
         self.first, self.last = float("inf"), float("-inf")
-        self._users: dict[str | None, float] = {}
-        self._jobs: dict[str | None, float] = {}
-        self._processes: dict[Key, float] = {}
+        self.gpus: set[tuple[int, str]] = set()
+        self.processes: dict[Key, float] = {}
         self._largest: tuple[float, Person] | None = None
-        self._gpus: set[tuple[int, str]] = set()
 
     def add(self, share: Share, person: Person) -> None:
         """Take a process's share of a GPU in."""
@@ -45,34 +38,64 @@ class Row:
             self.memory = max(self.memory or 0.0, share.memory_max)
         if share.first is not None and share.last is not None:
             self.first, self.last = min(self.first, share.first), max(self.last, share.last)
-        for told, what in ((self._users, person.user), (self._jobs, person.job)):
-            told[what] = told.get(what, 0.0) + share.seconds
-        seconds = self._processes[person.key] = self._processes.get(person.key, 0.0) + share.seconds
+        seconds = self.processes[person.key] = self.processes.get(person.key, 0.0) + share.seconds
         if self._largest is None or seconds > self._largest[0]:
             self._largest = seconds, person
-        self._gpus.add((share.node, share.uuid))
+        self.gpus.add((share.node, share.uuid))
+
+    @property
+    def program(self) -> str | None:
+        """That of its largest process."""
+        return self._largest[1].program if self._largest else None
+
+
+class Row:
+    """What one user or job had of the GPUs: their own time, and what harvests made of GPUs that were idle."""
+
+    def __init__(self, root: Person | None) -> None:
+        """Begin with nothing.
+
+        Args:
+            root: The process that a job without a scheduler is known by.
+        """
+        self.root = root
+        self.own, self.harvested = Tally(), Tally()
+        self._users: dict[str | None, float] = {}
+        self._jobs: dict[str | None, float] = {}
+
+    def add(self, share: Share, person: Person) -> None:
+        """Take a process's share of a GPU in."""
+        (self.harvested if is_harvested(person.job) else self.own).add(share, person)
+        for told, what in ((self._users, person.user), (self._jobs, person.job)):
+            told[what] = told.get(what, 0.0) + share.seconds
+
+    @property
+    def shown(self) -> Tally:
+        """What the figures of the row are about: who has time of their own is not charged with a harvest's."""
+        return self.own if self.own.processes else self.harvested
 
     def document(self, by: Grouping, names: Mapping[int, str]) -> Document:
         """The row as the API tells it."""
-        root = self.root
+        root, own, shown = self.root, self.own, self.shown
         is_job = by == "job"
         return {
             "user": _largest(self._users),
             "job": _largest(self._jobs) if is_job else None,
-            "program": self._largest[1].program if is_job and self._largest else None,
+            "program": shown.program if is_job else None,
             "node": names[root.key[0]] if root else None,
             "pid": root.key[1] if root else None,
             "start_time": root.key[2] if root else None,
-            "gpu_seconds": round(self.seconds, 3),
-            "idle_seconds": round(self.idle, 3) if self.known else None,
-            "utilization_mean": round(self.busy / self.known, 6) if self.known else None,
-            "memory_bytes_max": None if self.memory is None else int(self.memory),
-            "energy_joules": None if self.energy is None else round(self.energy, 3),
-            "gpus": len(self._gpus),
-            "nodes": sorted({names[node] for node, _ in self._gpus}),
-            "processes": len(self._processes),
-            "first": self.first if math.isfinite(self.first) else None,
-            "last": self.last if math.isfinite(self.last) else None,
+            "gpu_seconds": round(own.seconds, 3),
+            "idle_seconds": round(own.idle, 3) if own.known else None,
+            "harvested_seconds": round(self.harvested.seconds, 3),
+            "utilization_mean": round(shown.busy / shown.known, 6) if shown.known else None,
+            "memory_bytes_max": None if shown.memory is None else int(shown.memory),
+            "energy_joules": None if shown.energy is None else round(shown.energy, 3),
+            "gpus": len(shown.gpus),
+            "nodes": sorted({names[node] for node, _ in shown.gpus}),
+            "processes": len(shown.processes),
+            "first": shown.first if math.isfinite(shown.first) else None,
+            "last": shown.last if math.isfinite(shown.last) else None,
         }
 
 
@@ -95,11 +118,28 @@ def rows(shares: Iterable[Share], people: People, by: Grouping, users: Collectio
         if users and person.user not in users:
             continue
         root = people.root(share) if by == "job" and person.job is None else None
-        key = person.user if by == "user" else person.job if root is None else root.key
+        key = person.user if by == "user" else _job(person) if root is None else root.key
         if key not in found:
             found[key] = Row(root)
         found[key].add(share, person)
-    return sorted(found.values(), key=lambda row: (-row.seconds, row.first))
+    return sorted(found.values(), key=lambda row: (-row.own.seconds, -row.harvested.seconds, row.shown.first))
+
+
+def _job(person: Person) -> object:
+    """What makes a job one; two users may each call a program of their harvests the same."""
+    return (person.job, person.user) if is_harvested(person.job) else person.job
+
+
+def totals(rows: Iterable[Row]) -> Document:
+    """What all rows have together."""
+    rows = list(rows)
+    owned = [row.own for row in rows if row.own.processes]
+    known = [own for own in owned if own.known]
+    return {
+        "gpu_seconds": round(sum(own.seconds for own in owned), 3),
+        "idle_seconds": round(sum(own.idle for own in known), 3) if known or not owned else None,
+        "harvested_seconds": round(sum(row.harvested.seconds for row in rows), 3),
+    }
 
 
 def capacity(shares: Iterable[Share], gpus: Iterable[StoredGpu]) -> dict[tuple[int, str], float]:

@@ -3,7 +3,7 @@
 import { known } from "./format.js";
 import { activityOf, BUSY_RATIO, STAYS_BUSY_SECONDS } from "./state.js";
 
-export { gpuState, isUnit, lastHeard, STATE_GLYPHS, STATE_TITLES, STATES, usersOf } from "./state.js";
+export { gpuState, HARVEST_WORDS, HARVESTED, isHarvested, isUnit, lastHeard, STATE_GLYPHS, STATE_TITLES, STATES, usersOf } from "./state.js";
 
 const CLOCK_JUMP_SECONDS = 2;
 const SEVERITIES = ["info", "low", "medium", "high", "critical"];
@@ -185,7 +185,7 @@ export class Fleet extends EventTarget {
   }
 }
 
-/** The job of a process as an address names it: the scheduler's, or the process itself. */
+/** The job of a process as an address names it: the scheduler's or the harvest's, or the process itself. */
 export function jobKey(nodeName, process) {
   if (process.job) {
     return process.job;

@@ -4,7 +4,7 @@ import { login } from "./api.js";
 
 const METRICS = [
   "gpu_utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts",
-  "temperature_celsius", "sm_active_ratio", "tensor_active_ratio",
+  "temperature_celsius", "sm_active_ratio", "tensor_active_ratio", "harvest_state",
 ];
 const HOST_METRICS = [
   "cpu_utilization_ratio", "cpus", "load1", "memory_total_bytes", "memory_available_bytes", "swap_total_bytes",

@@ -8,12 +8,15 @@ export const BUSY_RATIO = 0.01;
 export const STAYS_BUSY_SECONDS = 30;
 const HELD_BYTES = 2 ** 30;
 const DAY = 86400;
+/** What the agents' `harvest_state` is while a program of a harvest is on a GPU, or is being ended there. */
+const AT_WORK = [2, 3];
 
-export const STATES = ["free", "busy", "idle", "faulty", "unknown", "lost"];
+export const STATES = ["free", "harvested", "busy", "idle", "faulty", "unknown", "lost"];
 
 /** What a GPU's state is called. */
 export const STATE_TITLES = {
   free: "free",
+  harvested: "harvested",
   busy: "busy",
   idle: "held, idle",
   faulty: "faulty",
@@ -22,9 +25,20 @@ export const STATE_TITLES = {
 };
 
 /** A shape for every state, so that colour is not the only signal. */
-export const STATE_GLYPHS = { free: "○", busy: "●", idle: "◐", faulty: "▲", unknown: "?", lost: "✕" };
+export const STATE_GLYPHS = { free: "○", harvested: "◇", busy: "●", idle: "◐", faulty: "▲", unknown: "?", lost: "✕" };
 
-/** What a GPU is doing: "busy", "idle" (held, does nothing), "free", "faulty" (nobody should take it), "unknown" or "lost". */
+/** What a harvest makes of a GPU, by its `harvest_state`. */
+export const HARVEST_WORDS = ["used by people", "waits until it stays idle", "harvested", "being given back", "not known"];
+
+/** What "harvested" means to who looks for a GPU. */
+export const HARVESTED = "harvested: yours as soon as you use it";
+
+/** True for a process of a program that a harvest runs while nobody else needs the GPU. */
+export function isHarvested(process) {
+  return process.job?.startsWith("harvest:") ?? false;
+}
+
+/** What a GPU is doing: "busy", "idle" (held, does nothing), "free", "harvested" (by a program that gives way at once), "faulty" (nobody should take it), "unknown" or "lost". */
 export function gpuState(gpu) {
   if (gpu.node.state === "lost") {
     return "lost";
@@ -36,6 +50,9 @@ export function gpuState(gpu) {
 function stateOf(gpu) {
   if (gpu.instances.length) {
     return together(gpu.instances.map(gpuState));
+  }
+  if (isLent(gpu)) {
+    return "harvested";
   }
   const activity = activityOf(gpu);
   if (activity !== null && gpu.busyAt !== null && gpu.node.time - gpu.busyAt < STAYS_BUSY_SECONDS) {
@@ -52,11 +69,20 @@ export function isUnit(gpu) {
   return gpu.instances.length === 0;
 }
 
-/** Who holds a GPU, each once. */
+/** True when only a harvest uses a GPU: nobody else is known to be on it. */
+function isLent(gpu) {
+  const processes = gpu.processes ?? [];
+  if (processes.some((process) => process.user && !isHarvested(process))) {
+    return false;
+  }
+  return processes.some(isHarvested) || AT_WORK.includes(gpu.values.harvest_state);
+}
+
+/** Who holds a GPU, each once; what a harvest runs for somebody is not held by them. */
 export function usersOf(gpu) {
   const users = new Set();
   for (const process of gpu.processes ?? []) {
-    if (process.user) {
+    if (process.user && !isHarvested(process)) {
       users.add(process.user);
     }
   }
@@ -78,7 +104,7 @@ function hasFault(gpu) {
 }
 
 function together(states) {
-  for (const state of ["busy", "idle", "free", "faulty"]) {
+  for (const state of ["busy", "idle", "harvested", "free", "faulty"]) {
     if (states.includes(state)) {
       return state;
     }

@@ -1,6 +1,6 @@
 // One GPU: what it does now, who holds it, and how it was.
 import { html, nothing, render } from "../vendor/lit-html.js";
-import { lastHeard } from "../core/fleet.js";
+import { gpuState, HARVEST_WORDS, HARVESTED, lastHeard } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { findingLine, HistoryPage, processTable, stat, stateMark, unknownNote, staleNote } from "../parts/chart-page.js";
@@ -62,11 +62,19 @@ const REST = [
     lines: [{ metric: "nvlink_rx_bytes_per_second", title: "received" }, { metric: "nvlink_tx_bytes_per_second", title: "sent" }],
   },
 ];
+/** Only where something harvests. */
+const HARVEST = [
+  {
+    id: "harvested", title: "Harvested", unit: "ratio", top: 1, fill: true, hint: "Share of time in which a program of a harvest had the GPU",
+    why: "no harvest watched this GPU", lines: [{ metric: "harvested_seconds_total", title: "harvested" }],
+  },
+];
 const MOST_NOW = 4;
 const LIVE = [
   "gpu_utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts", "temperature_celsius",
   "sm_active_ratio", "tensor_active_ratio", "sm_clock_hertz", "sm_clock_max_hertz", "temperature_slowdown_celsius", "performance_state",
-  "pcie_link_generation", "pcie_link_width", "nvlink_links_active", "ecc_enabled", "mig_enabled",
+  "pcie_link_generation", "pcie_link_width", "nvlink_links_active", "ecc_enabled", "mig_enabled", "harvest_state",
+  "harvested_seconds_total", "harvest_preemptions_total",
 ];
 
 const LEVELS = ["memory_total_bytes", "power_limit_watts", "temperature_slowdown_celsius", "sm_clock_max_hertz"];
@@ -87,6 +95,7 @@ export function mount(root, route, app) {
   const [name = "", label = ""] = route.parts;
   const gpu = () => app.fleet.nodes.get(name)?.gpus.find((one) => one.label === label) ?? null;
   let levels = "";
+  let isHarvested = false;
   const page = new HistoryPage(root, route, app, {
     nodes: () => [name],
     why,
@@ -96,6 +105,11 @@ export function mount(root, route, app) {
       const now = LEVELS.map((metric) => gpu()?.values[metric] ?? null).join();
       if (now !== levels) own.board.groups.forEach((group) => own.board.redraw(group));
       levels = now;
+      if (!isHarvested && format.known(gpu()?.values.harvest_state)) {
+        isHarvested = true;
+        own.board.add(own.grid, { ...words, metrics: metricsOf(HARVEST), specs: HARVEST });
+        own.board.load();
+      }
     },
   });
   const words = { scope: "gpu", gpus: [`${name}:${label}`] };
@@ -177,6 +191,7 @@ function numbers(gpu) {
     ${stat("Power", format.watts(v.power_watts), format.known(v.power_limit_watts) ? `of ${format.watts(v.power_limit_watts)}` : null)}
     ${stat("Temperature", format.celsius(v.temperature_celsius))}
     ${stat("SM clock", format.hertz(v.sm_clock_hertz))}
+    ${format.known(v.harvested_seconds_total) ? stat("Harvested", format.hours(v.harvested_seconds_total), "so far") : nothing}
   </dl>`;
 }
 
@@ -186,11 +201,20 @@ function nowLine(page, gpu) {
   const shown = (gpu.processes ?? []).slice(0, MOST_NOW);
   const more = (gpu.processes?.length ?? 0) - shown.length;
   return html`<ul class="now" aria-label="Now">
+    ${gpuState(gpu) === "harvested" ? html`<li class="harvested-note">${HARVESTED}</li>` : nothing}
     ${shown.map((process) => html`<li><a href=${jobHref(gpu.node.name, process)}><bdi>${processLabel(process)}</bdi></a>
       <span class="muted"><bdi>${[process.job, format.bytes(process.gpu_memory_bytes), format.known(process.start_time) ? format.duration(now - process.start_time) : null].filter(Boolean).map(format.text).join(" · ")}</bdi></span></li>`)}
     ${more > 0 ? html`<li class="muted">and ${more} more</li>` : nothing}
     ${gpu.findings.map((finding) => findingLine(finding, page.book))}
   </ul>`;
+}
+
+/** What a harvest makes of it; nothing where none watches it. */
+function harvestWords(values) {
+  if (!format.known(values.harvest_state)) return null;
+  const times = values.harvest_preemptions_total;
+  const given = format.known(times) ? `given back ${times === 1 ? "once" : `${format.count(times)} times`}` : null;
+  return [HARVEST_WORDS[values.harvest_state] ?? HARVEST_WORDS[4], given].filter(Boolean).join(", ");
 }
 
 function below(page, gpu) {
@@ -212,6 +236,7 @@ function below(page, gpu) {
       ["MIG", v.mig_enabled ? "on" : null],
       ["Part of", gpu.parent ? html`<a href=${href("gpu", gpu.node.name, gpu.parent.label)}>GPU ${gpu.parent.label}</a>` : null],
       ["Instances", gpu.instances?.length ? html`${gpu.instances.map((one) => html`<a href=${href("gpu", gpu.node.name, one.label)}>${one.label}</a> `)}` : null],
+      ["Harvest", harvestWords(v)],
       ["Performance state", format.known(v.performance_state) ? `P${v.performance_state}` : null],
     ])}</section>`;
 }

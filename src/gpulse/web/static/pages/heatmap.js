@@ -1,6 +1,6 @@
 // The map: every GPU of the cluster a cell of one picture.
 
-import { gpuState, isUnit, STATE_TITLES, usersOf } from "../core/fleet.js";
+import { gpuState, HARVESTED, isUnit, STATE_TITLES, usersOf } from "../core/fleet.js";
 import { bytesOf, percent, text, watts, celsius, known } from "../core/format.js";
 import { go, href, setQuery } from "../core/router.js";
 import { h, oncePerFrame, setHidden, Text } from "../parts/dom.js";
@@ -341,7 +341,7 @@ class HeatMap {
     if (!this._table.open) {
       return;
     }
-    const head = ["Node", "State", "GPUs", "Free", "Busy", "Held idle", "Faulty", "Unknown or lost", "Mean utilization"];
+    const head = ["Node", "State", "GPUs", "Free", "Harvested", "Busy", "Held idle", "Faulty", "Unknown or lost", "Mean utilization"];
     const rows = this._names.map((name, at) => tableRow(name, this._nodes[at]));
     this._body?.remove();
     this._body = h(
@@ -364,12 +364,12 @@ function metricFrom(name) {
 function tableRow(name, node) {
   const link = h("th", { scope: "row" }, h("a", { href: href("node", name) }, h("bdi", {}, text(name))));
   if (node === null) {
-    return h("tr", {}, link, h("td", {}, "never heard of"), ...Array.from({ length: 7 }, () => h("td", { class: "num" }, "–")));
+    return h("tr", {}, link, h("td", {}, "never heard of"), ...Array.from({ length: 8 }, () => h("td", { class: "num" }, "–")));
   }
   const counts = tally(node.gpus);
   const used = node.gpus.filter(isUnit).map((gpu) => gpu.values.gpu_utilization_ratio).filter(known);
   const mean = used.length && node.state !== "lost" ? used.reduce((a, b) => a + b, 0) / used.length : null;
-  const numbers = [counts.all, counts.free, counts.busy, counts.idle, counts.faulty, counts.unknown + counts.lost, percent(mean)];
+  const numbers = [counts.all, counts.free, counts.harvested, counts.busy, counts.idle, counts.faulty, counts.unknown + counts.lost, percent(mean)];
   return h("tr", {}, link, h("td", {}, node.state), ...numbers.map((number) => h("td", { class: "num" }, String(number))));
 }
 
@@ -381,7 +381,7 @@ function tipLines(gpu) {
     `${text(gpu.name)}, ${STATE_TITLES[gpuState(gpu)]}${gpu.node.state === "late" ? " (late)" : ""}`,
     `${percent(values.gpu_utilization_ratio)} utilization, ${percent(values.sm_active_ratio)} SM active`,
     `${bytesOf(values.memory_used_bytes, values.memory_total_bytes)}, ${watts(values.power_watts)}, ${celsius(values.temperature_celsius)}`,
-    users.length ? `held by ${users.join(", ")}` : "nobody holds it that can be seen",
+    gpuState(gpu) === "harvested" ? HARVESTED : users.length ? `held by ${users.join(", ")}` : "nobody holds it that can be seen",
     ...gpu.findings.slice(0, 3).map((finding) => `⚠ ${text(finding.summary)}`),
   ];
 }

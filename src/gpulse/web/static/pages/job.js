@@ -1,7 +1,7 @@
 // One job: which GPUs it holds or held, how well it used them, and what was found.
 import { html, nothing, render } from "../vendor/lit-html.js";
 import { get } from "../core/api.js";
-import { byName, lastHeard } from "../core/fleet.js";
+import { byName, isHarvested, lastHeard } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { current, href } from "../core/router.js";
 import { heldGpus, heldSpecs, whileHeld } from "../parts/chart-held.js";
@@ -167,6 +167,7 @@ function heading(page, job) {
         ${users.map((user) => html`<a href=${href("user", user)}><bdi>${format.text(user)}</bdi></a> <span aria-hidden="true">›</span>`)}</nav>
       <h1><bdi>${format.text(who.words)}</bdi></h1>
       ${life ? html`<span class="badge ${life.to === null ? "good" : "muted"}">${life.to === null ? "running" : "ended"}</span>` : nothing}
+      ${own.some(isHarvested) ? html`<span class="badge harvest" title="It gives way as soon as somebody uses its GPUs">harvested</span>` : nothing}
       ${own.length ? html`<span class="muted">${programOf(own[0])}</span>` : nothing}
     </div>
     ${job.isKnown === false ? unknownNote(`No process of ${format.text(who.words)} held a GPU, as far back as the head looked.`, page.app) : nothing}
@@ -181,12 +182,14 @@ function heading(page, job) {
 function usageStats(rows) {
   if (!rows?.length) return nothing;
   const held = sum(rows, "gpu_seconds");
+  const harvested = sum(rows, "harvested_seconds");
+  const all = held + harvested;
   const idle = sum(rows, "idle_seconds");
   const energy = sum(rows, "energy_joules");
-  const weighted = rows.map((row) => (format.known(row.utilization_mean) ? row.utilization_mean * row.gpu_seconds : null)).filter(format.known);
-  return html`${stat("GPU-hours", format.hours(held), "in this time")}
-    ${stat("Idle but held", format.hours(idle), held ? format.percent(idle / held) : null)}
-    ${stat("Utilization", weighted.length && held ? format.percent(weighted.reduce((a, b) => a + b, 0) / held) : "–", "mean")}
+  const weighted = rows.map((row) => (format.known(row.utilization_mean) ? row.utilization_mean * (row.gpu_seconds + row.harvested_seconds) : null)).filter(format.known);
+  return html`${harvested ? stat("Harvested", format.hours(harvested), "in this time") : html`${stat("GPU-hours", format.hours(held), "in this time")}
+    ${stat("Idle but held", format.hours(idle), held ? format.percent(idle / held) : null)}`}
+    ${stat("Utilization", weighted.length && all ? format.percent(weighted.reduce((a, b) => a + b, 0) / all) : "–", "mean")}
     ${energy === null ? nothing : stat("Energy", format.joules(energy))}`;
 }
 

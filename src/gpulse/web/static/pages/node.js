@@ -1,6 +1,6 @@
 // One node: its GPUs, its CPUs, memory, disks and network, now and over time.
 import { html, nothing, render } from "../vendor/lit-html.js";
-import { byName, worst } from "../core/fleet.js";
+import { byName, gpuState, isUnit, worst } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { MOST_LINES } from "../parts/chart-lines.js";
@@ -146,9 +146,10 @@ const less = (a, b) => (format.known(a) && format.known(b) ? a - b : null);
 function numbers(node) {
   const h = node.host;
   const busy = node.gpus.filter((gpu) => gpu.values.gpu_utilization_ratio > 0.01).length;
+  const harvested = node.gpus.filter((gpu) => isUnit(gpu) && gpuState(gpu) === "harvested").length;
   const watts = node.gpus.map((gpu) => gpu.values.power_watts).filter(format.known);
   return html`<dl class="stats" data-state=${node.state}>
-    ${stat("GPUs", `${busy} of ${node.gpus.length}`, "at work")}
+    ${stat("GPUs", `${busy} of ${node.gpus.length}`, harvested ? `at work, ${harvested} harvested` : "at work")}
     ${stat("CPU", format.percent(h.cpu_utilization_ratio), format.known(h.cpus) ? `of ${h.cpus}` : null)}
     ${stat("Load", format.count(h.load1))}
     ${stat("Memory", format.bytesOf(less(h.memory_total_bytes, h.memory_available_bytes), h.memory_total_bytes))}

@@ -1,7 +1,7 @@
 // One user: the GPUs they hold now, their jobs, and what they held over a chosen time.
 import { html, nothing, render } from "../vendor/lit-html.js";
 import { get, url } from "../core/api.js";
-import { lastHeard } from "../core/fleet.js";
+import { isHarvested, lastHeard } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { heldCount, heldGpus, heldSpecs, whileHeld } from "../parts/chart-held.js";
@@ -26,13 +26,15 @@ export function mount(root, route, app) {
     render(html`<h1>User</h1><p class="empty">There is no such user: the address names nobody. <a href="#/who">Who used the GPUs</a></p>`, root);
     return {};
   }
-  const user = { name, gpus: [], usage: null };
+  const user = { name, gpus: [], lanes: [], usage: null };
   const page = new HistoryPage(root, route, app, { why, draw: (own) => draw(own, user) });
   page.board.add(page.grid, {
     specs: [HELD],
     ask: async (signal, points) => {
       await page.askProcesses({ users: [name] }, signal);
-      user.gpus = heldGpus(page.processes.processes, page.processes.to);
+      const { processes, to } = page.processes;
+      user.lanes = heldGpus(processes, to);
+      user.gpus = heldGpus(processes.filter((process) => !isHarvested(process)), to);
       page.relane();
       return heldCount(user.gpus, page.board.view, Math.min(points, 400));
     },
@@ -60,12 +62,12 @@ function why(spec, titles) {
 
 function lanes(page, user) {
   const processes = page.processes?.processes ?? [];
-  const rows = user.gpus.slice(0, MOST_LANES).map(({ node, gpu, word }) => ({
+  const rows = user.lanes.slice(0, MOST_LANES).map(({ node, gpu, word }) => ({
     key: word, label: format.text(`${node} · ${gpu}`), kind: "process", rows: 2, empty: "",
     items: processBars(processes, { node, gpu, now: page.board.view.to }),
   }));
   if (!rows.length) return [{ key: "none", label: "GPUs", kind: "process", items: [], empty: page.processes ? "they held no GPU in this time" : "…" }];
-  const more = user.gpus.length - rows.length;
+  const more = user.lanes.length - rows.length;
   rows[0].note = more > 0 ? `And ${more} more GPUs: the jobs below have links.` : null;
   return rows;
 }
@@ -89,10 +91,10 @@ function heldNow(fleet, name) {
 }
 
 function heading(page, user, now) {
-  const held = new Set(now.map((row) => `${row.node}:${row.gpu}`)).size;
+  const held = new Set(now.filter((row) => !isHarvested(row.process)).map((row) => `${row.node}:${row.gpu}`)).size;
   const rows = user.usage?.rows ?? [];
   const total = (key) => rows.reduce((sum, row) => sum + (row[key] ?? 0), 0);
-  const [seconds, idle] = [total("gpu_seconds"), total("idle_seconds")];
+  const [seconds, idle, harvested] = [total("gpu_seconds"), total("idle_seconds"), total("harvested_seconds")];
   return html`<div class="history-title">
       <nav class="crumbs" aria-label="Where"><a href="#/who">Who</a> <span aria-hidden="true">›</span></nav>
       <h1><bdi>${format.text(user.name)}</bdi></h1>
@@ -101,6 +103,7 @@ function heading(page, user, now) {
       ${stat("Holds now", held === 1 ? "1 GPU" : `${held} GPUs`)}
       ${user.usage ? html`${stat("GPU-hours", format.hours(seconds), "in this time")}
         ${stat("Idle but held", format.hours(idle), seconds ? format.percent(idle / seconds) : null)}
+        ${harvested ? stat("Harvested", format.hours(harvested), "not their own") : nothing}
         ${stat("Jobs", format.count(rows.length), "in this time")}` : nothing}
     </dl>`;
 }
@@ -113,11 +116,11 @@ function jobsCard(page, user) {
     <caption>The most GPU-hours first${rows.length > MOST_ROWS ? `, the first ${MOST_ROWS}` : ""} ·
       <a href=${url("/api/v1/usage.csv", { ...page.times(), by: "job", users: [user.name] })}>as CSV</a></caption>
     <thead><tr><th scope="col">Job</th><th scope="col">Program</th><th scope="col">Nodes</th><th scope="col" class="num">GPUs</th><th scope="col" class="num">GPU-hours</th>
-      <th scope="col" class="num">Idle but held</th><th scope="col" class="num">Utilization</th><th scope="col" class="num">Memory at most</th><th scope="col">From</th><th scope="col">Until</th></tr></thead>
-    <tbody>${rows.slice(0, MOST_ROWS).map(jobRow)}</tbody></table></div></section>`;
+      <th scope="col" class="num">Idle but held</th>${rows.some((row) => row.harvested_seconds) ? html`<th scope="col" class="num">Harvested</th>` : nothing}<th scope="col" class="num">Utilization</th><th scope="col" class="num">Memory at most</th><th scope="col">From</th><th scope="col">Until</th></tr></thead>
+    <tbody>${rows.slice(0, MOST_ROWS).map((row) => jobRow(row, rows.some((one) => one.harvested_seconds)))}</tbody></table></div></section>`;
 }
 
-function jobRow(row) {
+function jobRow(row, hasHarvest) {
   const address = row.job ? href("job", row.job) : jobHref(row.node, row);
   const words = row.job ?? `${row.node} · ${row.pid}`;
   return html`<tr><th scope="row"><a href=${address}><bdi>${format.text(words)}</bdi></a></th>
@@ -125,6 +128,7 @@ function jobRow(row) {
     <td>${(row.nodes ?? []).slice(0, 4).map((node, at) => html`${at ? ", " : ""}<a href=${href("node", node)}><bdi>${format.text(node)}</bdi></a>`)}${(row.nodes?.length ?? 0) > 4 ? ` and ${row.nodes.length - 4} more` : ""}</td>
     <td class="num">${format.count(row.gpus)}</td><td class="num">${format.hours(row.gpu_seconds)}</td>
     <td class="num">${format.hours(row.idle_seconds)}${row.gpu_seconds ? html` <span class="muted">${format.percent(row.idle_seconds / row.gpu_seconds)}</span>` : nothing}</td>
+    ${hasHarvest ? html`<td class="num">${format.hours(row.harvested_seconds)}</td>` : nothing}
     <td class="num">${format.percent(row.utilization_mean)}</td><td class="num">${format.bytes(row.memory_bytes_max)}</td>
     <td>${format.dateTime(row.first)}</td><td>${format.dateTime(row.last)}</td></tr>`;
 }

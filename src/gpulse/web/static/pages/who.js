@@ -115,11 +115,16 @@ class WhoPage {
 
   view() {
     return html`<h1>Who used the GPUs</h1>
-      <p class="lead">A GPU is held while a process is on it, and idle when it did nothing meanwhile; when several hold it at once its time is divided among them, so that the rows add up.</p>
+      <p class="lead">A GPU is held while a process is on it, and idle when it did nothing meanwhile; when several hold it at once its time is divided among them, so that the rows add up.${this.hasHarvest() ? " What a harvest made of idle GPUs is nobody's own, and counted apart." : ""}</p>
       ${this.toolbar()} ${this.isOwn ? this.ownRange() : nothing}
       ${errorNote(this.error, this.error?.status === undefined ? null : () => this.ask())}
       ${this.isSlow ? html`<p class="computing" role="status"><progress aria-label="The head is adding up"></progress> The head is adding up…</p>` : nothing}
       ${this.usage && !this.error ? this.results() : nothing}`;
+  }
+
+  /** Whether there is harvested time to tell apart. */
+  hasHarvest() {
+    return (this.usage?.harvested_seconds ?? 0) > 0;
   }
 
   toolbar() {
@@ -185,32 +190,34 @@ class WhoPage {
   }
 
   summary() {
-    const { capacity_seconds: capacity, gpu_seconds: held, idle_seconds: idle, gpus } = this.usage;
+    const { capacity_seconds: capacity, gpu_seconds: held, idle_seconds: idle, harvested_seconds: harvested, gpus } = this.usage;
     const busy = held - idle;
+    const free = capacity - held - harvested;
     return html`<div class="card usage-summary">
       <dl class="facts">
         <div><dt>GPUs</dt><dd>${format.count(gpus)}</dd></div>
         <div><dt>GPU-hours there were</dt><dd>${gpuHours(capacity)}</dd></div>
         <div><dt><span class="key key-busy" aria-hidden="true"></span>in use</dt><dd>${gpuHours(busy)} <span class="muted">${share(busy, capacity)}</span></dd></div>
         <div><dt><span class="key key-idle" aria-hidden="true"></span>held, idle</dt><dd>${gpuHours(idle)} <span class="muted">${share(idle, capacity)}</span></dd></div>
-        <div><dt><span class="key key-free" aria-hidden="true"></span>free</dt><dd>${gpuHours(capacity - held)} <span class="muted">${share(capacity - held, capacity)}</span></dd></div>
+        ${this.hasHarvest() ? html`<div><dt><span class="key key-harvested" aria-hidden="true"></span>harvested</dt><dd>${gpuHours(harvested)} <span class="muted">${share(harvested, capacity)}</span></dd></div>` : nothing}
+        <div><dt><span class="key key-free" aria-hidden="true"></span>free</dt><dd>${gpuHours(free)} <span class="muted">${share(free, capacity)}</span></dd></div>
       </dl>
-      ${proportion(busy, idle, capacity, "whole")}
+      ${proportion(busy, idle, harvested, capacity, "whole")}
     </div>`;
   }
 
   table(rows, words) {
     const isJobs = this.by === "job";
     const header = (name, text, classes = "num") => sortHeader(name, text, this.sort, (by) => this.sortBy(by), classes);
-    const largest = Math.max(...this.usage.rows.map((row) => row.gpu_seconds));
+    const largest = Math.max(...this.usage.rows.map((row) => row.gpu_seconds + row.harvested_seconds));
     const ordered = sorted(rows, (row) => this.value(row), this.sort.down);
     return html`<div class="card table-card"><table class="table stack usage" aria-busy=${String(this.asking !== null)}>
       <caption>${isJobs ? "Jobs" : "Users"} from ${words}${this.usage.truncated ? ", the largest only" : ""}</caption>
       <thead><tr>${header("name", isJobs ? "Job" : "User", "")}${isJobs ? header("user", "User", "") : nothing}${header("gpu_seconds", "GPU-hours")}
         <th scope="col" class="proportions"><span class="visually-hidden">Proportion</span></th>
-        ${header("share", "Of all there was")}${header("idle_seconds", "Held, idle")}${header("utilization_mean", "Utilization")}${header("energy_joules", "Energy")}${header("gpus", "GPUs")}${header("last", "Last seen")}</tr></thead>
+        ${header("share", "Of all there was")}${header("idle_seconds", "Held, idle")}${this.hasHarvest() ? header("harvested_seconds", "Harvested") : nothing}${header("utilization_mean", "Utilization")}${header("energy_joules", "Energy")}${header("gpus", "GPUs")}${header("last", "Last seen")}</tr></thead>
       <tbody>${ordered.slice(0, MOST_ROWS).map((row) => this.row(row, largest))}
-        ${ordered.length ? nothing : html`<tr><td colspan=${isJobs ? 10 : 9}>Nothing fits this search.</td></tr>`}</tbody>
+        ${ordered.length ? nothing : html`<tr><td colspan=${9 + (isJobs ? 1 : 0) + (this.hasHarvest() ? 1 : 0)}>Nothing fits this search.</td></tr>`}</tbody>
       ${ordered.length ? this.totals(ordered) : nothing}</table></div>
       ${ordered.length > MOST_ROWS ? html`<p class="muted">${ordered.length - MOST_ROWS} more are in the CSV file; a search finds them here.</p>` : nothing}`;
   }
@@ -229,9 +236,10 @@ class WhoPage {
       <th scope="row" data-label=${this.by === "job" ? "Job" : "User"}>${this.by === "job" ? jobLink(row) : userLink(row.user)}</th>
       ${this.by === "job" ? html`<td data-label="User">${userLink(row.user)}</td>` : nothing}
       <td data-label="GPU-hours" class="num">${gpuHours(row.gpu_seconds)}</td>
-      <td class="proportions">${proportion(row.gpu_seconds - row.idle_seconds, row.idle_seconds, largest)}</td>
+      <td class="proportions">${proportion(row.gpu_seconds - row.idle_seconds, row.idle_seconds, row.harvested_seconds, largest)}</td>
       <td data-label="Of all there was" class="num">${share(row.gpu_seconds, capacity)}</td>
-      <td data-label="Held, idle" class="num">${gpuHours(row.idle_seconds)} <span class="muted">${share(row.idle_seconds, row.gpu_seconds)}</span></td>
+      <td data-label="Held, idle" class="num">${gpuHours(row.idle_seconds)} <span class="muted">${row.gpu_seconds ? share(row.idle_seconds, row.gpu_seconds) : nothing}</span></td>
+      ${this.hasHarvest() ? html`<td data-label="Harvested" class="num">${gpuHours(row.harvested_seconds)}</td>` : nothing}
       <td data-label="Utilization" class="num">${format.percent(row.utilization_mean)}</td>
       <td data-label="Energy" class="num">${format.joules(row.energy_joules)}</td>
       <td data-label="GPUs" class="num" title=${(row.nodes ?? []).map(format.text).join(", ")}>${format.count(row.gpus)}</td>
@@ -246,7 +254,8 @@ class WhoPage {
       <th scope="row" data-label="">${rows.length === 1 ? "1 row" : `All ${rows.length}`}</th>${this.by === "job" ? html`<td></td>` : nothing}
       <td data-label="GPU-hours" class="num">${gpuHours(held)}</td><td class="proportions"></td>
       <td data-label="Of all there was" class="num">${share(held, this.usage.capacity_seconds)}</td>
-      <td data-label="Held, idle" class="num">${gpuHours(idle)} <span class="muted">${share(idle, held)}</span></td><td></td>
+      <td data-label="Held, idle" class="num">${gpuHours(idle)} <span class="muted">${share(idle, held)}</span></td>
+      ${this.hasHarvest() ? html`<td data-label="Harvested" class="num">${gpuHours(sum("harvested_seconds"))}</td>` : nothing}<td></td>
       <td data-label="Energy" class="num">${energies.length ? format.joules(sum("energy_joules")) : "–"}</td><td></td><td></td></tr></tfoot>`;
   }
 }
@@ -285,11 +294,12 @@ function share(part, whole) {
   return format.percent(ratio, ratio > 0 && ratio < 0.0995 ? 1 : 0);
 }
 
-/** A bar of what was used and what was held without use, as parts of a whole. */
-function proportion(busy, idle, whole, name = "") {
+/** A bar of what was used, what was held without use and what was harvested, as parts of a whole. */
+function proportion(busy, idle, harvested, whole, name = "") {
   const width = (part) => `${Math.max(0, Math.min(100, (100 * part) / (whole || 1)))}%`;
   return html`<svg class="proportion ${name}" aria-hidden="true" focusable="false" preserveAspectRatio="none">
     <rect class="part-free" width="100%" height="100%"></rect>
+    <rect class="part-harvested" width=${width(busy + idle + harvested)} height="100%"></rect>
     <rect class="part-idle" width=${width(busy + idle)} height="100%"></rect>
     <rect class="part-busy" width=${width(busy)} height="100%"></rect></svg>`;
 }

@@ -1,7 +1,7 @@
 // What the history pages share: head, choice of time, timeline, charts, and the rest below.
 import { html, nothing, render } from "../vendor/lit-html.js";
 import { get } from "../core/api.js";
-import { gpuState, STATE_GLYPHS, STATE_TITLES } from "../core/fleet.js";
+import { gpuState, HARVESTED, STATE_GLYPHS, STATE_TITLES } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { silence } from "../core/state.js";
@@ -176,7 +176,7 @@ export function stat(name, value, note = null) {
 /** What a GPU is doing, as a shape and a word. */
 export function stateMark(gpu) {
   const state = gpuState(gpu);
-  return html`<span class="gpu-state"><span class="state" data-state=${state} aria-hidden="true">${STATE_GLYPHS[state]}</span> ${STATE_TITLES[state]}</span>`;
+  return html`<span class="gpu-state" title=${state === "harvested" ? HARVESTED : nothing}><span class="state" data-state=${state} aria-hidden="true">${STATE_GLYPHS[state]}</span> ${STATE_TITLES[state]}</span>`;
 }
 
 /** Processes that hold GPUs now, as a table: rows of {node, gpu (label), process, until (when that was so)}. */

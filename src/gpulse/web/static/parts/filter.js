@@ -1,6 +1,6 @@
 // Which nodes and GPUs a reader wants to see: words, a state, a user. Nothing here touches the document.
 
-import { byName, gpuState, isUnit, STATES, STATE_TITLES, usersOf } from "../core/fleet.js";
+import { byName, gpuState, isHarvested, isUnit, STATES, STATE_TITLES, usersOf } from "../core/fleet.js";
 
 export const NO_FILTER = { q: "", state: "all", user: "", sort: "name" };
 
@@ -8,6 +8,7 @@ export const NO_FILTER = { q: "", state: "all", user: "", sort: "name" };
 export const STATE_CHOICES = [
   ["all", "All states"],
   ["free", "Free"],
+  ["harvested", "Harvested"],
   ["busy", "Busy"],
   ["idle", "Held but idle"],
   ["faulty", "Faulty"],
@@ -94,7 +95,7 @@ export class Matcher {
   }
 }
 
-/** How many GPUs are in which state: `{all, free, busy, idle, faulty, unknown, lost}`. Instances count, not what they are parts of. */
+/** How many GPUs are in which state: `{all, free, harvested, busy, idle, faulty, unknown, lost}`. Instances count, not what they are parts of. */
 export function tally(gpus, counts = emptyTally()) {
   for (const gpu of gpus) {
     if (isUnit(gpu)) {
@@ -110,7 +111,7 @@ export function emptyTally() {
   return Object.fromEntries([["all", 0], ...STATES.map((state) => [state, 0])]);
 }
 
-/** `512 GPUs: 130 free, 340 busy, 20 held idle, 22 unknown or lost`. */
+/** `512 GPUs: 130 free, 8 harvested (yours when you use them), 340 busy, 20 held idle, 22 unknown or lost`. */
 export function tallyText(counts) {
   if (counts.all === 0) {
     return "No GPUs";
@@ -118,6 +119,7 @@ export function tallyText(counts) {
   const away = counts.unknown + counts.lost;
   const parts = [
     `${counts.free} free`,
+    counts.harvested ? `${counts.harvested} harvested (yours when you use ${counts.harvested === 1 ? "it" : "them"})` : "",
     `${counts.busy} busy`,
     counts.idle ? `${counts.idle} held idle` : "",
     counts.faulty ? `${counts.faulty} faulty` : "",
@@ -132,8 +134,9 @@ export function order(fleet, filter) {
   if (filter.sort !== "free") {
     return names;
   }
-  const free = new Map(names.map((name) => [name, freeOf(fleet.nodes.get(name))]));
-  return names.sort((a, b) => free.get(b) - free.get(a));
+  const counts = new Map(names.map((name) => [name, countsOf(fleet.nodes.get(name))]));
+  const more = (a, b, state) => counts.get(b)[state] - counts.get(a)[state];
+  return names.sort((a, b) => more(a, b, "free") || more(a, b, "harvested"));
 }
 
 /** Everybody who holds a GPU now. */
@@ -141,7 +144,7 @@ export function usersSeen(fleet) {
   const users = new Set();
   for (const gpu of fleet.gpus()) {
     for (const process of gpu.processes ?? []) {
-      if (process.user) {
+      if (process.user && !isHarvested(process)) {
         users.add(process.user);
       }
     }
@@ -149,8 +152,8 @@ export function usersSeen(fleet) {
   return [...users].sort(byName);
 }
 
-function freeOf(node) {
-  return node ? tally(node.gpus).free : -1;
+function countsOf(node) {
+  return node ? tally(node.gpus) : { free: -1, harvested: -1 };
 }
 
 function hasState(gpu, state) {

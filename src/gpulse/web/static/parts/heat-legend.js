@@ -16,7 +16,7 @@ export class Legend {
   show(metric, painter) {
     const { low, high } = HEAT_METRICS[metric];
     const scale = low === undefined ? [] : [h("span", {}, low, ramp(painter), high)];
-    const states = metric === "state" ? STATES : ["free", "idle", "faulty", "unknown", "lost"];
+    const states = metric === "state" ? STATES : ["free", "harvested", "idle", "faulty", "unknown", "lost"];
     this.element.replaceChildren(
       ...scale,
       ...states.map((state) => h("span", {}, swatch(painter, metric, state), STATE_TITLES[state])),
@@ -38,7 +38,7 @@ function ramp(painter) {
 
 function swatch(painter, metric, state) {
   return drawn((context, inner) => {
-    if (["free", "idle", "faulty"].includes(state) && metric !== "state") {
+    if (["free", "harvested", "idle", "faulty"].includes(state) && metric !== "state") {
       context.fillStyle = painter.ramp[0];
       context.fillRect(0, 0, inner, inner);
       painter.sign(context, 0, 0, inner, state, painter.ink[0]);

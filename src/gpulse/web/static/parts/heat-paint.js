@@ -42,7 +42,7 @@ export class Painter {
     this.line = read("--line");
     this.focus = read("--focus");
     this.font = read("--font");
-    this.states = { free: read("--free"), busy: read("--fill"), idle: read("--held"), faulty: read("--lost"), unknown: this.muted, lost: read("--lost") };
+    this.states = { free: read("--free"), harvested: read("--harvested"), busy: read("--fill"), idle: read("--held"), faulty: read("--lost"), unknown: this.muted, lost: read("--lost") };
     const stops = ["--heat-0", "--heat-1", "--heat-2"].map((name) => channels(read(name)));
     this.ramp = Array.from({ length: STEPS + 1 }, (_, at) => mixed(stops, at / STEPS));
     this.ink = this.ramp.map((colour) => (luminance(colour) > 0.3 ? "#161310" : "#ffffff"));
@@ -124,10 +124,12 @@ export class Painter {
     }
   }
 
-  /** The shape that tells what a number does not: nobody holds it, somebody holds it idle, or it has a fault. */
+  /** The shape that tells what a number does not: nobody holds it, a harvest has it, somebody holds it idle, or it has a fault. */
   sign(context, x, y, inner, state, ink) {
     if (state === "free") {
       this.ring(context, x, y, inner, ink);
+    } else if (state === "harvested") {
+      this.diamond(context, x, y, inner, ink);
     } else if (state === "idle") {
       this.stripes(context, x, y, inner, this.states.idle);
     } else if (state === "faulty") {
@@ -182,6 +184,19 @@ export class Painter {
     context.lineWidth = stroke(inner);
     context.beginPath();
     context.arc(x + inner / 2, y + inner / 2, Math.max(1, inner * 0.26), 0, Math.PI * 2);
+    context.stroke();
+  }
+
+  diamond(context, x, y, inner, colour) {
+    const [middle, reach] = [inner / 2, Math.max(1, inner * 0.3)];
+    context.strokeStyle = colour;
+    context.lineWidth = stroke(inner);
+    context.beginPath();
+    context.moveTo(x + middle, y + middle - reach);
+    context.lineTo(x + middle + reach, y + middle);
+    context.lineTo(x + middle, y + middle + reach);
+    context.lineTo(x + middle - reach, y + middle);
+    context.closePath();
     context.stroke();
   }
 

@@ -313,7 +313,7 @@ function chipState(node, counts) {
   if (!node || node.state === "lost") {
     return "lost";
   }
-  return ["free", "idle", "busy", "faulty"].find((state) => counts[state]) ?? "unknown";
+  return ["free", "harvested", "idle", "busy", "faulty"].find((state) => counts[state]) ?? "unknown";
 }
 
 function chipGlyph(node, state) {

@@ -1,6 +1,6 @@
 // One GPU of a card: what it does, and the jobs that hold it.
 
-import { gpuState, jobKey, lastHeard, STATE_GLYPHS, STATE_TITLES, usersOf } from "../core/fleet.js";
+import { gpuState, HARVESTED, isHarvested, jobKey, lastHeard, STATE_GLYPHS, STATE_TITLES, usersOf } from "../core/fleet.js";
 import { bytes, bytesOf, celsius, duration, known, percent, text, UNKNOWN } from "../core/format.js";
 import { href } from "../core/router.js";
 import { commandOf, programWords } from "./program.js";
@@ -195,7 +195,7 @@ function userLink(user) {
 function wherefrom(process) {
   const made = [];
   if (process.job) {
-    made.push(h("a", { class: "badge", href: href("job", process.job), title: text(process.job) }, h("bdi", {}, text(process.job))));
+    made.push(h("a", { class: isHarvested(process) ? "badge harvest" : "badge", href: href("job", process.job), title: text(process.job) }, h("bdi", {}, text(process.job))));
   }
   if (process.container) {
     made.push(h("span", { class: "badge muted", title: `container ${text(process.container)}` }, "▣ ", h("bdi", {}, text(process.container))));
@@ -218,6 +218,9 @@ function note(gpu, state) {
   if (gpu.instances.length) {
     const users = usersOf(gpu);
     return `${gpu.instances.length} MIG instances${users.length ? `, held by ${users.map(text).join(", ")}` : ""}`;
+  }
+  if (state === "harvested") {
+    return HARVESTED;
   }
   if (gpu.processes?.length) {
     return state === "idle" ? "held, idle" : "";

@@ -1,6 +1,6 @@
 // What lies on timelines, made from the head's answers: processes, findings over time, events.
 import { html, nothing } from "../vendor/lit-html.js";
-import { jobKey } from "../core/fleet.js";
+import { isHarvested, jobKey } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { severityMark } from "./findings.js";
@@ -84,7 +84,7 @@ function processBar(process, held, place, now) {
     to: until,
     label: `${label}${process.job ? ` · ${format.text(process.job)}` : ""}`,
     say: `${label}, pid ${process.pid}, GPU ${held.gpu}, ${length} from ${format.dateTime(held.from)}`,
-    tone: toneOf(process.user ?? process.pid),
+    tone: isHarvested(process) ? "harvested" : toneOf(process.user ?? process.pid),
     href: jobHref(process.node, process),
     detail: () => processDetail(process, held, until),
   };

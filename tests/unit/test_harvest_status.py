@@ -1,0 +1,154 @@
+"""What a harvest publishes, as a document and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulse.model.harvest import (
+    MOST_PREEMPTIONS,
+    HarvestGpu,
+    HarvestProcess,
+    HarvestProgram,
+    HarvestRun,
+    HarvestStatus,
+    Preemption,
+    from_document,
+    is_harvested,
+    job_of,
+    to_document,
+)
+
+STATUS = HarvestStatus(
+    time=1_700_000_000.5,
+    pid=77,
+    pid_start_ticks=1234,
+    uid=1000,
+    user="ada",
+    config="/home/ada/harvest.toml",
+    interval_seconds=10.0,
+    gpus=(
+        HarvestGpu(0, "GPU-0", "harvested", 1_699_999_000.0, "idle since 12:00", "fold", 3600.0, 2),
+        HarvestGpu(1, "GPU-1", "people", 1_699_999_500.0, "bob: python3"),
+    ),
+    runs=(
+        HarvestRun(
+            "r1", "fold", (0,), 1_699_999_000.0, "running", HarvestProcess(80, 5000), HarvestProcess(81, 5001)
+        ),
+        HarvestRun("r2", "fold", (1,), 1_699_999_000.0, "starting"),
+    ),
+    programs=(HarvestProgram("fold", (0, 1), "running", "", 3, 1, -15, 3600.0),),
+    preemptions=(
+        Preemption(1_699_999_400.0, "fold", (1,), "bob", "opened GPU 1", 0.08),
+        Preemption(1_699_999_500.0, "fold", (1,), "bob", "sat down at pts/3"),
+    ),
+    harvested_seconds=3600.0,
+    since=1_699_000_000.0,
+)
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """The status as it is published, with some of it other than it should be."""
+    return {**json.loads(json.dumps(to_document(STATUS))), **changes}
+
+
+def test_a_status_comes_back_as_it_was() -> None:
+    """Through JSON, with everything in it and without what only a newer writer knows."""
+
+    assert STATUS == from_document(document(news="of a later version"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2},
+        {"time": None},
+        {"time": float("nan")},
+        {"interval_seconds": -1},
+        {"pid": True},
+        {"pid": 1 << 70},
+        {"uid": "1000"},
+        {"dry_run": 1},
+        {"user": None},
+        {"gpus": {}},
+        {"gpus": [[]]},
+        {"gpus": [{**to_document(STATUS)["gpus"][0], "state": "mine"}]},
+        {"gpus": [{**to_document(STATUS)["gpus"][0], "harvested_seconds": -1.0}]},
+        {"runs": [{"id": "r1"}]},
+        {"runs": [{**to_document(STATUS)["runs"][0], "keeper": {"pid": 1}}]},
+        {"programs": [{**to_document(STATUS)["programs"][0], "last_status": 10_000}]},
+        {"preemptions": [{**to_document(STATUS)["preemptions"][0], "gpus": ["0"]}]},
+        {"gpus": [{}] * 20_000},
+    ],
+    ids=repr,
+)
+def test_what_is_not_a_status_is_none(changes: dict[str, Any]) -> None:
+    """Another version, a missing field, a number that cannot be one, a state nobody knows."""
+
+    assert from_document(document(**changes)) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(sorted(to_document(STATUS))), inner, max_size=8)
+        ),
+        max_leaves=20,
+    )
+)
+def test_no_document_makes_it_fail(anything: Any) -> None:
+    """Whatever JSON may hold is a status or nothing."""
+
+    assert from_document(anything) is None
+    if isinstance(anything, dict):
+        from_document(document(**anything))
+
+
+def test_only_the_newest_preemptions_are_told() -> None:
+    """A status does not grow with the years."""
+
+    many = tuple(Preemption(float(number), "fold", (0,), "bob", "") for number in range(200))
+
+    back = from_document(to_document(STATUS._replace(preemptions=many)))
+
+    assert back is not None
+    assert many[-MOST_PREEMPTIONS:] == back.preemptions
+
+
+def test_texts_are_made_harmless() -> None:
+    """What cannot be written as UTF-8 would break whoever prints or stores it, and nobody reads a novel."""
+
+    back = from_document(json.loads(json.dumps(document(user="a\ud800b", config="x" * 100_000))))
+
+    assert back is not None
+    assert ("a?b", "x" * 4096) == (back.user, back.config)
+
+
+@pytest.mark.parametrize(
+    ("program", "job"),
+    [
+        ("fold", "harvest:fold"),
+        ("fold-0.5_b", "harvest:fold-0.5_b"),
+        ("my fold; rm -rf", "harvest:my_fold_rm_-rf"),
+        ("\x1b[31m", "harvest:31m"),
+        ("é" * 3, "harvest:unnamed"),
+        ("x" * 500, f"harvest:{'x' * 64}"),
+    ],
+)
+def test_a_program_names_a_job(program: str, job: str) -> None:
+    """With letters that are harmless everywhere, and not too many of them."""
+
+    assert job == job_of(program)
+    assert is_harvested(job)
+
+
+def test_other_jobs_are_not_harvested() -> None:
+    """A scheduler's job, or none at all, is somebody's own."""
+
+    assert [False, False] == [is_harvested("slurm:4711"), is_harvested(None)]
