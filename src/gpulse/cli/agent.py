@@ -150,7 +150,7 @@ def start(
         source, bandwidth = _source(demo=demo, replay=replay, interval=interval)
         asyncio.run(_run(config, source, bandwidth, ready, signals))
     except GpulseError as error:
-        ready.fail(f"{error.message}{f' (try: {error.hint})' if error.hint else ''}")
+        ready.fail(error)
         raise
     return 0
 

@@ -36,7 +36,11 @@ def command(*, as_json: bool, no_color: bool) -> int:
     with closing(machine_for_one_look()) as machine:
         frame = machine.sample(time.time(), patient=True)
     about = f"{__version__} on Python {platform.python_version()}, Linux {platform.release()}"
-    checks = [Check("gpulse", "ok", about), *checkup(frame, Roots())]
+    return show([Check("gpulse", "ok", about), *checkup(frame, Roots())], as_json=as_json, no_color=no_color)
+
+
+def show(checks: Sequence[Check], *, as_json: bool, no_color: bool) -> int:
+    """Print what was found; the exit code."""
     if as_json:
         click.echo(json.dumps([check._asdict() for check in checks], indent=2))
     else:

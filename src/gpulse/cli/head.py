@@ -216,7 +216,7 @@ def start(
         frontend = _frontend(access, config, http_port, theme) if http_port else None
         asyncio.run(_run(config, access, frontend, ready, signals, with_agent=with_agent))
     except GpulseError as error:
-        ready.fail(f"{error.message}{f' (try: {error.hint})' if error.hint else ''}")
+        ready.fail(error)
         raise
     return 0
 

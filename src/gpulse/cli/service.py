@@ -155,9 +155,10 @@ class Ready:
         """It is up."""
         self._send(f"+{text}")
 
-    def fail(self, text: str) -> None:
+    def fail(self, error: GpulseError) -> None:
         """It will not come up."""
-        self._send(f"-{text}")
+        hint = f" (try: {error.hint})" if error.hint else ""
+        self._send(f"-{error.exit_code} {error.message}{hint}")
 
     def _send(self, text: str) -> None:
         channel, self._channel = self._channel, None
@@ -212,5 +213,6 @@ def _report(name: str, channel: int, log_path: Path) -> int:
         return 0
     context = click.get_current_context(silent=True)
     called = f"gpulse {name}" if context is None else context.command_path
-    print(f"{called}: {text[1:] or 'it ended at once'}; see {log_path}", file=sys.stderr, flush=True)
-    return 1
+    code, _, why = text[1:].partition(" ")
+    print(f"{called}: {why or 'it ended at once'}; see {log_path}", file=sys.stderr, flush=True)
+    return int(code) if code.isdecimal() else GpulseError.exit_code

@@ -27,7 +27,7 @@ class ConfigError(UsageError):
 class Gpu(NamedTuple):
     """One GPU of this machine."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a GPU
     """NVML's, the order of the PCI bus."""
     minor: int
     """N of /dev/nvidiaN."""

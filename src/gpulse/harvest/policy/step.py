@@ -133,10 +133,11 @@ def _stopped(state: State, now: float) -> tuple[State, list[Instruction]]:
             runs[run.run] = run._replace(stopped_at=now, kill_at=now + grace, reason=reason)
             if grace > 0:
                 instructions.append(Signal(run.run, run.program.stop_signal, reason))
-        if reason.preempted:
-            for index in set(run.program.gpus) & gpus.keys():
+        for index in run.program.gpus if reason.preempted else ():
+            gpu = gpus.get(index)
+            if gpu is not None and (gpu.busy is not None or reason.kind == "people"):
                 cool = now + state.settings.cooldown_seconds
-                gpus[index] = gpus[index]._replace(preempted=True, cool_until=cool)
+                gpus[index] = gpu._replace(preempted=True, cool_until=cool)
     for run in list(runs.values()):
         due = run.kill_at is not None and (now >= run.kill_at or state.hurried)
         if due and not run.killed and run.reason is not None:

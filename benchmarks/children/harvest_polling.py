@@ -1,0 +1,13 @@
+"""`gpulse harvest` on a machine that has no inotify to give: everything waits for the next look."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gpulse.cli import harvesting
+from gpulse.cli.entry import main
+from gpulse.harvest.sight.sight import Sight
+
+if __name__ == "__main__":
+    harvesting.Sight = partial(Sight, inotify=False)  # type: ignore[assignment,misc]
+    main()

@@ -1,0 +1,308 @@
+"""`gpulse harvest` and `gpu_mon` as people run them: real processes that open fake device files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.nvml import FakeNvml
+from tests.integration.cluster import Process, until
+from tests.integration.harvest_machine import HarvestMachine, HarvestProcess, gone, is_gone
+
+NOBODY_UID = 65534
+
+GPU_MON_ALL = """\
+[defaults]
+; how frequently perform GPU and tty checks
+interval_seconds=1
+
+; configuration of GPUs to monitor for external program access. It could be several such sections with 'gpu-' prefix
+[gpu-all]
+; list of comma-separated gpu indices or ALL to handle all available gpus
+gpus=ALL
+; comma-separated list of programs which can access gpu and should be ignored
+ignore_programs=nvidia-smi
+
+[process-all]
+dir=/tmp
+cmd=work {all}
+gpus=ALL
+log={log}
+
+[process-0]
+dir=/tmp
+cmd=work '{zero}'
+gpus=0
+log={log}
+
+[tty]
+enabled=True
+whitelist=user1,root
+idle_seconds=300
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, fake_nvml: FakeNvml, nvml_library: Path) -> HarvestMachine:
+    """Two idle GPUs."""
+    return HarvestMachine(tmp_path, fake_nvml, nvml_library)
+
+
+@contextmanager
+def harvesting(machine: HarvestMachine, *options: str) -> Iterator[HarvestProcess]:
+    """A harvest that is ended in the end."""
+    process = HarvestProcess(machine, *options)
+    try:
+        yield process
+    finally:
+        process.end(signal.SIGKILL)
+
+
+def test_a_whole_life(machine: HarvestMachine) -> None:
+    """Started on idle GPUs, gone when somebody comes, back later, shown, and everything ended by Ctrl-C."""
+
+    machine.configure(machine.program("fold", "each", command=f"work {machine.directory}/fold-{{gpu}}.told"))
+    with harvesting(machine) as harvest:
+        first, second = machine.started("fold-0"), machine.started("fold-1")
+        assert ["0", "1"] == [machine.starts(f"fold-{gpu}")[0][1] for gpu in (0, 1)]
+
+        with machine.holding(0):
+            gone(first)
+            told = harvest.said("stop fold-0")
+            assert f"(pid {os.getpid()}) has opened GPU 0" in told
+            status = machine.status()
+        assert 0 == status["exit"]
+        assert ["people", "harvested"] == [gpu["state"] for gpu in status["gpus"]]
+        assert [1, 0] == [gpu["preemptions"] for gpu in status["gpus"]]
+        assert ["fold-1"] == [run["program"] for run in status["runs"]]
+        (preemption,) = status["preemptions"]
+        assert "root" == preemption["by"]
+        assert 0 <= preemption["took_seconds"] < 3
+
+        again = machine.started("fold-0", 2)
+        shown = machine.run("status", "--no-color")
+        assert "gave way" in shown.stdout
+        refused = machine.run()
+        assert 2 == refused.returncode
+        assert f"process {harvest.popen.pid}" in refused.stderr
+        assert 0 == harvest.end(signal.SIGINT)
+        assert all(map(is_gone, (first, second, again)))
+    after = machine.status()
+    assert (3, False) == (after["exit"], after["alive"])
+    assert 0 < after["harvested_seconds"] < 60
+    assert [] == list((machine.dev / "shm").iterdir())
+
+
+def test_files_of_gpu_mon_work_unchanged(machine: HarvestMachine) -> None:
+    """All GPUs idle: the program for all of them, without visible GPUs named; its output is appended to the log."""
+
+    config = machine.directory / "home" / ".config" / "gpu_mon.conf"
+    log = machine.directory / "out.log"
+    log.write_text("before\n", encoding="utf-8")
+    told = {"all": machine.told("all"), "zero": machine.told("zero"), "log": log}
+    config.write_text(GPU_MON_ALL.format(**told), encoding="utf-8")
+    code = f"""
+import gpulse.cli.harvest as harvest, gpulse.cli.compat.gpu_mon as gpu_mon
+from pathlib import Path
+real = harvest.start
+harvest.start = lambda **given: real(**given, dev_dir=Path({str(machine.dev)!r}))
+gpu_mon.main()
+"""
+    gpu_mon = Process(
+        cwd=machine.directory,
+        env={**machine.environment, "CUDA_VISIBLE_DEVICES": "7"},
+        command=[sys.executable, "-c", code],
+    )
+    try:
+        pid = machine.started("all")
+        assert "7" == machine.starts("all")[0][1]
+        assert "/tmp" == os.readlink(f"/proc/{pid}/cwd")
+        with machine.holding(1):
+            gone(pid)
+            single = machine.started("zero")
+            assert "0" == machine.starts("zero")[0][1]
+        assert 0 == gpu_mon.end()
+    finally:
+        gpu_mon.kill()
+    assert is_gone(single)
+    assert "before\nat work\nat work\n" == log.read_text(encoding="utf-8")
+
+
+def test_ignored_programs_and_flapping(machine: HarvestMachine) -> None:
+    """nvidia-smi disturbs nobody; somebody who comes and goes is met once and left alone for a while."""
+
+    machine.configure(cooldown_seconds=600, ignore_programs=["nvidia-smi"])
+    with harvesting(machine) as harvest:
+        pid = machine.started("fold")
+        with machine.smi(0):
+            until(lambda: machine.status()["time"], "a look")
+        assert not is_gone(pid)
+        for _ in range(3):
+            with machine.holding(0):
+                gone(pid)
+        harvest.said("nothing of fold is left")
+        seen = machine.status()["time"]
+        until(lambda: machine.status()["time"] > seen + 0.5, "some looks")
+        assert 1 == len(machine.starts("fold"))
+        assert "is left alone" in machine.status()["gpus"][0]["why"]
+        assert 0 == harvest.end()
+
+
+def test_work_that_the_driver_lists_counts(machine: HarvestMachine) -> None:
+    """Also without an open file to be seen, as in a container; and so does a driver that is gone."""
+
+    machine.configure()
+    with harvesting(machine) as harvest:
+        first = machine.started("fold")
+        machine.fake.add_process(0, os.getppid(), 1 << 30)
+        gone(first)
+        machine.fake.remove_process(0, os.getppid())
+        second = machine.started("fold", 2)
+        machine.fake.unload_driver()
+        gone(second)
+        assert "unknown" == machine.status()["gpus"][0]["state"]
+        machine.fake.load_driver()
+        machine.started("fold", 3)
+        assert 0 == harvest.end()
+
+
+def test_killed_it_leaves_nothing_and_starts_no_second_copy(machine: HarvestMachine) -> None:
+    """Its keepers end what it ran; keepers that were killed too leave orphans, which the next harvest ends first."""
+
+    machine.configure()
+    with harvesting(machine) as harvest:
+        first = machine.started("fold")
+        harvest.kill()
+        gone(first)
+    with harvesting(machine) as harvest:
+        second = machine.started("fold", 2)
+        (run,) = machine.status()["runs"]
+        os.kill(run["keeper"]["pid"], signal.SIGSTOP)
+        harvest.popen.kill()
+        harvest.popen.wait()
+        os.kill(run["keeper"]["pid"], signal.SIGKILL)
+        assert not is_gone(second)
+        with harvesting(machine) as after:
+            after.said("left 1 of its processes behind")
+            gone(second)
+            third = machine.started("fold", 3)
+            assert "TWO AT ONCE" not in after.text
+            assert 0 == after.end()
+            assert is_gone(third)
+        harvest.end()
+
+
+def test_a_change_of_the_file(machine: HarvestMachine) -> None:
+    """SIGHUP: a bad one leaves the old in force, a good one stops what changed and starts what is new."""
+
+    machine.configure()
+    with harvesting(machine) as harvest:
+        first = machine.started("fold")
+        machine.config.write_text("[harvest]\ninterval_secs = 1\n", encoding="utf-8")
+        harvest.popen.send_signal(signal.SIGHUP)
+        told = harvest.said("the configuration stays as it was")
+        assert f"{machine.config}:2" in told
+        assert not is_gone(first)
+        machine.configure(machine.program("other", 1))
+        harvest.popen.send_signal(signal.SIGHUP)
+        gone(first)
+        machine.started("other")
+        assert 0 == harvest.end()
+
+
+def test_people_at_a_terminal(machine: HarvestMachine) -> None:
+    """Somebody who types stops everything; one who is on the list does not."""
+
+    people = '[people]\nenabled = true\nwhitelist = ["root"]\nidle_seconds = 300\n'
+    machine.configure(people + machine.program("fold", 0))
+    (machine.dev / "pts" / "0").touch()
+    with harvesting(machine) as harvest:
+        pid = machine.started("fold")
+        terminal = machine.dev / "pts" / "1"
+        terminal.touch()
+        os.chown(terminal, NOBODY_UID, -1)
+        gone(pid)
+        assert "is at pts/1" in harvest.said("stop fold")
+        os.utime(terminal, (1, 1))
+        machine.started("fold", 2)
+        assert 0 == harvest.end()
+
+
+def test_dry_run_and_once(machine: HarvestMachine) -> None:
+    """One says what it would do and does nothing; the other decides once and stays with what it started."""
+
+    machine.configure()
+    dry = machine.run("--dry-run", "--once")
+    assert 0 == dry.returncode
+    assert "would start fold on GPU 0" in dry.stderr
+    assert [] == machine.starts("fold")
+    with machine.holding(0):
+        once = machine.run("--once")
+    assert 0 == once.returncode
+    assert "has opened GPU 0" in once.stdout
+    assert [] == machine.starts("fold")
+    machine.configure(machine.program("short", 0, command=f"cp /dev/null {machine.told('short')}"))
+    assert 0 == machine.run("--once").returncode
+    assert machine.told("short").exists()
+
+
+def test_in_the_background(machine: HarvestMachine) -> None:
+    """It says where its log is, goes on by itself, and a wrong configuration is told at once."""
+
+    machine.configure()
+    up = machine.run("--background")
+    assert 0 == up.returncode
+    pid = machine.started("fold")
+    os.kill(machine.status()["pid"], signal.SIGTERM)
+    gone(pid)
+    until(lambda: machine.run("status").returncode == 3, "its end")
+    machine.config.write_text("[[program]]\n", encoding="utf-8")
+    assert 2 == machine.run("--background").returncode
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "line"),
+    [
+        (0o666, "", None),
+        (0o644, "[harvest]\nintervall_seconds = 1\n", 2),
+        (0o644, '[[program]]\nname = "x"\ncommand = ""\ngpus = 0\n', 3),
+        (0o644, '[[program]]\nname = "x"\ncommand = "work x"\ngpus = 5\n', 4),
+    ],
+    ids=["writable", "unknown key", "empty command", "no such GPU"],
+)
+def test_a_wrong_configuration_is_refused(
+    machine: HarvestMachine, mode: int, text: str, line: int | None
+) -> None:
+    """With the file, the line and the reason, and nothing is started."""
+
+    path = machine.configure()
+    if text:
+        path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+
+    answer = machine.run()
+
+    assert 2 == answer.returncode
+    assert f"{path}:{line}:" in answer.stderr if line else str(path) in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert [] == machine.starts("fold")
+
+
+def test_init_and_doctor(machine: HarvestMachine) -> None:
+    """The first writes a file once; the second says what can be seen."""
+
+    assert 0 == machine.run("doctor").returncode
+    environment = {**os.environ, **machine.environment}
+    command = [sys.executable, "-m", "gpulse", "harvest", "init"]
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert str(machine.config) in first.stdout
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert 1 == second.returncode
+    assert "--force" in second.stderr
