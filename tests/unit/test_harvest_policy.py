@@ -152,6 +152,16 @@ def test_a_gpu_is_left_alone_for_a_while_after_somebody_came() -> None:
     assert ["fold"] == started(story.wait(2))
 
 
+def test_only_the_gpu_that_somebody_came_to_is_left_alone() -> None:
+    """The others of a program that had to go are put to work at once."""
+
+    story = Story(settings(program("all", 0, 1, whole=True), program("single", 0)))
+    assert ["all"] == started(story.see())
+    story.see(FREE, Use((TRAINING,)))
+
+    assert ["single"] == started(story.hear(Gone("all.1")))
+
+
 def test_a_gpu_must_have_been_free_for_some_time() -> None:
     """One look at a free GPU is not enough when idle_seconds says so."""
 

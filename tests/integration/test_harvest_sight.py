@@ -1,0 +1,653 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pynvml as nv
+import pytest
+
+from gpulse.errors import CollectionError
+from gpulse.harvest.sight.checkup import checkup
+from gpulse.harvest.sight.contexts import find_gpus
+from gpulse.harvest.sight.seen import Sighting, Use
+from gpulse.harvest.sight.sight import Sight
+from gpulse.sources.nvml.cadence import Patience
+from gpulse.sources.procfs import Roots
+from tests.fakes.nvml import FakeNvml
+from tests.integration.hands import IS_ROOT, NOBODY, hand, start_ticks
+
+IMPATIENT = Patience(start=2.0, call=0.3, survey=0.05, retry=0.0)
+GIB = 1 << 30
+needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs root to look into everything")
+
+
+class Scene:
+    """Two GPUs with device files of their own, and somebody who looks at them."""
+
+    def __init__(self, fake: FakeNvml, root: Path) -> None:
+        fake.add(1)
+        self.files = [root / "dev" / "nvidia0", root / "dev" / "nvidia1"]
+        self.files[0].parent.mkdir()
+        for file in self.files:
+            file.touch()
+        self.roots = Roots(dev=str(root / "dev"), run=str(root / "run"))
+        self.gpus = find_gpus()
+        self.ours: set[int] = set()
+
+    @contextmanager
+    def sight(self, *, people: bool = False, inotify: bool = True) -> Iterator[Sight]:
+        """The eyes, closed afterwards."""
+        sight = Sight(
+            self.gpus,
+            is_ours=self.ours.__contains__,
+            roots=self.roots,
+            people=people,
+            inotify=inotify,
+            patience=IMPATIENT,
+        )
+        try:
+            yield sight
+        finally:
+            sight.close()
+
+
+@pytest.fixture
+def scene(fake_nvml: FakeNvml, tmp_path: Path) -> Scene:
+    """Two GPUs."""
+    return Scene(fake_nvml, tmp_path)
+
+
+def look(sight: Sight) -> dict[int, Use]:
+    """A whole look."""
+    return dict(sight.look(time.time()).uses)
+
+
+def glances(sight: Sight, seconds: float) -> Iterator[Sighting]:
+    """What is seen by glances, for so long."""
+    assert sight.descriptor is not None
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([sight.descriptor], [], [], left)[0] and (seen := sight.glance(time.time())):
+            yield seen
+
+
+def glance_until(sight: Sight, condition: Callable[[Sighting], bool], seconds: float = 5.0) -> Sighting:
+    """The first glance that is as it should be."""
+    for seen in glances(sight, seconds):
+        if condition(seen):
+            return seen
+    raise AssertionError("it was not seen")
+
+
+def held_by(seen: Sighting, index: int, pid: int) -> bool:
+    """True when this process has this GPU open."""
+    return index in seen.uses and pid in {holder.pid for holder in seen.uses[index].holders}
+
+
+def pids(use: Use) -> list[int]:
+    """Who holds a GPU."""
+    return [holder.pid for holder in use.holders]
+
+
+def test_a_holder_is_seen_with_who_it_is(scene: Scene) -> None:
+    """By its program, its user and its descriptors, on the GPU that it has open and on no other."""
+
+    with hand() as other, scene.sight() as sight:
+        descriptors = {other.open(scene.files[1]), other.open(scene.files[1])}
+        uses = look(sight)
+        (holder,) = uses[1].holders
+
+    program = os.path.basename(os.path.realpath(sys.executable))
+    assert () == uses[0].holders
+    assert (other.pid, False, frozenset(descriptors)) == (holder.pid, holder.working, holder.files)
+    assert program in holder.names
+    assert os.path.basename(sys.executable) in holder.names
+    assert ("root" if IS_ROOT else holder.user) == holder.user
+
+
+def test_what_ended_or_was_closed_holds_nothing(scene: Scene) -> None:
+    """A look tells what is, not what was."""
+
+    with scene.sight() as sight:
+        with hand() as first, hand() as second:
+            first.open(scene.files[0])
+            descriptor = second.open(scene.files[0])
+            both = look(sight)
+            second.close(descriptor)
+            one = look(sight)
+            alive = start_ticks(first.pid)
+        none = look(sight)
+
+    assert {first.pid, second.pid} == set(pids(both[0]))
+    assert [(first.pid, alive)] == [(holder.pid, holder.start_ticks) for holder in one[0].holders]
+    assert [] == pids(none[0])
+
+
+def test_what_is_ours_is_no_holder(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """Neither our programs nor this process, whether by descriptor or by context."""
+
+    with hand() as own, scene.sight() as sight, scene.files[0].open() as _:
+        scene.ours.add(own.pid)
+        own.open(scene.files[0])
+        fake_nvml.add_process(0, own.pid, 2 * GIB)
+        uses = look(sight)
+
+    assert () == uses[0].holders
+
+
+def test_a_context_makes_a_holder_a_worker(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """Also where no descriptor is seen; memory that none of the listed has is told apart."""
+    fake_nvml.gpu(0).memory_used = 7 * GIB
+    fake_nvml.gpu(0).util_gpu = 25
+
+    with hand() as opener, hand() as worker, scene.sight() as sight:
+        opener.open(scene.files[0])
+        fake_nvml.add_process(0, opener.pid, 2 * GIB)
+        fake_nvml.add_process(0, worker.pid, 4 * GIB)
+        use = look(sight)[0]
+
+    assert {(opener.pid, True, 1), (worker.pid, True, 0)} == {
+        (holder.pid, holder.working, len(holder.files)) for holder in use.holders
+    }
+    assert (0.25, GIB, None) == (use.utilization_ratio, use.memory_bytes, use.unknown)
+
+
+def test_memory_that_the_driver_does_not_tell_is_unknown(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """It is not nobody's, and not zero."""
+
+    with hand() as worker, scene.sight() as sight:
+        fake_nvml.add_process(0, worker.pid, None)
+        use = look(sight)[0]
+
+    assert ([worker.pid], None) == (pids(use), use.memory_bytes)
+
+
+def test_a_pid_that_the_driver_still_lists_is_gone(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """A process that ended a moment ago holds nothing."""
+    with hand() as ended:
+        fake_nvml.add_process(0, ended.pid, GIB)
+
+    with scene.sight() as sight:
+        assert [] == pids(look(sight)[0])
+
+
+def test_somebody_on_a_mig_instance_holds_the_gpu(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """The instance's list counts as the GPU's."""
+    fake_nvml.add_mig(0, gpu_instance=3)
+
+    with hand() as worker, scene.sight() as sight:
+        fake_nvml.add_process(0, worker.pid, GIB, gpu_instance=3, compute_instance=0)
+        uses = look(sight)
+
+    assert [(worker.pid, True)] == [(holder.pid, holder.working) for holder in uses[0].holders]
+    assert [] == pids(uses[1])
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_root_sees_the_processes_of_other_users(scene: Scene, tmp_path: Path) -> None:
+    """With their names."""
+    _open_to_all(tmp_path, *scene.files)
+
+    with hand(*NOBODY) as other, scene.sight() as sight:
+        other.open(scene.files[0])
+        (holder,) = look(sight)[0].holders
+        hidden = sight.hidden
+
+    assert (other.pid, "nobody") == (holder.pid, holder.user)
+    assert hidden is None
+
+
+def test_an_open_is_seen_at_once(scene: Scene) -> None:
+    """By a glance, which tells of that GPU alone."""
+
+    with hand() as other, scene.sight() as sight:
+        look(sight)
+        list(glances(sight, 0.05))
+        descriptor = other.open(scene.files[1])
+        began = time.monotonic()
+        seen = glance_until(sight, lambda seen: 1 in seen.uses)
+        took = time.monotonic() - began
+
+    assert {1} == seen.uses.keys()
+    assert seen.people is None
+    assert [(other.pid, frozenset({descriptor}))] == [
+        (holder.pid, holder.files) for holder in seen.uses[1].holders
+    ]
+    assert took < 0.5
+
+
+def test_opening_again_is_told_again(scene: Scene) -> None:
+    """A holder that is known opens the GPU once more: its descriptors are others."""
+
+    with hand() as other, scene.sight() as sight:
+        first = other.open(scene.files[0])
+        look(sight)
+        second = other.open(scene.files[0])
+        seen = glance_until(sight, lambda seen: held_by(seen, 0, other.pid))
+
+    assert {first, second} == seen.uses[0].holders[0].files
+
+
+def test_our_own_opens_are_nothing_of_interest(scene: Scene) -> None:
+    """However many there are."""
+
+    with hand() as own, scene.sight() as sight:
+        scene.ours.add(own.pid)
+        look(sight)
+        for _ in range(3):
+            own.open(scene.files[0])
+        seen = list(glances(sight, 0.3))
+
+    assert [] == seen
+
+
+@needs_root
+def test_opened_and_closed_before_anybody_looked_is_nothing(scene: Scene) -> None:
+    """Where nothing is hidden, an open without a holder was somebody's who is gone."""
+
+    with hand() as other, scene.sight() as sight:
+        look(sight)
+        other.close(other.open(scene.files[0]))
+        seen = list(glances(sight, 0.3))
+
+    assert [] == seen
+
+
+def test_a_descriptor_that_becomes_a_gpu_is_seen(scene: Scene, tmp_path: Path) -> None:
+    """Neither the number of descriptors nor their names tell of it, only the event does."""
+    plain = tmp_path / "plain"
+    plain.touch()
+
+    with hand() as other, scene.sight() as sight:
+        descriptor = other.open(plain)
+        spare = other.open(plain)
+        look(sight)
+        other.close(spare)
+        other.close(descriptor)
+        assert descriptor == other.open(scene.files[0])
+        assert spare == other.open(plain)
+        seen = glance_until(sight, lambda seen: held_by(seen, 0, other.pid))
+
+    assert descriptor in seen.uses[0].holders[0].files
+
+
+def test_an_inherited_descriptor_is_seen_at_the_next_look(scene: Scene) -> None:
+    """A fork opens nothing, so that no event tells of it."""
+
+    with hand() as other, scene.sight() as sight:
+        other.open(scene.files[0])
+        look(sight)
+        child = int(other.tell("fork"))
+        use = look(sight)[0]
+
+    assert {other.pid, child} == set(pids(use))
+
+
+def test_a_device_file_that_comes_back_is_watched_again(scene: Scene) -> None:
+    """As after a reload of the driver; who holds the old one still holds the GPU."""
+
+    with hand() as old, hand() as new, scene.sight() as sight:
+        old.open(scene.files[0])
+        look(sight)
+        scene.files[0].unlink()
+        uses = look(sight)
+        missing = sight.why_blind
+        scene.files[0].touch()
+        look(sight)
+        new.open(scene.files[0])
+        seen = glance_until(sight, lambda seen: held_by(seen, 0, new.pid))
+
+    assert [old.pid] == pids(uses[0])
+    assert missing is not None
+    assert str(scene.files[0]) in missing
+    assert {old.pid, new.pid} == set(pids(seen.uses[0]))
+
+
+def test_an_overflow_makes_it_look_at_every_gpu(scene: Scene) -> None:
+    """The kernel forgot what was opened: it can be anything."""
+    with open("/proc/sys/fs/inotify/max_queued_events", encoding="ascii") as file:
+        room = int(file.read())
+    if room > 1 << 16:
+        pytest.skip("the queue is too long to be filled quickly")
+
+    with hand() as busy, hand() as other, scene.sight() as sight:
+        look(sight)
+        busy.tell("often", scene.files[0], room)
+        other.open(scene.files[1])
+        glance_until(sight, lambda seen: held_by(seen, 1, other.pid))
+
+
+def test_a_storm_of_opens_is_looked_into_now_and_then(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """The descriptor is not readable all the time, and somebody who opens the GPU meanwhile is seen."""
+    rounds = 0
+
+    with hand() as own, hand() as other, scene.sight() as sight:
+        scene.ours.add(own.pid)
+        look(sight)
+        fake_nvml.reset_calls()
+        began = time.monotonic()
+        while time.monotonic() - began < 0.4:
+            own.close(own.open(scene.files[0]))
+            rounds += sight.glance(time.time()) is not None
+        asked = fake_nvml.calls("nvmlDeviceGetComputeRunningProcesses", 0)
+        other.open(scene.files[0])
+        glance_until(sight, lambda seen: held_by(seen, 0, other.pid))
+
+    assert (0, True) == (rounds, 1 <= asked <= 0.4 / 0.02 + 1)
+
+
+def test_without_inotify_everything_waits_for_the_next_look(scene: Scene) -> None:
+    """It says so, and the look sees all."""
+
+    with hand() as other, scene.sight(inotify=False) as sight:
+        look(sight)
+        other.open(scene.files[0])
+        seen = sight.glance(time.time())
+        uses = look(sight)
+
+    assert (None, None) == (sight.descriptor, seen)
+    assert sight.why_blind is not None
+    assert [other.pid] == pids(uses[0])
+
+
+def test_a_driver_that_goes_leaves_everything_unknown(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """And is asked again when it is back."""
+
+    with hand() as other, scene.sight() as sight:
+        other.open(scene.files[0])
+        before = look(sight)
+        fake_nvml.unload_driver()
+        gone = look(sight)
+        fake_nvml.load_driver()
+        fake_nvml.reset_calls()
+        back = look(sight)
+        opened = fake_nvml.calls("nvmlDeviceGetHandleByUUID")
+
+    assert [None, None] == [before[index].unknown for index in range(2)]
+    assert [True, True] == [gone[index].unknown is not None for index in range(2)]
+    assert [None, None] == [back[index].unknown for index in range(2)]
+    assert [other.pid] == pids(gone[0]) == pids(back[0])
+    assert 2 == opened, "what was opened before is of no use to the new driver"
+
+
+def test_a_gpu_that_hangs_is_unknown_and_holds_up_nobody(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """The other one is told of at once, and the sick one when it is given up."""
+
+    with scene.sight() as sight:
+        look(sight)
+        fake_nvml.hang("nvmlDeviceGetComputeRunningProcesses", 0)
+        began = time.monotonic()
+        first = look(sight)
+        took = time.monotonic() - began
+        if first[0].unknown is None:
+            glance_until(sight, lambda seen: 0 in seen.uses and seen.uses[0].unknown is not None)
+        later = look(sight)
+        fake_nvml.release_hangs()
+        deadline = time.monotonic() + 5
+        while look(sight)[0].unknown is not None:
+            assert time.monotonic() < deadline
+
+    assert took < 1.0
+    assert first[1].unknown is None
+    assert [True, False] == [later[index].unknown is not None for index in range(2)]
+
+
+def test_a_lost_gpu_is_unknown_and_the_other_is_not(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """It may come back."""
+
+    with scene.sight() as sight:
+        fake_nvml.lose(1)
+        lost = look(sight)
+        fake_nvml.restore(1)
+        back = look(sight)
+
+    assert [False, True] == [lost[index].unknown is not None for index in range(2)]
+    assert [None, None] == [back[index].unknown for index in range(2)]
+
+
+@needs_root
+def test_a_driver_that_tells_no_processes_leaves_it_to_the_kernel(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """Where nothing is hidden, descriptors are enough."""
+    fake_nvml.fail("nvmlDeviceGetComputeRunningProcesses", 0, nv.NVML_ERROR_NOT_SUPPORTED)
+
+    with hand() as other, scene.sight() as sight:
+        other.open(scene.files[0])
+        use = look(sight)[0]
+
+    assert (None, [other.pid]) == (use.unknown, pids(use))
+
+
+def test_gpus_are_found_with_their_minor_numbers(fake_nvml: FakeNvml) -> None:
+    """The device file need not have the number of the index."""
+    fake_nvml.add(1)
+    fake_nvml.gpu(1).minor = 5
+
+    found = find_gpus()
+
+    assert [(0, 0), (1, 5)] == [(gpu.index, gpu.minor) for gpu in found]
+    assert all(gpu.uuid.startswith("GPU-") and gpu.name for gpu in found)
+    assert fake_nvml.inits == fake_nvml.shutdowns
+
+
+def test_no_driver_is_an_error_with_a_hint(fake_nvml: FakeNvml) -> None:
+    """Nothing can be harvested without one."""
+    fake_nvml.fail_init(nv.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    with pytest.raises(CollectionError, match="not loaded") as caught:
+        find_gpus()
+
+    assert caught.value.hint
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, int, str]]:
+    """A pseudo terminal: master, slave and its name."""
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    try:
+        yield master, slave, os.ttyname(slave).removeprefix("/dev/")
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_somebody_who_opens_a_terminal_is_seen_at_once(scene: Scene) -> None:
+    """And somebody who types at one, where that may be watched."""
+    (Path(scene.roots.dev) / "pts").symlink_to("/dev/pts")
+
+    with scene.sight(people=True) as sight:
+        nobody = sight.look(time.time()).people
+        with terminal() as (master, slave, name):
+            seen = glance_until(sight, lambda seen: bool(seen.people))
+            list(glances(sight, 0.05))
+            os.write(master, b"x")
+            os.read(slave, 1)
+            typed = glance_until(sight, lambda seen: bool(seen.people)) if IS_ROOT else seen
+        left = sight.look(time.time()).people
+
+    mine = [person for person in seen.people or () if person.where == name]
+    assert [("terminal", True)] == [
+        (p.kind, p.idle_seconds is not None and p.idle_seconds < 30) for p in mine
+    ]
+    assert name in {person.where for person in typed.people or ()}
+    assert {} == seen.uses
+    assert nobody is not None
+    assert left is not None
+    assert name not in {person.where for person in (*nobody, *left)}
+
+
+def test_a_desktop_is_asked_at_every_look(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the answer: how long somebody has been idle is not known until it came."""
+    sessions = Path(scene.roots.run) / "systemd" / "sessions"
+    sessions.mkdir(parents=True)
+    (sessions / "c1").write_text("USER=ada\nACTIVE=1\nTYPE=x11\nCLASS=user\nSEAT=seat0\n")
+    manager = tmp_path / "bin" / "loginctl"
+    manager.parent.mkdir()
+    manager.write_text("#!/bin/sh\necho Id=c1\necho IdleHint=no\n")
+    manager.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{manager.parent}:{os.environ['PATH']}")
+
+    with scene.sight(people=True) as sight:
+        looked = [person.idle_seconds for person in sight.look(time.time()).people or ()]
+        first = glance_until(sight, lambda seen: seen.people is not None)
+        sight.look(time.time())
+        second = glance_until(sight, lambda seen: seen.people is not None)
+        quiet = list(glances(sight, 0.1))
+
+    assert [None] == looked
+    assert [("ada", "seat0", 0.0, "desktop")] == [tuple(person) for person in first.people or ()]
+    assert first == second
+    assert [] == quiet
+
+
+_BLIND = """
+import json, select, sys, time
+from gpulse.harvest.settings import Gpu
+from gpulse.harvest.sight.sight import Sight
+from gpulse.sources.procfs import Roots
+gpus = [Gpu(*entry) for entry in json.loads(sys.argv[1])]
+sight = Sight(gpus, is_ours=lambda pid: False, roots=Roots(dev=sys.argv[2]))
+def tell(uses):
+    told = {i: [u.opened_unseen, [h.pid for h in u.holders], u.unknown] for i, u in uses.items()}
+    print(json.dumps([told, sight.hidden]), flush=True)
+tell(sight.look(time.time()).uses)
+for line in sys.stdin:
+    if line.strip() == "look":
+        tell(sight.look(time.time()).uses)
+        continue
+    told, deadline = {}, time.monotonic() + float(line)
+    while (left := deadline - time.monotonic()) > 0 and not told:
+        if select.select([sight.descriptor], [], [], left)[0] and (seen := sight.glance(time.time())):
+            told = seen.uses
+    tell(told)
+sight.close()
+"""
+
+
+class Blind:
+    """Somebody who looks with the rights of nobody, or from inside a container."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        self._child = child
+        self.first = self._answer()
+
+    def tell(self, line: object) -> tuple[dict[str, list[object]], str | None]:
+        """Have it look, or glance for so many seconds."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{line}\n")
+        self._child.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> tuple[dict[str, list[object]], str | None]:
+        assert self._child.stdout is not None
+        uses, hidden = json.loads(self._child.stdout.readline())
+        return uses, hidden
+
+
+@contextmanager
+def blind(scene: Scene, fake: FakeNvml, library: Path, *prefix: str) -> Iterator[Blind]:
+    """Sight in a process of its own."""
+    gpus = json.dumps([list(gpu) for gpu in scene.gpus])
+    child = subprocess.Popen(
+        [*prefix, sys.executable, "-c", _BLIND, gpus, scene.roots.dev],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **fake.env(library)},
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        yield Blind(child)
+    finally:
+        child.stdin.close()
+        child.wait(10)
+        child.stdout.close()
+
+
+def _open_to_all(root: Path, *files: Path) -> None:
+    for folder in (root, *root.parents[:3]):
+        folder.chmod(0o755)
+    for file in files:
+        file.chmod(0o666)
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_an_open_by_somebody_out_of_sight_is_told(
+    scene: Scene, fake_nvml: FakeNvml, nvml_library: Path, tmp_path: Path
+) -> None:
+    """Whoever may not look into others' processes learns of the open, not of the opener, until the driver lists it."""
+    _open_to_all(tmp_path, *scene.files, fake_nvml.path)
+    _open_to_all(nvml_library.parent)
+
+    with hand() as other, blind(scene, fake_nvml, nvml_library, *NOBODY) as eyes:
+        other.open(scene.files[1])
+        opened, hidden = eyes.tell(3)
+        fake_nvml.add_process(0, other.pid, GIB)
+        looked, _ = eyes.tell("look")
+
+    assert ({"0": [False, [], None], "1": [False, [], None]}, True) == (eyes.first[0], hidden is not None)
+    assert {"1": [True, [], None]} == opened
+    assert {"0": [False, [other.pid], None], "1": [False, [], None]} == looked
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_in_a_container_the_drivers_pids_are_others(
+    scene: Scene, fake_nvml: FakeNvml, nvml_library: Path
+) -> None:
+    """Somebody outside who works on a GPU holds it, even if a process here has the same number."""
+    own_number = 1
+
+    if subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode:
+        pytest.skip("namespaces may not be made here")
+    with blind(scene, fake_nvml, nvml_library, "unshare", "--pid", "--fork", "--mount-proc") as eyes:
+        fake_nvml.add_process(0, own_number, GIB)
+        looked, hidden = eyes.tell("look")
+
+    assert (True, "container") == (
+        hidden is not None,
+        "container" if "container" in (hidden or "") else hidden,
+    )
+    assert {"0": [False, [own_number], None], "1": [False, [], None]} == looked
+
+
+def test_the_checkup_says_what_works_and_who_is_there(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """From the driver to the holders of each GPU."""
+    (Path(scene.roots.dev) / "pts").mkdir()
+    fake_nvml.add_mig(1, gpu_instance=3)
+
+    with hand() as other:
+        other.open(scene.files[0])
+        checks = {check.topic: check for check in checkup(time.time(), scene.roots, IMPATIENT)}
+
+    assert {"driver": "ok", "MIG": "limited", "device files": "ok", "inotify": "ok", "logind": "limited"} == {
+        topic: checks[topic].status for topic in ("driver", "MIG", "device files", "inotify", "logind")
+    }
+    assert f"pid {other.pid}" in checks["gpu 0"].detail
+    assert ("ok" if IS_ROOT else "limited") == checks["processes"].status
+    assert "nobody" in checks["gpu 1"].detail
+
+
+def test_the_checkup_without_a_driver_is_broken(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """The rest is still told."""
+    fake_nvml.fail_init(nv.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    checks = {check.topic: check for check in checkup(time.time(), Roots(dev=str(tmp_path)))}
+
+    assert ("broken", "limited") == (checks["driver"].status, checks["people"].status)
+    assert checks["driver"].advice

@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpulse.harvest.sight.contexts import Load
+from gpulse.harvest.sight.doubts import HIDDEN_SECONDS, SIGHTED_SECONDS, Doubts
+from gpulse.harvest.sight.holders import Depth, Holdings, Identities
+from gpulse.harvest.sight.inotify import Bell
+from gpulse.harvest.sight.openings import Opened, Openings
+from gpulse.harvest.sight.seen import Holder
+from gpulse.harvest.sight.uses import Judge
+from gpulse.model.process import GpuProcess
+from gpulse.sources.procfs import Roots
+from tests.unit.trees import grow, pid_stat
+
+T = 1000.0
+GIB = 1 << 30
+
+
+# --- opens ---
+
+
+@contextmanager
+def watching(root: Path, count: int = 2) -> Iterator[tuple[Openings, list[Path]]]:
+    """Device files that are watched."""
+    files = [root / f"nvidia{minor}" for minor in range(count)]
+    for file in files:
+        file.touch()
+    openings = Openings(dict(enumerate(map(str, files))))
+    openings.refresh()
+    with closing(openings):
+        yield openings, files
+
+
+def test_opens_are_told_by_file_and_by_what_came_last(tmp_path: Path) -> None:
+    """An open that is followed by a close is told apart from one that is not."""
+
+    with watching(tmp_path, 3) as (openings, files):
+        with files[0].open():
+            pass
+        with files[1].open(), files[2].open():
+            during = openings.read()
+        after = openings.read()
+
+    assert Opened({0: False, 1: True, 2: True}, frozenset({0})) == during
+    assert Opened({}, frozenset({1, 2})) == after
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    """The others are watched."""
+
+    with watching(tmp_path) as (openings, files):
+        files[0].unlink()
+        openings.refresh()
+        trouble = openings.trouble
+        with files[1].open():
+            seen = openings.read()
+
+    assert trouble is not None
+    assert str(files[0]) in trouble
+    assert {1: True} == seen.minors
+
+
+def test_the_bell_rings_for_files_and_for_the_time() -> None:
+    """Each wakes the one descriptor, and a muted one does not."""
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+
+    with closing(Bell()) as bell:
+        bell.add(reader)
+        loud = (select.select([bell.descriptor], [], [], 0)[0], bell.rung())
+        bell.mute(reader)
+        muted = select.select([bell.descriptor], [], [], 0)[0]
+        bell.ring_in(0.001)
+        timed = (select.select([bell.descriptor], [], [], 5)[0], bell.rung())
+        quiet = select.select([bell.descriptor], [], [], 0)[0]
+        bell.hear(reader)
+        again = bell.rung()
+    os.close(reader)
+    os.close(writer)
+
+    assert ([bell_descriptor := loud[0][0]], {reader}) == loud
+    assert [] == muted
+    assert ([bell_descriptor], set()) == timed
+    assert ([], {reader}) == (quiet, again)
+
+
+# --- descriptors ---
+
+
+class Tree:
+    """A small /proc whose processes have descriptors."""
+
+    def __init__(self, root: Path) -> None:
+        self.roots = grow(root, {"proc/1/stat": pid_stat(1), "dev/nvidia0": "", "dev/nvidia1": ""})
+        self._root = root
+        (root / "proc" / "self" / "fd").mkdir(parents=True)
+        (root / "proc" / "1" / "fd").mkdir(parents=True)
+
+    def point(self, pid: int, descriptor: int, target: str) -> None:
+        """Have a process's descriptor lead somewhere."""
+        grow(self._root, {f"proc/{pid}/stat": pid_stat(pid)}, {f"proc/{pid}/fd/{descriptor}": target})
+
+    def gpu(self, pid: int, descriptor: int, minor: int = 0, suffix: str = "") -> None:
+        """Have it lead to a GPU."""
+        self.point(pid, descriptor, f"{self.roots.dev}/nvidia{minor}{suffix}")
+
+    def holdings(self, *minors: int) -> Holdings:
+        """Who reads them."""
+        return Holdings(self.roots, minors or (0, 1))
+
+
+def test_only_device_files_of_the_gpus_count(tmp_path: Path) -> None:
+    """By the whole name, also of one that was deleted since; no other file of the driver, none of that name elsewhere."""
+    tree = Tree(tmp_path)
+    tree.gpu(10, 3)
+    tree.gpu(10, 4, 1, " (deleted)")
+    tree.point(11, 3, f"{tree.roots.dev}/nvidiactl")
+    tree.point(11, 4, f"{tree.roots.dev}/nvidia-uvm")
+    tree.point(11, 5, f"{tmp_path}/home/nvidia0")
+    tree.gpu(12, 3, 7)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "nvidia0").touch()
+
+    assert {0: {10: frozenset({3})}, 1: {10: frozenset({4})}} == tree.holdings().scan("quick")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device files")
+def test_a_device_file_below_another_root_counts(tmp_path: Path) -> None:
+    """A chroot's or a container's /dev may be anywhere; the numbers of the file say what it is."""
+    tree = Tree(tmp_path)
+    elsewhere = tmp_path / "nvidia9"
+    try:
+        os.mknod(elsewhere, 0o600 | 0o020000, os.makedev(195, 1))
+    except OSError:
+        pytest.skip("device files may not be made here")
+    tree.point(10, 3, str(elsewhere))
+
+    assert {0: {}, 1: {10: frozenset({3})}} == tree.holdings().scan("quick")
+
+
+@pytest.mark.parametrize(("depth", "expected"), [("listed", False), ("whole", True)])
+def test_a_descriptor_that_leads_elsewhere_is_found_by_reading_all(
+    tmp_path: Path, depth: Depth, expected: bool
+) -> None:
+    """A list that is the same is not read again at once."""
+    tree = Tree(tmp_path)
+    tree.point(10, 3, "/dev/null")
+    holdings = tree.holdings()
+    holdings.scan("whole")
+    tree.gpu(10, 3)
+
+    assert expected == (10 in holdings.scan(depth)[0])
+
+
+def test_a_holder_is_read_again_each_time(tmp_path: Path) -> None:
+    """Its number may have become somebody else's, with as many descriptors."""
+    tree = Tree(tmp_path)
+    tree.gpu(10, 3)
+    holdings = tree.holdings()
+    before = holdings.scan("whole")
+    tree.point(10, 3, "/dev/null")
+
+    assert (True, False) == (10 in before[0], 10 in holdings.scan("listed", turn=False)[0])
+
+
+def test_every_process_has_its_turn(tmp_path: Path) -> None:
+    """What no count and no list tells is found after a while all the same."""
+    tree = Tree(tmp_path)
+    tree.point(10, 3, "/dev/null")
+    holdings = tree.holdings()
+    holdings.scan("whole")
+    tree.gpu(10, 3)
+
+    assert any(10 in holdings.scan("listed")[0] for _ in range(30))
+
+
+def test_of_many_descriptors_the_new_ones_are_read(tmp_path: Path) -> None:
+    """A server with thousands of connections costs no thousands of reads; what it has open stays known."""
+    tree = Tree(tmp_path)
+    tree.gpu(10, 3)
+    for descriptor in range(4, 300):
+        tree.point(10, descriptor, "/dev/null")
+    tree.point(11, 1, "/dev/null")
+    for descriptor in range(2, 300):
+        tree.point(11, descriptor, "/dev/null")
+    holdings = tree.holdings()
+    holdings.scan("whole")
+    tree.gpu(11, 300)
+
+    assert {10: frozenset({3}), 11: frozenset({300})} == holdings.scan("listed")[0]
+
+
+def test_a_process_is_known_by_its_program_and_its_user(tmp_path: Path) -> None:
+    """A number that is used again is somebody else; a name that changes is read anew."""
+    roots = grow(
+        tmp_path,
+        {
+            "proc/10/stat": pid_stat(10, comm=b"python3", start=5),
+            "proc/10/cmdline": b"/usr/bin/python\0train.py\0",
+            "proc/10/status": b"Uid:\t0\t0\t0\t0\n",
+        },
+        {"proc/10/exe": "/opt/bin/python3.11 (deleted)"},
+    )
+    identities = Identities(roots)
+
+    first = identities.of(10)
+    grow(tmp_path, {"proc/10/stat": pid_stat(10, comm=b"bash", start=5), "proc/10/cmdline": b"-bash\0"})
+    renamed = identities.of(10)
+    grow(tmp_path, {"proc/10/stat": pid_stat(10, comm=b"bash", start=6)})
+    another = identities.of(10)
+
+    assert first is not None
+    assert (5, ("python3", "python3.11", "python"), "root") == first
+    assert renamed is not None
+    assert "bash" in renamed.names
+    assert another is not None
+    assert 6 == another.start_ticks
+    assert identities.of(11) is None
+
+
+# --- opens without an opener ---
+
+
+def test_an_open_that_is_explained_is_no_doubt() -> None:
+    """Somebody in sight has a new descriptor, seen a moment before or after the event."""
+    doubts = Doubts()
+    doubts.saw(0, T, ours=False)
+    doubts.heard({0: True}, (), T + 0.1, hidden=True)
+    doubts.heard({1: True}, (), T, hidden=True)
+    doubts.saw(1, T + 0.01, ours=False)
+
+    assert doubts.next(hidden=True) is None
+
+
+def test_where_processes_are_hidden_an_unexplained_open_is_told_once() -> None:
+    """After a second look, and then looked into until the driver may know more."""
+    doubts = Doubts()
+    doubts.heard({0: True}, (), T, hidden=True)
+    told = []
+    for _ in HIDDEN_SECONDS:
+        at = doubts.next(hidden=True)
+        assert at is not None
+        told.append(doubts.advance(doubts.due(at, hidden=True), at, hidden=True))
+
+    assert [{0}, *([set()] * (len(HIDDEN_SECONDS) - 1))] == told
+    assert doubts.next(hidden=True) is None
+
+
+def test_where_nothing_is_hidden_an_unexplained_open_is_never_told() -> None:
+    """It is only looked into, once with every descriptor read."""
+    doubts = Doubts()
+    doubts.heard({0: True}, (), T, hidden=False)
+    deep = []
+    for _ in SIGHTED_SECONDS:
+        at = doubts.next(hidden=False)
+        assert at is not None
+        deep.append(doubts.is_deep([0], hidden=False))
+        assert set() == doubts.advance([0], at, hidden=False)
+
+    assert 1 == sum(deep)
+    assert doubts.next(hidden=False) is None
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_an_open_that_was_closed_is_not_told(hidden: bool) -> None:
+    """Whether the close came with it or after it."""
+    doubts = Doubts()
+    doubts.heard({0: False, 1: True}, {0}, T, hidden=hidden)
+    doubts.heard({}, {1}, T + 0.005, hidden=hidden)
+
+    assert set() == doubts.advance([0, 1], T + 0.01, hidden=hidden)
+
+
+def test_while_a_program_of_ours_starts_nobody_is_suspected() -> None:
+    """It opens and closes a lot; some seconds later an open is somebody's again."""
+    doubts = Doubts()
+    doubts.saw(0, T, ours=True)
+    doubts.heard({0: True}, (), T + 4.0, hidden=True)
+    early = doubts.advance([0], T + 4.01, hidden=True)
+    for _ in HIDDEN_SECONDS:
+        doubts.advance([0], T + 4.9, hidden=True)
+    doubts.heard({0: True}, (), T + 6.0, hidden=True)
+
+    assert (set(), {0}) == (early, doubts.advance([0], T + 6.01, hidden=True))
+
+
+def test_whoever_opens_and_closes_all_the_time_is_looked_into_now_and_then() -> None:
+    """A monitor out of sight does not keep us busy."""
+    doubts = Doubts()
+    begun = 0
+    for second in range(30):
+        doubts.heard({0: False}, {0}, T + second, hidden=True)
+        begun += doubts.next(hidden=True) is not None
+        for _ in HIDDEN_SECONDS:
+            doubts.advance([0], T + second, hidden=True)
+
+    assert 3 == begun
+
+
+# --- who uses a GPU ---
+
+
+class Crowd:
+    """Processes with names, some of them ours."""
+
+    def __init__(self, root: Path, *, native: bool = True) -> None:
+        pids = range(10, 20)
+        roots = grow(root, {f"proc/{pid}/stat": pid_stat(pid, start=pid) for pid in pids})
+        self.judge = Judge(Identities(roots), lambda pid: pid < 15, native=native)
+
+    def holders(self, files: set[int], listed: set[int]) -> dict[int, bool]:
+        """Who holds the GPU, and whether they work on it."""
+        load = Load(tuple(GpuProcess(pid, "compute", GIB) for pid in sorted(listed)))
+        use = self.judge.use(dict.fromkeys(files, frozenset({3})), load, hidden=False)
+        return {holder.pid: holder.working for holder in use.holders}
+
+
+def test_holders_are_those_who_have_it_open_or_work_on_it(tmp_path: Path) -> None:
+    """Without ours."""
+    crowd = Crowd(tmp_path)
+
+    assert {15: False, 16: True, 17: True} == crowd.holders({10, 15, 16}, {11, 16, 17})
+
+
+@pytest.mark.parametrize(
+    ("files", "listed", "expected"),
+    [
+        (set(), {900}, {900: True}),
+        ({10}, {900}, {}),
+        ({10, 11}, {900, 901}, {}),
+        ({10}, {900, 901}, {900: True, 901: True}),
+        ({10, 15}, {900}, {15: False}),
+        ({10, 15}, {900, 901}, {15: True}),
+        ({10, 15}, {900, 901, 902}, {15: True, 900: True, 901: True, 902: True}),
+        ({10}, {12, 900}, {12: True, 900: True}),
+        ({10, 16}, {10, 16}, {16: True}),
+        ({os.getpid()}, {900}, {900: True}),
+    ],
+)
+def test_in_a_container_contexts_are_told_apart_by_their_number(
+    tmp_path: Path, files: set[int], listed: set[int], expected: dict[int, bool]
+) -> None:
+    """The host's pids mean nothing here: as many as ours are ours, a pid counts as itself when it has the GPU open."""
+    assert expected == Crowd(tmp_path, native=False).holders(files, listed)
+
+
+def test_memory_of_nobody_is_what_the_listed_do_not_have(tmp_path: Path) -> None:
+    """And unknown when theirs is."""
+    judge = Crowd(tmp_path).judge
+    known = [GpuProcess(10, "compute", GIB), GpuProcess(15, "compute", 2 * GIB)]
+
+    def unexplained(used: int | None, *more: GpuProcess) -> int | None:
+        return judge.use({}, Load((*known, *more), memory_bytes=used), hidden=False).memory_bytes
+
+    assert [GIB, 0, None, None] == [
+        unexplained(4 * GIB),
+        unexplained(2 * GIB),
+        unexplained(None),
+        unexplained(4 * GIB, GpuProcess(16, "compute", None)),
+    ]
+
+
+def test_somebody_whom_proc_hides_is_a_holder_all_the_same(tmp_path: Path) -> None:
+    """The driver lists a living process that is not in /proc; a dead one it only still lists."""
+    judge = Judge(Identities(grow(tmp_path, {})), lambda _: False, native=True)
+    parent, dead = os.getppid(), 1 << 30
+    use = judge.use(
+        {}, Load((GpuProcess(parent, "compute", GIB), GpuProcess(dead, "compute", 0))), hidden=True
+    )
+
+    assert (Holder(parent, None, (), None, working=True),) == use.holders
+
+
+@pytest.mark.parametrize(
+    ("load", "hidden", "expected"),
+    [
+        (Load((), trouble=None), True, False),
+        (Load(None), False, False),
+        (Load(None), True, True),
+        (Load(trouble="gone"), False, True),
+    ],
+)
+def test_not_knowing_is_said(tmp_path: Path, load: Load, hidden: bool, expected: bool) -> None:
+    """When the driver is gone, or when neither it nor /proc shows everybody."""
+    use = Crowd(tmp_path).judge.use({}, load, hidden=hidden)
+
+    assert expected == (use.unknown is not None)
+
+
+def test_the_real_proc_is_read_by_default() -> None:
+    """This process has its own descriptors in it."""
+    with open("/dev/null", encoding="ascii") as _:
+        began = time.monotonic()
+        held = Holdings(Roots(), [0]).scan("quick")
+
+    assert {0} == held.keys()
+    assert time.monotonic() - began < 5
