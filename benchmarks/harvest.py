@@ -25,8 +25,12 @@ from benchmarks.measure import Report, Spread, Table, Target
 NAME = "harvest"
 _OBEYS = "trap 'exit 0' TERM; sleep 600 & sleep 600 & wait"
 _IGNORES = "trap '' TERM; sleep 600 & sleep 600 & while :; do wait; done"
+_FAMILY = 3
+"""The shell and its two children."""
 _GRACE_SECONDS = 0.5
 _POLL_SECONDS = 1.0
+_QUICK_SECONDS = 0.5
+"""Between looks, by which a GPU is found free again; who opens it is seen without them."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -97,7 +101,8 @@ class Harvest:
             runs = self.status().get("runs") or []
             assert isinstance(runs, list)
             found = [run["process"]["pid"] for run in runs if run["state"] == "running"]
-            if len(found) == programs:
+            # The file may be that of a moment ago: a process that is gone is not meant.
+            if len(found) == programs and all(map(_is_there, found)):
                 return found
             time.sleep(0.005)
         said = (self.folder / "said").read_text()
@@ -123,6 +128,13 @@ def _harvest(
         harvest = Harvest(machine, folder, gpus, programs, interval=interval, polling=polling)
         stack.callback(harvest.close)
         yield harvest
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _bury(pid: int) -> None:
@@ -157,9 +169,11 @@ def _given_back(harvest: Harvest, times: int) -> list[float]:
     for _ in range(times):
         (leader,) = harvest.running(1)
         deadline = time.monotonic() + 5
-        while len(family := _family(leader)) < 3 and time.monotonic() < deadline:
+        while len(family := _family(leader)) < _FAMILY:
             for descriptor in family:
                 os.close(descriptor)
+            if time.monotonic() > deadline:
+                raise RuntimeError("the program did not start its children")
             time.sleep(0.005)
         time.sleep(random.uniform(0.05, 0.3))
         begun = time.perf_counter()
@@ -195,7 +209,7 @@ def _reported(
 
 def obey(report: Report, size: Size) -> None:
     """A program and its two children that end at TERM."""
-    with _harvest(1, _program(_OBEYS), interval=size.interval) as harvest:
+    with _harvest(1, _program(_OBEYS), interval=_QUICK_SECONDS) as harvest:
         takes = _given_back(harvest, size.times)
     spread = Spread.of(takes)
     _reported(
@@ -205,7 +219,7 @@ def obey(report: Report, size: Size) -> None:
 
 def ignore(report: Report, size: Size) -> None:
     """A program and its two children that ignore TERM."""
-    with _harvest(1, _program(_IGNORES), interval=size.interval) as harvest:
+    with _harvest(1, _program(_IGNORES), interval=_QUICK_SECONDS) as harvest:
         takes = _given_back(harvest, size.times)
     most = Spread.of(takes).most
     _reported(

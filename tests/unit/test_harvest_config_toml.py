@@ -31,7 +31,8 @@ def test_a_program_alone_gets_every_default(lab: Lab) -> None:
 
     program = Program("fold", ("worker",), (0, 1), whole=True, directory=str(lab.directory))
     path = str(lab.directory / "harvest.toml")
-    assert Settings(path, {0: frozenset(), 1: frozenset()}, (program,)) == settings
+    lookers = frozenset({"gpulse", "nvidia-smi"})
+    assert Settings(path, {0: lookers, 1: lookers}, (program,)) == settings
 
 
 def test_every_key_has_its_meaning(lab: Lab) -> None:

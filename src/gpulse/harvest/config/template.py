@@ -43,7 +43,7 @@ _TOML = f"""\
 #max_utilization_percent = 5
 #max_memory = "1GiB"
 # Programs that may use any GPU without counting.
-ignore_programs = ["nvidia-smi"]
+ignore_programs = ["gpulse", "nvidia-smi", "nvitop", "nvtop", "gpustat"]
 # People whose use never counts, and people whose use always does, whatever the program.
 #ignore_users = []
 #always_users = []

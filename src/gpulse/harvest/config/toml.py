@@ -17,6 +17,7 @@ from gpulse.harvest.config.table import Entry, Table, suggestion, titled
 from gpulse.harvest.settings import (
     DEFAULT_COOLDOWN_SECONDS,
     DEFAULT_IDLE_SECONDS,
+    DEFAULT_IGNORED,
     DEFAULT_INTERVAL_SECONDS,
     DEFAULT_PEOPLE_IDLE_SECONDS,
     DEFAULT_QUIET_SECONDS,
@@ -58,7 +59,7 @@ def settings(text: str, path: str, machine: Machine, faults: Faults) -> Settings
     document = _parsed(text, faults)
     tables = _tables(document, Lines(text), faults)
     harvest, idle, people = (tables[name][0] for name in ("harvest", "idle", "people"))
-    ignored = idle.take("ignore_programs", values.program_names, frozenset())
+    ignored = idle.take("ignore_programs", values.program_names, DEFAULT_IGNORED)
     gpus = _watched(tables["gpu"], ignored, machine)
     wanted = [program for table in tables["program"] for program in programs(table, machine, gpus)]
     if not tables["program"]:
