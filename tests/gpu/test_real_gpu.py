@@ -20,19 +20,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 _WORKLOAD = Path(__file__).with_name("workload.py")
 
 
-@pytest.fixture(autouse=True)
-def _needs_gpu() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        pytest.skip(f"no NVIDIA GPU: {error}")
-    count = pynvml.nvmlDeviceGetCount()
-    pynvml.nvmlShutdown()
-    if count == 0:
-        pytest.skip("no NVIDIA GPU")
-
-
 @pytest.fixture(scope="module")
 def training() -> Iterator[subprocess.Popen[str]]:
     """A process that trains on the first GPU."""

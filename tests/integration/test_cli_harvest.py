@@ -242,10 +242,14 @@ def test_dry_run_and_once(machine: HarvestMachine) -> None:
     dry = machine.run("--dry-run", "--once")
     assert 0 == dry.returncode
     assert "would start fold on GPU 0" in dry.stderr
+    assert ["GPU 0: would be harvested: fold", "GPU 1: waiting: no program is for it", "fold: would run"] == (
+        dry.stdout.splitlines()
+    )
     assert [] == machine.starts("fold")
     with machine.holding(0):
         once = machine.run("--once")
     assert 0 == once.returncode
+    assert "fold: waiting: root's" in once.stdout
     assert "has opened GPU 0" in once.stdout
     assert [] == machine.starts("fold")
     machine.configure(machine.program("short", 0, command=f"cp /dev/null {machine.told('short')}"))

@@ -70,7 +70,9 @@ async def harvest(
     try:
         before = await _taken_over(ledger, settings, place.roots)
         account = Account(_me(place.roots, dry_run=dry_run), gpus, before, wall=time.time())
-        options = Options(dict(os.environ), once=once, dry_run=dry_run)
+        options = Options(
+            dict(os.environ), once, dry_run, decided=lambda lines: shell.write("\n".join(lines))
+        )
         harvester = Harvester(settings, watch, account, ledger, options)
         heard.append(harvester)
         signals.bind(harvester.end)
@@ -80,9 +82,6 @@ async def harvest(
         _say_beginning(settings, gpus, dry_run=dry_run)
         ready.say(f"gpulse harvest is up (process {os.getpid()})")
         await harvester.run(DryRunner(report) if dry_run else runner)
-        if once:
-            for line in harvester.lines():
-                shell.write(line)
     finally:
         await runner.close(_LAST_GRACE_SECONDS)
         if ledger is not None:

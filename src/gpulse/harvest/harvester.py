@@ -73,6 +73,8 @@ class Options(NamedTuple):
     once: bool = False
     """Decide once, and end when what was started has ended."""
     dry_run: bool = False
+    decided: Callable[[list[str]], None] = lambda _: None
+    """Is told, once, what each GPU and each program does, and why."""
 
 
 class Harvester:
@@ -149,10 +151,6 @@ class Harvester:
         finally:
             self._unwatch()
 
-    def lines(self) -> list[str]:
-        """What each GPU and each program does, and why."""
-        return list(plan(self._state, time.monotonic()))
-
     def _is_over(self) -> bool:
         if self._state.closed and self._options.dry_run:
             return True
@@ -169,6 +167,7 @@ class Harvester:
         if self._options.once and not self._state.closed:
             waited = now - self._began > settings.idle_seconds + settings.interval_seconds
             if self._started or waited:
+                self._options.decided(list(plan(self._state, now, dry_run=self._options.dry_run)))
                 self._take(Closed(now))
         self._keep(changed=False)
 

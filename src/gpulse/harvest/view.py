@@ -84,11 +84,13 @@ def run_word(run: RunState) -> RunWord:
     return "running" if run.started else "starting"
 
 
-def plan(state: State, now: float) -> Iterator[str]:
+def plan(state: State, now: float, *, dry_run: bool = False) -> Iterator[str]:
     """A line about each GPU and each program."""
+    would = {"harvested": "would be harvested", "running": "would run"} if dry_run else {}
     for gpu in state.settings.gpus:
         view = gpu_view(state, gpu, now)
-        yield f"GPU {gpu}: {': '.join(filter(None, (view.state, view.program, view.why)))}"
+        word = would.get(view.state, view.state)
+        yield f"GPU {gpu}: {': '.join(filter(None, (word, view.program, view.why)))}"
     for program in state.settings.programs:
         seen = program_view(state, program, now)
-        yield f"{program.name}: {': '.join(filter(None, (seen.state, seen.why)))}"
+        yield f"{program.name}: {': '.join(filter(None, (would.get(seen.state, seen.state), seen.why)))}"
