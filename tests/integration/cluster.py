@@ -21,8 +21,8 @@ import grpc
 from gpulse.cluster import wire
 
 PATIENCE_SECONDS = 60.0
-EAGER = {"gpulse.cluster.agent.backoff:GOOD_SECONDS": 0.0}
-"""Agents that count every connection as a good one, and so never wait for more than a second to try again."""
+EAGER = {"gpulse.cluster.agent.backoff:GOOD_SECONDS": 0.0, "gpulse.cluster.agent.backoff:FIRST_SECONDS": 0.3}
+"""Agents that count every connection as a good one, and so never wait for more than a third of a second to try again."""
 _UNBOUNDED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 SEALING = ("--seal-after", "1s")
 """Heads that seal all the time."""
@@ -53,7 +53,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SEC
         time.sleep(0.02)
 
 
-def program(tuned: Mapping[str, float]) -> list[str]:
+def program(tuned: Mapping[str, Any]) -> list[str]:
     """`python -m gpulse`, or the same with other constants, such as `gpulse.cluster.agent.backoff:GOOD_SECONDS`."""
     if not tuned:
         return [sys.executable, "-m", "gpulse"]

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,9 +92,9 @@ class Place:
 
     def agent(self, line: str = "gsprof connect localhost:8090 --resilient") -> subprocess.Popen[bytes]:
         """Start an agent on a simulated machine, and wait until the head has frames of it."""
-        before = self._frames()
+        before = self.frames()
         child = self.begin(f"{line} --demo", "connected")
-        wait_for(lambda: self._frames() > before, "frames of the agent")
+        wait_for(lambda: self.frames() > before, "frames of the agent")
         return child
 
     def status(self) -> dict[str, Any]:
@@ -117,8 +118,12 @@ class Place:
                 child.kill()
             child.wait()
 
-    def _frames(self) -> int:
-        return int(self.status()["frames_received"])
+    def frames(self) -> int:
+        """How many frames the head has got, asked over HTTP."""
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.http_port}/status", timeout=PATIENCE_SECONDS
+        ) as answer:
+            return int(json.load(answer)["frames_received"])
 
     def _words(self, line: str) -> list[str]:
         ports = {"8090": str(self.port), "8091": str(self.http_port)}

@@ -17,7 +17,8 @@ import pytest
 
 from gpulse.model.metric import CATALOGUE
 from tests.fakes.nvml import FakeNvml
-from tests.integration.commands import BIN, TRACES, environment, run
+from tests.integration.cluster import program
+from tests.integration.commands import TRACES, environment, run
 
 GIB = 1 << 30
 TRACE = TRACES / "gpu_shared.jsonl.gz"
@@ -214,8 +215,12 @@ def test_watching_a_choice_outlives_another_gpu(machine: Machine, nvml_library: 
     """The chosen GPU is the same one under its new index, and nothing ends."""
     fake = machine(3)
     chosen = json.loads(run("--json", "--gpus", "2", env=fake.env(nvml_library)).out)["gpus"][0]["uuid"]
+    words = ("-w", "1", "--json", "--gpus", "2")
     with subprocess.Popen(
-        [BIN / "gpulse", "-w", "1", "--json", "--gpus", "2"],
+        [
+            *program({"gpulse.sources.nvml.cadence:Patience.__new__.__defaults__": (3.0, 2.0, 1.0, 2.0)}),
+            *words,
+        ],
         env=environment(fake.env(nvml_library)),
         stdout=subprocess.PIPE,
     ) as watching:

@@ -34,6 +34,13 @@ from tests.unit.diagnosis_traces import labels, steady
 ROOT = Path(__file__).parents[2]
 LOADER = TRACES / "loader_all_cores.jsonl.gz"
 HEALTHY = TRACES / "healthy_graphs.jsonl.gz"
+_SOON = """
+from gpulse.diagnosis import thresholds
+thresholds.DEFAULTS = thresholds.DEFAULTS._replace(shortest_seconds=2.0)
+from gpulse.cli.entry import main
+main()
+"""
+"""`gpulse` that judges what it saw for two seconds."""
 
 
 @pytest.fixture
@@ -404,11 +411,17 @@ def test_without_a_driver_nothing_is_waited_for() -> None:
 
 def test_idle_gpus_are_fine(fake: FakeNvml, nvml_library: Path) -> None:
     """Nothing runs, so nothing is slow."""
-    ended = run("why", "--window", "11", env=fake.env(nvml_library))
+    done = subprocess.run(
+        [sys.executable, "-c", _SOON, "why", "--window", "3"],
+        env=environment(fake.env(nvml_library)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
-    assert 0 == ended.code
-    assert "idle: nothing runs" in ended.out
-    assert ended.err.startswith("watching this machine for 11 s")
+    assert 0 == done.returncode
+    assert "idle: nothing runs" in done.stdout
+    assert done.stderr.startswith("watching this machine for 3 s")
 
 
 def test_ctrl_c_ends_the_watching_with_a_verdict(fake: FakeNvml, nvml_library: Path) -> None:

@@ -108,13 +108,13 @@ def test_agent_clock_while_alone(cluster: Cluster, tmp_path: Path) -> None:
     kept = len(next(iter(read_taken(agent.state_dir).kept.values()), ()))
     for number, seconds in enumerate((_HOUR, -_HOUR, 0.0), 1):
         clock.set(seconds)
-        wanted = kept + 30 * number
+        wanted = kept + 15 * number
         until(
             lambda: sum(map(len, read_taken(agent.state_dir).kept.values())) >= wanted,  # noqa: B023
             "frames in the spool",
         )
     head = cluster.head(port=head.port, http_port=head.http_port)
-    more_frames(head, 120)
+    more_frames(head, 60)
     found = ended(agent, head)
     ((_, frames),) = found.of("node").items()
     assert began - 2.5 <= min(frames.values())

@@ -180,11 +180,12 @@ def test_agent_killed_again_and_again(cluster: Cluster) -> None:
             head.kill()
         agent = cluster.agent("node", head.port, tuned=EAGER)
         agent.said("onnected to")
-        time.sleep(1.5 + 0.2 * life)  # it is to have frames in the spool and others in memory
+        time.sleep(1.1 + 0.2 * life)  # it is to have frames in the spool and others in memory
         agent.kill()
         states.append(read_taken(agent.state_dir))
     head = cluster.head(port=head.port, http_port=head.http_port)
-    agent = cluster.agent("node", head.port, tuned=EAGER)
+    notes = {"gpulse.cluster.agent.keeper:_NOTES_SECONDS": 0.5}
+    agent = cluster.agent("node", head.port, tuned={**EAGER, **notes})
     caught_up(head, {"node"})
     until(lambda: len(read_taken(agent.state_dir).runs) == 1, "all earlier runs to be told")
     end_all([agent], head)

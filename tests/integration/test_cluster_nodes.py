@@ -84,7 +84,8 @@ def test_same_machine_twice(cluster: Cluster, head: HeadProcess, tmp_path: Path)
     first = cluster.agent("single", head.port, *options)
     first.said("connected to")
     elsewhere = ("--state-dir", str(tmp_path / "second"))
-    second = cluster.agent("single", head.port, *options, *elsewhere)
+    hasty = {"gpulse.cluster.agent.link:_PLACE_SECONDS": 1.5}
+    second = cluster.agent("single", head.port, *options, *elsewhere, tuned=hasty)
     assert "another agent of single is connected already" in second.said("refuses")
     assert second.popen.wait(30) == 1
     assert head.nodes()["single"] == "healthy"
@@ -173,7 +174,7 @@ def test_settings(cluster: Cluster) -> None:
     head = cluster.head("--freq", "1000", "--enable-bandwidth", port=head.port, http_port=head.http_port)
     agent.said("lost the connection")
     until(lambda: frames_of(head, "node"), "the agent to be back")
-    assert pace(head, 3) >= 0.7
+    assert pace(head, 2) >= 0.7
     status = head.get("/status")
     assert (status["freq"], status["enable_bandwidth_profiling"]) == (1000, True)
     assert agent.end() == 0
@@ -226,7 +227,7 @@ def test_states(cluster: Cluster) -> None:
 
     tuned = {
         "gpulse.cluster.head.membership:LATE_SECONDS": 1.0,
-        "gpulse.cluster.head.membership:LOST_SECONDS": 3.0,
+        "gpulse.cluster.head.membership:LOST_SECONDS": 2.0,
     }
     head = cluster.head("--freq", "100", tuned=tuned)
     agent = cluster.agent("node", head.port)

@@ -40,7 +40,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadProcess]:
     with cluster_in(tmp_path_factory.mktemp("pages")) as cluster:
         made = cluster.head("--freq", "250", "--token-file", str(cluster.directory / "token"))
         cluster.agent("demo-1", made.port, tuned=EAGER)
-        until(lambda: "demo-1" in made.nodes(), "the node is there")
+        until(lambda: "demo-1" in made.get("/metrics/latest")["client_data"], "the node is there")
         made.post("/profiling/start", {"name": "goes-on", "labels": {"team": "vision"}})
         yield made
 

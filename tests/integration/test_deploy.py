@@ -218,14 +218,14 @@ def test_a_bad_node_is_named_and_stops_no_other(farm: Farm) -> None:
         farm.alias("hangs", port)
         farm.node(stack, "unknown", known="")
         farm.node(stack, "changed", known=f"[127.0.0.1]:{{port}} {good.public_key}\n")
-        told = farm.run("down", names, "--timeout", "6")
+        told = farm.run("down", names, "--timeout", "3")
 
     assert 1 == told.code
     assert "8 of 9 nodes failed" in told.err
     for reason in (
         "closed: it refuses the connection",
         "wrong-key: it refuses the login",
-        "hangs: no answer within 6 s",
+        "hangs: no answer within 3 s",
         "unknown: its host key is not known here",
         "changed: its host key is not the one that is known here",
         "my node, ; rm -rf ~: no machine can be called that",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-import pytest
-
 from gpulse.diagnosis.engine import diagnose
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
@@ -20,13 +18,17 @@ NOW = 1_800_000_000.0
 Trouble = Callable[[Gpu, int], None]
 
 
-def watched(fake: FakeNvml, trouble: Trouble, seconds: int = 12) -> list[Frame]:
-    """So many seconds of a machine on which something is wrong, read as fast as the fake driver answers."""
+def watched(fake: FakeNvml, *troubles: Trouble, seconds: int = 12) -> list[Frame]:
+    """So many seconds of a machine on whose GPUs something is wrong, read as fast as the fake driver answers."""
+    for index in range(1, len(troubles)):
+        fake.add(index)
     frames = []
     with machine() as local:
-        fake.set_gpm(0, GRAPHICS, 95.0)
+        for index in range(len(troubles)):
+            fake.set_gpm(index, GRAPHICS, 95.0)
         for second in range(seconds):
-            trouble(fake.gpu(0), second)
+            for index, trouble in enumerate(troubles):
+                trouble(fake.gpu(index), second)
             time.sleep(0.06)  # every group of readings is due again
             frame = local.sample(time.time(), patient=True)
             frames.append(frame._replace(time=NOW + second, monotonic=float(second)))
@@ -100,30 +102,29 @@ def wants_reset(gpu: Gpu, second: int) -> None:  # noqa: ARG001
     gpu.recovery_action = 1
 
 
-@pytest.mark.parametrize(
-    ("trouble", "expected"),
-    [
-        (hot, ("thermal_throttle", "critical")),
-        (hot_between_looks, ("thermal_throttle", "high")),
-        (braked, ("power_brake", "critical")),
-        (slowed, ("hw_slowdown", "critical")),
-        (capped, ("power_capped", "low")),
-        (locked, ("clocks_locked", "low")),
-        (without_fan, ("fan_failure", "high")),
-        (narrow, ("pcie_link_degraded", "low")),
-        (resending, ("pcie_replays", "medium")),
-        (failing_memory, ("gpu_fault", "critical")),
-        (unmapped, ("gpu_fault", "critical")),
-        (wants_reset, ("gpu_fault", "critical")),
-    ],
-)
-def test_a_fault_of_the_hardware_is_found(
-    fake_nvml: FakeNvml, trouble: Trouble, expected: tuple[str, str]
-) -> None:
-    """By what the driver says, and nothing else is found."""
-    found = facts(diagnose(watched(fake_nvml, trouble)).findings)
+def test_every_fault_of_the_hardware_is_found(fake_nvml: FakeNvml) -> None:
+    """By what the driver says, each on its own GPU, and nothing else is found."""
+    expected = {
+        hot: ("thermal_throttle", "critical"),
+        hot_between_looks: ("thermal_throttle", "high"),
+        braked: ("power_brake", "critical"),
+        slowed: ("hw_slowdown", "critical"),
+        capped: ("power_capped", "low"),
+        locked: ("clocks_locked", "low"),
+        without_fan: ("fan_failure", "high"),
+        narrow: ("pcie_link_degraded", "low"),
+        resending: ("pcie_replays", "medium"),
+        failing_memory: ("gpu_fault", "critical"),
+        unmapped: ("gpu_fault", "critical"),
+        wants_reset: ("gpu_fault", "critical"),
+    }
 
-    assert [(0, *expected)] == [(finding.gpu, finding.id, finding.severity) for finding in found]
+    found = facts(diagnose(watched(fake_nvml, *expected)).findings)
+
+    assert {(gpu, *told) for gpu, told in enumerate(expected.values())} == {
+        (finding.gpu, finding.id, finding.severity) for finding in found
+    }
+    assert len(expected) == len(found)
 
 
 def test_hot_memory_is_found(fake_nvml: FakeNvml) -> None:

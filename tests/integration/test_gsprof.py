@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.head_processes import Place, place, wait_for
+from tests.integration.stored import logged
 
 pytestmark = pytest.mark.slow
 
@@ -186,9 +187,10 @@ def test_an_empty_name_is_not_all_sessions(here: Place) -> None:
 
 
 def _more_frames(here: Place) -> None:
-    """Wait until the session has some frames."""
-    enough = int(here.status()["frames_received"]) + 10
-    wait_for(lambda: int(here.status()["frames_received"]) >= enough, "frames")
+    """Wait until the head has some more frames, on disk."""
+    data = here.directory / ".gswarm_profiler_data"
+    enough = sum(logged(data).values()) + 10
+    wait_for(lambda: sum(logged(data).values()) >= enough, "frames in the log")
 
 
 def _content(directory: Path) -> dict[str, bytes]:

@@ -18,6 +18,8 @@ from gpulse.cluster.wire_pb2 import AgentMessage, Goodbye, HeadMessage, Hello, R
 from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port, until
 
 pytestmark = pytest.mark.slow
+HASTY = {"gpulse.cluster.head.service:_EXPORT_PATIENCE_SECONDS": 0.3}
+"""Heads that soon answer that a file is still being written."""
 
 
 @pytest.fixture
@@ -27,10 +29,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def with_frames(cluster: Cluster, head: HeadProcess) -> None:
+def with_frames(cluster: Cluster, head: HeadProcess, count: int = 4) -> None:
     """An agent delivers something, and leaves."""
     agent = cluster.agent("n1", head.port)
-    until(lambda: head.get("/status")["frames_received"] > 3, "frames")
+    until(lambda: head.get("/status")["frames_received"] >= count, "frames")
     agent.end()
 
 
@@ -43,7 +45,7 @@ def long_session(head: HeadProcess, name: str) -> None:
 def test_a_head_ends_while_it_writes_a_session_and_the_next_one_writes_it(cluster: Cluster) -> None:
     """Nothing half-written is left, and the session is not forgotten."""
 
-    head = cluster.head(http_port=free_port())
+    head = cluster.head(http_port=free_port(), tuned=HASTY)
     with_frames(cluster, head)
     head.post("/profiling/start", {"name": "short"})
     long_session(head, "long")
@@ -66,7 +68,7 @@ def test_a_head_ends_while_it_writes_a_session_and_the_next_one_writes_it(cluste
 def test_a_session_whose_file_was_not_written_is_written_by_the_next_head(cluster: Cluster) -> None:
     """Stopped, and then the head was killed."""
 
-    head = cluster.head()
+    head = cluster.head(tuned=HASTY)
     with_frames(cluster, head)
     long_session(head, "long")
     head.kill()
@@ -153,7 +155,7 @@ def test_a_stop_goes_on_when_whoever_asked_goes_away(cluster: Cluster) -> None:
     """The session gets its file all the same."""
 
     head = cluster.head("--freq", "1000")
-    with_frames(cluster, head)
+    with_frames(cluster, head, 1)
     head.post("/profiling/start", {"name": "left"})
     request = Request(operation="stop", body=b'{"name": "left"}').SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{head.port}") as channel:

@@ -6,6 +6,7 @@ import pynvml as nv
 import pytest
 
 from gpulse.model.frame import GpuReading
+from gpulse.model.health import Health
 from gpulse.model.metric import CATALOGUE
 from gpulse.sources.nvml import gpm, probes
 from tests.fakes.nvml import FakeNvml
@@ -100,12 +101,15 @@ STAND_INS: dict[str, set[str]] = {
 }
 """Functions that an older one stands in for when the driver does not know them, and what is missing then."""
 SYSTEM_WIDE = {"nvmlGpmMetricsGet"}
+SICK = {function: gpu for gpu, function in enumerate([name for name in PROBES if name not in SYSTEM_WIDE], 1)}
+"""On a machine with many GPUs, the one on which a function fails; the first is sound."""
 
 
-def furnish(fake: FakeNvml) -> None:
-    """Two GPUs that can say everything there is, with a process on each."""
-    fake.add(1)
-    for index in range(2):
+def furnish(fake: FakeNvml, gpus: int = 2) -> None:
+    """GPUs that can say everything there is, with a process on each."""
+    for index in range(1, gpus):
+        fake.add(index)
+    for index in range(gpus):
         gpu = fake.gpu(index)
         gpu.fan_count, gpu.retired_supported = 1, 1
         for field in (38, 45, 52, 59):
@@ -154,56 +158,117 @@ def test_a_sound_gpu_says_everything(fake_nvml: FakeNvml) -> None:
     assert () == health
 
 
-@pytest.mark.parametrize("error", CODES, ids=CODES.values())
-@pytest.mark.parametrize("function", PROBES)
-def test_a_call_that_fails_costs_only_its_own_names(fake_nvml: FakeNvml, function: str, error: int) -> None:
-    """The names become a gap with a health entry that lists them; the rest, and the other GPU, stay whole."""
+def lost_by(function: str, error: int) -> set[str]:
+    """The names that a health entry lists when a function fails."""
+    return STAND_INS.get(function, PROBES[function]) if error in LASTING else PROBES[function]
 
-    furnish(fake_nvml)
-    lost = STAND_INS.get(function, PROBES[function]) if error in LASTING else PROBES[function]
-    lost = lost | ({"sm_ratio"} if "gpu_memory_bytes" in lost else set())
-    listed = lost - ({"sm_ratio"} if "gpu_memory_bytes" in lost else set())
-    fake_nvml.fail(function, None if function in SYSTEM_WIDE else 1, error)
-    with reading() as gpus:
-        names = everything(gpus, 1, ALL - lost)
-        other = everything(gpus, 0, ALL - (lost if function in SYSTEM_WIDE else set()))
-        _, health = gpus.until(
-            lambda _, health: listed <= {name for e in health if e.subject == "gpu 1" for name in e.metrics}
+
+def left_by(function: str, error: int) -> set[str]:
+    """What is known all the same."""
+    lost = lost_by(function, error)
+    return ALL - lost - ({"sm_ratio"} if "gpu_memory_bytes" in lost else set())
+
+
+def complaints(health: tuple[Health, ...], gpu: int) -> dict[str, set[str]]:
+    """What is missing of a GPU, by the reason."""
+    return {entry.code: set(entry.metrics) for entry in health if entry.subject == f"gpu {gpu}"}
+
+
+def expected_complaints(function: str, error: int) -> dict[str, set[str]]:
+    """What should be missing when a function fails."""
+    stood_in = function == "nvmlDeviceGetMemoryInfo_v2" and error in LASTING
+    lost = lost_by(function, error)
+    return {"not_supported" if stood_in else CODES[error]: lost} if lost else {}
+
+
+@pytest.mark.parametrize("error", CODES, ids=CODES.values())
+def test_a_call_that_fails_costs_only_its_own_names(fake_nvml: FakeNvml, error: int) -> None:
+    """The names become a gap with a health entry that lists them; the rest, and the other GPUs, stay whole."""
+
+    furnish(fake_nvml, 1 + len(SICK))
+    for function, gpu in SICK.items():
+        fake_nvml.fail(function, gpu, error)
+    left = {0: ALL, **{gpu: left_by(function, error) for function, gpu in SICK.items()}}
+    missing = {0: {}, **{gpu: expected_complaints(function, error) for function, gpu in SICK.items()}}
+
+    def settled(readings: tuple[GpuReading, ...], health: tuple[Health, ...]) -> bool:
+        return (
+            len(readings) == len(left)
+            and all(names <= known(readings[gpu]) for gpu, names in left.items())
+            and all(wanted.keys() <= complaints(health, gpu).keys() for gpu, wanted in missing.items())
         )
 
-    expected = (
-        "not_supported" if function == "nvmlDeviceGetMemoryInfo_v2" and error in LASTING else CODES[error]
-    )
-    assert ALL - lost == names
-    assert ALL - (lost if function in SYSTEM_WIDE else set()) == other
-    assert ({expected: listed} if listed else {}) == {
-        entry.code: set(entry.metrics) for entry in health if entry.subject == "gpu 1"
-    }
-    if function not in SYSTEM_WIDE:
-        assert [] == [entry for entry in health if entry.subject == "gpu 0"]
+    with reading() as gpus:
+        readings, health = gpus.until(settled)
+
+    assert left == {gpu: known(readings[gpu]) for gpu in left}
+    assert missing == {gpu: complaints(health, gpu) for gpu in missing}
 
 
-@pytest.mark.parametrize("function", [name for name in PROBES if name not in STAND_INS])
-def test_what_is_not_supported_is_not_asked_again(fake_nvml: FakeNvml, function: str) -> None:
+@pytest.mark.parametrize("error", CODES, ids=CODES.values())
+@pytest.mark.parametrize("function", sorted(SYSTEM_WIDE))
+def test_a_call_of_no_gpu_that_fails_costs_only_its_own_names(
+    fake_nvml: FakeNvml, function: str, error: int
+) -> None:
+    """On every GPU, and each says so."""
+
+    furnish(fake_nvml)
+    fake_nvml.fail(function, None, error)
+    left, missing = left_by(function, error), expected_complaints(function, error)
+    with reading() as gpus:
+        names = [everything(gpus, gpu, left) for gpu in range(2)]
+        _, health = gpus.until(lambda _, health: all(complaints(health, gpu) == missing for gpu in range(2)))
+
+    assert [left] * 2 == names
+    assert [missing] * 2 == [complaints(health, gpu) for gpu in range(2)]
+
+
+def test_what_is_not_supported_is_not_asked_again(fake_nvml: FakeNvml) -> None:
     """After the driver said that it cannot, it is left in peace."""
 
-    furnish(fake_nvml)
-    fake_nvml.fail(function, None if function in SYSTEM_WIDE else 1, nv.NVML_ERROR_NOT_SUPPORTED)
-    with reading() as gpus:
-        gpus.until(
-            lambda _, health: (
-                PROBES[function] <= {name for e in health if e.subject == "gpu 1" for name in e.metrics}
-            )
-        )
-        everything(gpus, 0, ALL - (PROBES[function] if function in SYSTEM_WIDE else set()))
-        for _ in range(2):
-            gpus.tick(patience=1.0)
-        fake_nvml.reset_calls()
-        begun = gpus.tick(patience=1.0)[0][0].read_at
-        gpus.until(lambda readings, _: all(readings[0].read_at[g] > begun[g] for g in ("second", "slow")))
+    asked = {function: gpu for function, gpu in SICK.items() if function not in STAND_INS}
+    furnish(fake_nvml, 1 + len(SICK))
+    for function, gpu in asked.items():
+        fake_nvml.fail(function, gpu, nv.NVML_ERROR_NOT_SUPPORTED)
+    calls_after_refusal(fake_nvml, asked)
 
     shared = {"nvmlDeviceGetMigMode"}  # the survey asks it too
-    assert function in shared or fake_nvml.calls(function, None if function in SYSTEM_WIDE else 1) == 0
+    assert dict.fromkeys(asked.keys() - shared, 0) == {
+        function: fake_nvml.calls(function, gpu) for function, gpu in asked.items() if function not in shared
+    }
+
+
+@pytest.mark.parametrize("function", sorted(SYSTEM_WIDE))
+def test_what_the_driver_cannot_do_for_any_gpu_is_not_asked_again(fake_nvml: FakeNvml, function: str) -> None:
+    """After it said so it is left in peace."""
+
+    furnish(fake_nvml)
+    fake_nvml.fail(function, None, nv.NVML_ERROR_NOT_SUPPORTED)
+    calls_after_refusal(fake_nvml, {function: 1})
+
+    assert 0 == fake_nvml.calls(function)
+
+
+def calls_after_refusal(fake: FakeNvml, refused: dict[str, int]) -> None:
+    """Watch until each function was refused on its GPU; what is called after that, in a whole round, is counted."""
+    with reading() as gpus:
+        gpus.until(
+            lambda _, health: all(
+                PROBES[function] <= complaints(health, gpu).get("not_supported", set())
+                for function, gpu in refused.items()
+            )
+        )
+        for _ in range(2):
+            gpus.tick(patience=1.0)
+        fake.reset_calls()
+        begun = gpus.tick(patience=1.0)[0]
+        gpus.until(
+            lambda readings, _: all(
+                readings[index].read_at[group] > before.read_at[group]
+                for index, before in enumerate(begun)
+                for group in ("second", "slow")
+            )
+        )
 
 
 def test_a_fact_that_failed_for_a_moment_is_asked_again(fake_nvml: FakeNvml) -> None:

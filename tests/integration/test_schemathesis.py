@@ -37,7 +37,7 @@ def test_the_api_is_what_it_says(head: HeadProcess, tmp_path: Path) -> None:
             *(sys.executable, "-m", "schemathesis.cli", "run"),
             f"http://127.0.0.1:{head.http_port}/openapi.json",
             *("--exclude-path", "/api/v1/exit"),
-            *("--max-examples", "60", "--generation-deterministic", "--no-color"),
+            *("--max-examples", "40", "--generation-deterministic", "--no-color"),
             *("--workers", "1", "--suppress-health-check", "all"),  # in the same order every time
         ],
         cwd=tmp_path,

@@ -38,7 +38,7 @@ def killer(sealer: Sealer, chance: random.Random) -> Iterator[list[int]]:
     killed: list[int] = []
 
     def kill() -> None:
-        while not over.wait(chance.uniform(0.0, 0.9)):
+        while not over.wait(chance.uniform(0.0, 0.5)):
             pid = sealer.pid
             if pid is not None:
                 with suppress(ProcessLookupError):

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from gpulse.errors import LogError, UsageError
 from gpulse.model.columns import Block, Column, Layout, PackedFrame, layout_id
-from gpulse.store.base import Series
+from gpulse.store.base import Series, Statistic
 from gpulse.store.history import compaction
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
@@ -97,34 +98,51 @@ def test_files_are_kept_small(tmp_path: Path) -> None:
     assert "DELTA_BINARY_PACKED" == found["time"]
 
 
-@pytest.mark.parametrize("statistic", ["mean", "min", "max", "last"])
-@pytest.mark.parametrize(("step", "start"), [(None, 0), (7, 0), (60, 0), (60, 61), (120, 59), (600, 300)])
-def test_history_and_memory_answer_as_one(
-    tmp_path: Path, step: float | None, start: int, statistic: Any
-) -> None:
+_STEPS: list[tuple[float | None, int]] = [(None, 0), (7, 0), (60, 0), (60, 61), (120, 59), (600, 300)]
+_STATISTICS: tuple[Statistic, ...] = ("mean", "min", "max", "last")
+_QUESTIONS = list(product(_STEPS, _STATISTICS))
+
+
+def test_history_and_memory_answer_as_one(tmp_path: Path) -> None:
     """The same points come from memory alone, from segments with memory, and from merged segments with memory."""
     fleet = sealed(tmp_path, 700, 1500)
     memory, newest = Recent(fleet.layouts), Recent(fleet.layouts)
     for second in range(0, 4000, 50):
         memory.add(second // 50 + 1, fleet.batch(1, second, 50))
-    question: dict[str, Any] = {
-        "start": BEGIN + start,
-        "end": BEGIN + 3777,
-        "step": step,
-        "nodes": [1],
-        "statistic": statistic,
-    }
     with closing(History(tmp_path / "empty")) as nothing:
-        wanted = StoredSamples(nothing, memory).query("gpu", "power_watts", **question)
+        wanted = answers(StoredSamples(nothing, memory))
     with closing(Workshop(str(tmp_path))) as workshop:
         position = write_log(tmp_path, fleet, _NODES, range(1500, 3700))
         workshop.seal(position)
         for second in range(3700, 4000, 50):
             newest.add(position + second, fleet.batch(1, second, 50))
         with opened(tmp_path, newest) as samples:
-            check_same(wanted, samples.query("gpu", "power_watts", **question))
+            check_all_same(wanted, answers(samples))
             assert workshop.compact()
-            check_same(wanted, samples.query("gpu", "power_watts", **question))
+            check_all_same(wanted, answers(samples))
+
+
+def answers(samples: StoredSamples) -> list[list[Series]]:
+    """To every question, in steps of every length, of every kind."""
+    return [
+        samples.query(
+            "gpu",
+            "power_watts",
+            start=BEGIN + start,
+            end=BEGIN + 3777,
+            step=step,
+            nodes=[1],
+            statistic=statistic,
+        )
+        for (step, start), statistic in _QUESTIONS
+    ]
+
+
+def check_all_same(wanted: list[list[Series]], found: list[list[Series]]) -> None:
+    """Every question has the same answer."""
+    for question, one, other in zip(_QUESTIONS, wanted, found, strict=True):
+        print(question)
+        check_same(one, other)
 
 
 def check_same(wanted: list[Series], found: list[Series]) -> None:
