@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -58,6 +59,20 @@ def python(code: str, *arguments: str) -> tuple[str, ...]:
 def there(process: Process) -> bool:
     """True while this very process has not ended."""
     return TREE.is_there(process)
+
+
+def wait_for(*processes: Process) -> None:
+    """Wait until they have ended, whoever their parent is; nothing else happens in this process meanwhile."""
+    for process in processes:
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if there(process):
+                assert select.select([descriptor], [], [], SECONDS)[0]
+        finally:
+            os.close(descriptor)
 
 
 class Lab:

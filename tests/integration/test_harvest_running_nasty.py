@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gpulse.harvest.running.told import Exited, Gone
-from tests.integration.harvest_runs import TREE, Lab, a_lab, python, there
+from tests.integration.harvest_runs import TREE, Lab, a_lab, python, there, wait_for
 
 COUNTING = """
 def count(word):
@@ -55,6 +55,12 @@ if daemon():
     rest("daemon")
 os.fork() == 0 and rest("child")
 signal.signal(signal.SIGUSR1, lambda number, frame: os.kill(os.getppid(), signal.SIGKILL))
+rest("program")
+"""
+
+UNMARKED = """
+daemon() and os.execve("/bin/sh", ["sh", "-c", "echo daemon $$; exec sleep 60"], {"A": "b"})
+deaf()
 rest("program")
 """
 
@@ -106,7 +112,7 @@ async def test_a_daemon_that_outlives_its_parent_is_ended(lab: Lab) -> None:
     begun = monotonic()
     assert Gone("run") == await lab.next(Gone)
 
-    assert 0.2 < monotonic() - begun < 1.0
+    assert 0.2 < monotonic() - begun < 5.0
     assert not there(daemon)
 
 
@@ -123,8 +129,23 @@ async def test_a_program_that_ignores_the_signal_is_killed(lab: Lab) -> None:
     lab.runner.kill("run")
     await lab.gone()
 
-    assert monotonic() - begun < 0.2
+    assert monotonic() - begun < 2.0
     assert [False, False] == [there(process) for process in processes.values()]
+
+
+async def test_a_keeper_needs_nobody_to_tell_it_that_the_grace_is_over(lab: Lab) -> None:
+    """When harvest hangs after the order to end, everything is killed in time; its own order to kill comes too late."""
+
+    await lab.started('deaf(); rest("daemon") if daemon() else rest("program")', grace_seconds=0.2)
+    processes = await lab.processes(2)
+    begun = monotonic()
+    lab.runner.signal("run", signal.SIGTERM)
+    wait_for(*processes.values())
+
+    assert 0.2 <= monotonic() - begun < 5.0
+    lab.runner.kill("run")
+    assert Exited("run", -signal.SIGKILL) == await lab.next(Exited)
+    assert Gone("run") == await lab.next(Gone)
 
 
 @pytest.mark.parametrize("keeper", ["kept", "lost"])
@@ -140,7 +161,7 @@ async def test_a_fork_bomb_is_outrun(lab: Lab, keeper: str) -> None:
     lab.runner.kill("run")
     assert Gone("run") == await lab.next(Gone)
 
-    assert monotonic() - begun < 3.0
+    assert monotonic() - begun < 6.0
     await lab.runner.close(1.0)
     assert {} == TREE.below(TREE.myself())
 
@@ -202,24 +223,61 @@ async def test_one_lost_keeper_leaves_other_runs_alone(lab: Lab, own: subprocess
     assert own.poll() is None
 
 
+@pytest.fixture(name="start_helper")
+def _start_helper() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a child that is no business of the runner, though it leads a session of its own."""
+    helpers: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        helpers.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        return helpers[-1]
+
+    yield start
+    for helper in helpers:
+        helper.kill()
+        helper.wait()
+
+
+async def test_only_what_is_provably_of_a_lost_keeper_is_ended(
+    lab: Lab, start_helper: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    """What left its session and its mark is known when it was seen before; a helper of ours and another run are not it."""
+
+    started = await lab.started(UNMARKED, run="lost")
+    other = await lab.started('deaf(); rest("other")', run="other", grace_seconds=60.0)
+    processes = await lab.processes(3)
+    assert lab.runner.is_ours(processes["daemon"].pid)
+    helper = start_helper()
+    lab.runner.kill("lost")
+    for keeper in (started.keeper, other.keeper):
+        os.kill(keeper.pid, signal.SIGKILL)
+    await lab.gone("lost")
+
+    assert [False, False] == [there(processes[word]) for word in ("program", "daemon")]
+    assert there(other.program)
+    lab.runner.kill("other")
+    await lab.gone("other")
+    assert helper.poll() is None
+
+
 async def test_a_keeper_that_was_stopped_goes_on(lab: Lab) -> None:
     """An order wakes it."""
 
-    started = await lab.started('rest("program")')
+    started = await lab.started('rest("program")', grace_seconds=60.0)
     await lab.processes(1)
     os.kill(started.keeper.pid, signal.SIGSTOP)
     begun = monotonic()
     lab.runner.signal("run", signal.SIGTERM)
     await lab.gone()
 
-    assert monotonic() - begun < 0.4
+    assert monotonic() - begun < 5.0
     assert not there(started.program)
 
 
 async def test_a_keeper_that_does_not_kill_is_killed_itself(lab: Lab) -> None:
-    """When it is stopped as soon as it wakes, we do its work: daemons and all are gone half a second later."""
+    """When it is stopped as soon as it wakes, we do its work: daemons and all are gone soon after."""
 
-    started = await lab.started('deaf(); rest("daemon") if daemon() else rest("program")')
+    started = await lab.started('deaf(); rest("daemon") if daemon() else rest("program")', grace_seconds=60.0)
     processes = await lab.processes(2)
     os.kill(started.keeper.pid, signal.SIGSTOP)
     begun = monotonic()
@@ -227,5 +285,5 @@ async def test_a_keeper_that_does_not_kill_is_killed_itself(lab: Lab) -> None:
     os.kill(started.keeper.pid, signal.SIGSTOP)
     await lab.gone()
 
-    assert monotonic() - begun < 1.5
+    assert monotonic() - begun < 5.0
     assert [False, False] == [there(process) for process in processes.values()]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 
 import pytest
 
@@ -45,6 +46,60 @@ def test_the_configuration_wins_over_the_environment_and_marks_over_both() -> No
         "GPULSE_HARVEST_PROGRAM": "name",
     } == work.environment
     assert (os.path.abspath("here"), os.path.abspath("log")) == (work.directory, work.log)
+
+
+SERVICE = {
+    "NOTIFY_SOCKET": "/run/systemd/notify",
+    "LISTEN_FDS": "1",
+    "LISTEN_PID": "1",
+    "WATCHDOG_USEC": "1",
+    "WATCHDOG_PID": "1",
+}
+SECRETS = {
+    "TOKEN": "secret",
+    "SSH_AUTH_SOCK": "/run/agent",
+    "XDG_RUNTIME_DIR": "/run/user/0",
+    "DBUS_SESSION_BUS_ADDRESS": "unix:/run/bus",
+    "PYTHONPATH": "/root",
+}
+HARMLESS = {
+    "PATH": "/bin",
+    "LANG": "C",
+    "LC_ALL": "C",
+    "LANGUAGE": "en",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "LD_LIBRARY_PATH": "/cuda",
+    "CUDA_HOME": "/cuda",
+}
+MARKS = {"GPULSE_HARVEST_RUN": "mark/run", "GPULSE_HARVEST_PROGRAM": "name"}
+
+
+def test_what_the_service_was_given_is_not_for_its_programs() -> None:
+    """A program speaks to no service manager in our name, unless the configuration says so."""
+
+    program = Program("name", ("run",), (0,), environment=(("LISTEN_FDS", "2"),))
+    work = to_work("mark/run", program, {**SERVICE, **SECRETS, **HARMLESS, "HOME": "/root"}, "/proc")
+
+    assert {**SECRETS, **HARMLESS, **MARKS, "HOME": "/root", "LISTEN_FDS": "2"} == work.environment
+
+
+def test_another_user_gets_no_secrets() -> None:
+    """They get what every program needs, their own home, and what the configuration gives them."""
+
+    other = next(account for account in pwd.getpwall() if account.pw_uid != os.geteuid())
+    program = Program("name", ("run",), (0,), user=other.pw_name, environment=(("TOKEN", "theirs"),))
+    work = to_work("mark/run", program, {**SERVICE, **SECRETS, **HARMLESS, "HOME": "/root"}, "/proc")
+
+    assert {
+        **HARMLESS,
+        **MARKS,
+        "HOME": other.pw_dir,
+        "USER": other.pw_name,
+        "LOGNAME": other.pw_name,
+        "SHELL": other.pw_shell,
+        "TOKEN": "theirs",
+    } == work.environment
 
 
 @pytest.mark.parametrize(

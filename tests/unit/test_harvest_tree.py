@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpulse.harvest.running.kin import Kin
+from gpulse.harvest.running.marks import read_settled_environ
 from gpulse.harvest.running.told import Process
 from gpulse.harvest.running.tree import Tree
 from tests.unit.trees import grow
@@ -87,6 +88,36 @@ def test_a_parent_that_died_in_between_proves_nothing(tmp_path: Path) -> None:
 
     assert not Kin(tree).is_ours(40)
     assert 4 == tree.looks
+
+
+class StartingTree(Tree):
+    """A machine where a process becomes its program while it is looked at."""
+
+    def __init__(self, proc: str) -> None:
+        super().__init__(proc)
+        self.folder = Path(proc) / str(ME)
+
+    def is_there(self, process: Process) -> bool:
+        """After the first look it shows with what it was started."""
+        (self.folder / "environ").write_text("A=b\0")
+        (self.folder / "cmdline").write_text("sleep\0")
+        return super().is_there(process)
+
+
+def test_what_is_being_started_shows_its_environment_soon(tmp_path: Path) -> None:
+    """An empty one counts only when there is a command; one that is hidden, or whose process ended, is unknown."""
+
+    empty = {f"proc/{pid}/{name}": "" for pid in (ME, 12) for name in ("environ", "cmdline")}
+    cleared = {"proc/11/environ": "", "proc/11/cmdline": "sleep\0"}
+    processes = [stat(ME, 1), stat(11, 1), stat(12, 1, state="Z"), stat(13, 1)]
+    proc = grow(
+        tmp_path, {name: text for files in (*processes, empty, cleared) for name, text in files.items()}
+    ).proc
+
+    shown = [read_settled_environ(Process(pid, 100), StartingTree(proc), proc) for pid in (11, 12, 13)]
+    assert [b"", None, None] == shown
+    grow(tmp_path, empty)
+    assert b"A=b\0" == read_settled_environ(Process(ME, 100), StartingTree(proc), proc)
 
 
 @pytest.mark.parametrize("shift", [-1, 1])

@@ -7,13 +7,14 @@ import pwd
 from collections.abc import Mapping
 
 from gpulse.errors import UsageError
+from gpulse.harvest.running.marks import RUN
 from gpulse.harvest.running.work import User, Work
 from gpulse.harvest.settings import Program
 
-RUN = "GPULSE_HARVEST_RUN"
-"""Names the run in the environment of everything that belongs to it."""
 PROGRAM = "GPULSE_HARVEST_PROGRAM"
 """Names the program in its own environment."""
+_OF_OUR_SERVICE = frozenset({"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"})
+_FOR_ANYBODY = frozenset({"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "LD_LIBRARY_PATH"})
 _IO_CLASSES = {"best-effort": 2, "idle": 3}
 _IO_CLASS_SHIFT = 13
 _USUAL_IO_LEVEL = 4
@@ -27,11 +28,12 @@ def to_work(mark: str, program: Program, environment: Mapping[str, str], proc: s
         OSError: The current directory is gone.
     """
     account = None if program.user is None else _account(program.user)
+    user = None if account is None else _user(account)
     return Work(
         command=program.command,
         directory=os.path.abspath(program.directory),
         environment={
-            **environment,
+            **_passed_on(environment, to_another=user is not None),
             **({} if account is None else _home(account)),
             **dict(program.environment),
             RUN: mark,
@@ -41,7 +43,7 @@ def to_work(mark: str, program: Program, environment: Mapping[str, str], proc: s
         nice=program.nice,
         io_priority=None if program.ionice is None else io_priority(program.ionice),
         cpus=program.cpus,
-        user=None if account is None else _user(account),
+        user=user,
         stop_signal=program.stop_signal,
         grace_seconds=program.grace_seconds,
         proc=proc,
@@ -57,6 +59,23 @@ def io_priority(ionice: str) -> int:
         )
     usual = _USUAL_IO_LEVEL if name == "best-effort" else 0
     return _IO_CLASSES[name] << _IO_CLASS_SHIFT | (int(level) if level else usual)
+
+
+def _passed_on(environment: Mapping[str, str], *, to_another: bool) -> dict[str, str]:
+    """What a program gets of harvest's environment: nothing of its service, and no secrets when it is another user's."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _is_of_our_service(name) and (_is_for_anybody(name) or not to_another)
+    }
+
+
+def _is_of_our_service(name: str) -> bool:
+    return name in _OF_OUR_SERVICE or name.startswith("WATCHDOG_")
+
+
+def _is_for_anybody(name: str) -> bool:
+    return name in _FOR_ANYBODY or name.startswith(("LC_", "CUDA_"))
 
 
 def _account(name: str) -> pwd.struct_passwd:

@@ -7,7 +7,9 @@ left below it.
 It is told, a JSON document a line: the work, then `{"signal": N}` and `{"kill": true}`. It tells
 `{"started": PID, "ticks": N}`, `{"killing": true}` when it was told to, `{"exited": STATUS}` and at last
 `{"gone": true}`, or `{"failed": WHY}` alone.
-When the line ends, harvest has died, and the program is ended.
+When the line ends, harvest has died, and the program is ended; so it is when harvest was stopped (Ctrl-Z) and does not go on
+within a few seconds: a program that nobody watches over must not stay. Once it was asked to end, it is killed when its
+grace is over, though nobody says so: harvest may hang.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ _DEAF_TO = (
 _SHORTEST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.1
 _LONGEST_WAIT = 60.0
+_WATCH_SECONDS = 2.0
+"""How often it is seen whether harvest goes on."""
+_STOPPED = ("T", "t")
 
 
 def keep(line: int) -> None:
@@ -90,10 +95,13 @@ class Keeper:
         """Ends when the program runs."""
         self._failure = b""
         self._asked: set[tuple[Process, int]] = set()
-        self._asked_at: float | None = None
-        """When it was first asked to end."""
+        self._deadline = math.inf
+        """When everything is killed: the grace after it was first asked to end."""
         self._killing = False
         self._pause = _SHORTEST_PAUSE
+        self._harvest = os.getppid()
+        self._seen_at = monotonic()
+        self._seen_stopped = False
 
     def run(self) -> None:
         """Start the program, and stay until nothing of it is left."""
@@ -108,6 +116,7 @@ class Keeper:
         while self._reap():
             self._urge()
             self._wait()
+            self._watch_harvest()
         if self._failure:
             self._tell({"failed": self._failure.decode("utf-8", "replace")})
         else:
@@ -137,21 +146,18 @@ class Keeper:
         """End what the program, or harvest, left behind: ask once, kill when the time is over."""
         if self._is_left_behind():
             self._ask(self._work.stop_signal)
-            if monotonic() >= self._deadline():
-                self._begin_to_kill()
+        if monotonic() >= self._deadline:
+            self._begin_to_kill()
         if self._killing:
             self._kill()
 
     def _is_left_behind(self) -> bool:
         return self._leader is None or self._line is None
 
-    def _deadline(self) -> float:
-        return (monotonic() if self._asked_at is None else self._asked_at) + self._work.grace_seconds
-
     def _ask(self, number: int) -> None:
         """Send a signal to the program's group and to everybody else below us, to nobody twice."""
-        if number == self._work.stop_signal and self._asked_at is None:
-            self._asked_at = monotonic()
+        if number == self._work.stop_signal:
+            self._deadline = min(self._deadline, monotonic() + self._work.grace_seconds)
         group = self._leader if self._ask_group(number) else None
         for process, stat in self._tree.below(self._me).items():
             if (process, number) not in self._asked and not stat.ended:
@@ -184,6 +190,17 @@ class Keeper:
         for pid in self._tree.children(self._me.pid):
             self._tree.kill_family(pid)
 
+    def _watch_harvest(self) -> None:
+        """Ask the program to end when harvest was found stopped twice in a row."""
+        if self._deadline < math.inf or monotonic() - self._seen_at < _WATCH_SECONDS:
+            return
+        self._seen_at = monotonic()
+        found = self._tree.look(self._harvest)
+        stopped = found is not None and found.state in _STOPPED
+        if stopped and self._seen_stopped:
+            self._ask(self._work.stop_signal)
+        self._seen_stopped = stopped
+
     def _wait(self) -> None:
         for descriptor, _ in self._poll.poll(self._milliseconds()):
             if descriptor == self._woken:
@@ -193,14 +210,14 @@ class Keeper:
             elif self._leader is not None:
                 self._hear_start(self._leader)
 
-    def _milliseconds(self) -> int | None:
+    def _milliseconds(self) -> int:
         if self._killing:
             seconds = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        elif self._is_left_behind():
-            seconds = min(max(0.0, self._deadline() - monotonic()), _LONGEST_WAIT)
+        elif self._deadline == math.inf:
+            seconds = _WATCH_SECONDS
         else:
-            return None
+            seconds = min(max(0.0, self._deadline - monotonic()), _LONGEST_WAIT)
         return math.ceil(seconds * 1000)
 
     def _hear_start(self, pid: int) -> None:

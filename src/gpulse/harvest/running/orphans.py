@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Collection, Iterable
 from time import monotonic
 from typing import NamedTuple
 
 from gpulse.harvest.running.ending import end as end_all
-from gpulse.harvest.running.errand import RUN
 from gpulse.harvest.running.keeping import NAME
+from gpulse.harvest.running.marks import read_environ, run_of
 from gpulse.harvest.running.told import Process
 from gpulse.harvest.running.tree import Tree
-from gpulse.sources.procfs import Roots, read_bytes, text, try_read
+from gpulse.sources.owners import container, slurm_job
+from gpulse.sources.procfs import Roots, text, try_read
+from gpulse.sources.procpid import parse_cgroup
 
 _KILL_SECONDS = 5.0
 """How long they may take to go once they are killed."""
@@ -36,14 +37,23 @@ class Orphan(NamedTuple):
 def find(mark: str, known: Iterable[Process], roots: Roots = Roots()) -> list[Orphan]:  # noqa: B008  frozen
     """What is left of runs of this ledger: processes it knows, all that bear its mark, and what descends from them.
 
-    Neither this process, nor what it descends from, nor anything that it runs itself is an orphan.
+    Neither this process, nor what it descends from, nor anything that it runs itself is an orphan. Nor is one that
+    the ledger knows and whose environment shows no mark, nor one that got its mark through a batch system or a
+    container's engine: it was never below a keeper.
     """
     tree = Tree(roots.proc)
+    proven = [process for process in known if _may_be(process, mark, tree, roots.proc)]
+    return _find(mark, proven, tree, roots.proc)
+
+
+def _find(mark: str, proven: Iterable[Process], tree: Tree, proc: str) -> list[Orphan]:
     me = tree.myself()
     ours = {me, *tree.lineage(me.pid, 0), *tree.below(me)}
-    runs = _marked(mark, tree, roots.proc)
-    found = _with_descendants({*known, *runs} - ours, tree) - ours
-    return [_orphan(process, mark, runs.get(process), roots.proc) for process in sorted(found)]
+    runs = _marked(mark, tree, proc)
+    manager = _manager(me.pid, proc)
+    started = {process for process in runs if _manager(process.pid, proc) in (None, manager)}
+    found = _with_descendants({*proven, *started} - ours, tree) - ours
+    return [_orphan(process, mark, runs.get(process), proc) for process in sorted(found)]
 
 
 async def end(found: Iterable[Orphan], grace: float, roots: Roots = Roots()) -> list[Orphan]:  # noqa: B008  frozen
@@ -59,7 +69,7 @@ async def end(found: Iterable[Orphan], grace: float, roots: Roots = Roots()) -> 
     while left and monotonic() < limit:
         await _end_once(left, tree, deadline, limit)
         # What left its family to be nobody's child is known by its mark alone.
-        left = find(left[0].mark, [orphan.process for orphan in left], roots)
+        left = _find(left[0].mark, [orphan.process for orphan in left], tree, roots.proc)
         deadline = min(deadline, monotonic())
     return left
 
@@ -95,27 +105,24 @@ def _with_descendants(processes: Collection[Process], tree: Tree) -> set[Process
     return there | {child for family in below for child, stat in family if not stat.ended}
 
 
+def _may_be(process: Process, mark: str, tree: Tree, proc: str) -> bool:
+    """False when its environment can be read and does not show the mark that keepers and programs bear."""
+    variables = read_environ(process, tree, proc)
+    return variables is None or run_of(mark, variables) is not None
+
+
 def _marked(mark: str, tree: Tree, proc: str) -> dict[Process, str]:
     """The run of each process that bears this mark, as far as environments may be read."""
-    runs: dict[Process, str] = {}
-    for pid, stat in tree.everyone().items():
-        run = _run(mark, f"{proc}/{pid}/environ")
-        process = Process(pid, stat.start_ticks)
-        if run is not None and tree.find(pid) == process:
-            runs[process] = run
-    return runs
+    everyone = (Process(pid, stat.start_ticks) for pid, stat in tree.everyone().items())
+    variables = ((process, read_environ(process, tree, proc) or b"") for process in everyone)
+    return {process: run for process, found in variables if (run := run_of(mark, found)) is not None}
 
 
-def _run(mark: str, path: str) -> str | None:
-    start = os.fsencode(f"{RUN}={mark}/")
-    try:
-        variables = read_bytes(path)
-    except OSError:
-        return None
-    if start not in variables:
-        return None
-    named = (text(value.removeprefix(start)) for value in variables.split(b"\0") if value.startswith(start))
-    return next(named, None)
+def _manager(pid: int, proc: str) -> tuple[str | None, str | None] | None:
+    """The Slurm job and the container that a process runs in, None when it is in neither."""
+    paths = parse_cgroup(try_read(f"{proc}/{pid}/cgroup") or b"").values()
+    found = slurm_job(paths), container(paths)
+    return found if any(found) else None
 
 
 def _orphan(process: Process, mark: str, run: str | None, proc: str) -> Orphan:

@@ -6,14 +6,14 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
-from typing import NamedTuple
 
 from gpulse.errors import GpulseError
 from gpulse.harvest.running.ending import end
-from gpulse.harvest.running.errand import RUN, to_work
+from gpulse.harvest.running.errand import to_work
 from gpulse.harvest.running.kernel import is_subreaper, set_subreaper
 from gpulse.harvest.running.kin import Kin
 from gpulse.harvest.running.line import Line
+from gpulse.harvest.running.marks import RUN, read_settled_environ, run_of
 from gpulse.harvest.running.run import Run, start_keeper
 from gpulse.harvest.running.told import Exited, Failed, Gone, Process, Started, Told
 from gpulse.harvest.running.tree import Stat, Tree
@@ -24,15 +24,6 @@ _KEEPER_SECONDS = 0.5
 """How long a keeper may take to kill what it keeps."""
 _LAST_SECONDS = 5.0
 """How long closing waits for what was killed."""
-
-
-class Running(NamedTuple):
-    """A run that is not gone yet."""
-
-    program: str
-    keeper: Process
-    process: Process | None
-    """None: it is being started."""
 
 
 class Runner:
@@ -105,33 +96,36 @@ class Runner:
     def kill(self, run: str) -> None:
         """Kill a program and everything that it started."""
         if running := self._runs.get(run):
-            running.killed = True
             running.order({"kill": True})
-            asyncio.get_running_loop().call_later(_KEEPER_SECONDS, self._take_over, running)
+            if not running.killed:
+                running.killed = True
+                asyncio.get_running_loop().call_later(_KEEPER_SECONDS, self._take_over, running)
 
     def is_ours(self, pid: int) -> bool:
         """True for this process and everything that it runs."""
         return self._kin.is_ours(pid)
 
-    def runs(self) -> dict[str, Running]:
-        """The runs that are not gone yet."""
-        return {name: Running(run.program.name, run.keeper, run.process) for name, run in self._runs.items()}
-
     async def close(self, grace: float) -> None:
-        """End everything and wait until it is gone; what cannot be killed is left to its keeper."""
+        """End everything and wait until it is gone, or for seconds after it was killed.
+
+        What cannot be killed is left to its keeper.
+        """
         self._closed = True
         for name, run in list(self._runs.items()):
             if run.asked_at is None:
                 self.signal(name, run.program.stop_signal)
-        await self._wait_until_quiet(grace)
+        if not all(run.killed for run in self._runs.values()):
+            await self._wait_until_quiet(grace)
         for name in list(self._runs):
             self.kill(name)
         await self._wait_until_quiet(_LAST_SECONDS)
+        for run in list(self._keepers.values()):
+            self._let_go(run)
         for task in self._rescues:
             task.cancel()
         await asyncio.gather(*self._rescues, return_exceptions=True)
-        for run in list(self._keepers.values()):
-            self._let_go(run)
+        self._runs.clear()
+        self._be_quiet()
         if self._was_subreaper is not None:
             set_subreaper(self._was_subreaper)
             self._was_subreaper = None
@@ -219,7 +213,7 @@ class Runner:
         """
         killing = monotonic() >= run.deadline()
         found: set[Process] = set()
-        for process, stat in self._adopted(run.keeper):
+        for process, stat in self._adopted(run):
             found.add(process)
             if killing:
                 self._tree.kill_family(process.pid)
@@ -229,15 +223,25 @@ class Runner:
                 self._reap(run, process.pid)
         return found
 
-    def _adopted(self, keeper: Process) -> Iterator[tuple[Process, Stat]]:
-        """Our children that we did not start: no keepers, in other sessions than ours, younger than that keeper."""
+    def _adopted(self, run: Run) -> Iterator[tuple[Process, Stat]]:
+        """Our children that we did not start: no keepers, in other sessions than ours, and of that run."""
         session = os.getsid(0)
         for pid in self._tree.children(os.getpid()):
             stat = self._tree.look(pid)
             if stat is None or pid in self._keepers or stat.session == session:
                 continue
-            if stat.start_ticks >= keeper.start_ticks:
-                yield Process(pid, stat.start_ticks), stat
+            process = Process(pid, stat.start_ticks)
+            if stat.start_ticks >= run.keeper.start_ticks and self._is_of(run, process, stat):
+                yield process, stat
+
+    def _is_of(self, run: Run, process: Process, stat: Stat) -> bool:
+        """False when it shows an environment without the run's mark, and nothing else says that the run started it."""
+        if run.process is not None and stat.session == run.process.pid:
+            return True
+        variables = read_settled_environ(process, self._tree, self._proc)
+        if not variables or run_of(self._mark, variables) == run.name:
+            return True
+        return self._kin.was_below(process, run.keeper)
 
     def _reap(self, run: Run, pid: int) -> None:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
