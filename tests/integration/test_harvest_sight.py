@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pty
@@ -22,6 +23,7 @@ from gpulse.harvest.sight.contexts import find_gpus
 from gpulse.harvest.sight.seen import Sighting, Use
 from gpulse.harvest.sight.sight import Sight
 from gpulse.sources.nvml.cadence import Patience
+from gpulse.sources.nvml.processes import GpuProcessReader
 from gpulse.sources.procfs import Roots
 from tests.fakes.nvml import FakeNvml
 from tests.integration.hands import IS_ROOT, NOBODY, hand, start_ticks
@@ -193,6 +195,45 @@ def test_somebody_on_a_mig_instance_holds_the_gpu(scene: Scene, fake_nvml: FakeN
     assert [] == pids(uses[1])
 
 
+@pytest.mark.parametrize(
+    ("function", "code", "unknown"),
+    [
+        ("nvmlDeviceGetMigMode", nv.NVML_ERROR_UNKNOWN, True),
+        ("nvmlDeviceGetMigMode", nv.NVML_ERROR_NOT_SUPPORTED, False),
+        ("nvmlDeviceGetMaxMigDeviceCount", nv.NVML_ERROR_UNKNOWN, True),
+        ("nvmlDeviceGetMigDeviceHandleByIndex", nv.NVML_ERROR_NO_PERMISSION, True),
+        ("nvmlDeviceGetMigDeviceHandleByIndex", nv.NVML_ERROR_NOT_FOUND, False),
+        ("nvmlDeviceGetComputeRunningProcesses", nv.NVML_ERROR_NOT_SUPPORTED, True),
+        ("nvmlDeviceGetComputeRunningProcesses", nv.NVML_ERROR_INVALID_ARGUMENT, False),
+    ],
+)
+def test_a_mig_instance_that_does_not_tell_makes_the_gpu_unknown(
+    scene: Scene, fake_nvml: FakeNvml, function: str, code: int, unknown: bool
+) -> None:
+    """One that is not there, or was just destroyed, has nobody on it."""
+    fake_nvml.add_mig(0, gpu_instance=3)
+    fake_nvml.fail(function, 0, code, times=1)
+
+    with scene.sight() as sight:
+        first, second = look(sight), look(sight)
+
+    assert [unknown, False] == [uses[0].unknown is not None for uses in (first, second)]
+    assert first[1].unknown is None
+
+
+def test_of_instances_that_come_and_go_nothing_is_kept(scene: Scene, fake_nvml: FakeNvml) -> None:
+    """However many there were."""
+    instance = fake_nvml.add_mig(0, gpu_instance=3)
+
+    with scene.sight() as sight:
+        for number in range(5):
+            instance.uuid = f"MIG-{number}".encode()
+            look(sight)
+        readers = sum(isinstance(kept, GpuProcessReader) for kept in gc.get_objects())
+
+    assert 2 == readers, "one of each GPU"
+
+
 @needs_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 def test_root_sees_the_processes_of_other_users(scene: Scene, tmp_path: Path) -> None:
@@ -361,6 +402,21 @@ def test_without_inotify_everything_waits_for_the_next_look(scene: Scene) -> Non
     assert [other.pid] == pids(uses[0])
 
 
+def test_without_inotify_a_descriptor_that_becomes_a_gpu_is_seen_soon(scene: Scene, tmp_path: Path) -> None:
+    """Neither the number of descriptors nor their names tell of it."""
+    plain = tmp_path / "plain"
+    plain.touch()
+
+    with hand() as other, scene.sight(inotify=False) as sight:
+        descriptor = other.open(plain)
+        look(sight)
+        other.close(descriptor)
+        assert descriptor == other.open(scene.files[0])
+        looks = [pids(look(sight)[0]) for _ in range(3)]
+
+    assert [other.pid] in looks
+
+
 def test_a_driver_that_goes_leaves_everything_unknown(scene: Scene, fake_nvml: FakeNvml) -> None:
     """And is asked again when it is back."""
 
@@ -417,15 +473,17 @@ def test_a_lost_gpu_is_unknown_and_the_other_is_not(scene: Scene, fake_nvml: Fak
 
 
 @needs_root
-def test_a_driver_that_tells_no_processes_leaves_it_to_the_kernel(scene: Scene, fake_nvml: FakeNvml) -> None:
-    """Where nothing is hidden, descriptors are enough."""
+def test_where_the_driver_tells_no_processes_whoever_has_the_gpu_open_counts_for_good(
+    scene: Scene, fake_nvml: FakeNvml
+) -> None:
+    """Where nothing is hidden, descriptors are enough; that somebody does not work there cannot be told."""
     fake_nvml.fail("nvmlDeviceGetComputeRunningProcesses", 0, nv.NVML_ERROR_NOT_SUPPORTED)
 
     with hand() as other, scene.sight() as sight:
         other.open(scene.files[0])
         use = look(sight)[0]
 
-    assert (None, [other.pid]) == (use.unknown, pids(use))
+    assert (None, [(other.pid, True)]) == (use.unknown, [(h.pid, h.working) for h in use.holders])
 
 
 def test_gpus_are_found_with_their_minor_numbers(fake_nvml: FakeNvml) -> None:
@@ -491,6 +549,7 @@ def test_a_desktop_is_asked_at_every_look(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for the answer: how long somebody has been idle is not known until it came."""
+    (Path(scene.roots.dev) / "pts").mkdir()
     sessions = Path(scene.roots.run) / "systemd" / "sessions"
     sessions.mkdir(parents=True)
     (sessions / "c1").write_text("USER=ada\nACTIVE=1\nTYPE=x11\nCLASS=user\nSEAT=seat0\n")
@@ -501,6 +560,7 @@ def test_a_desktop_is_asked_at_every_look(
     monkeypatch.setenv("PATH", f"{manager.parent}:{os.environ['PATH']}")
 
     with scene.sight(people=True) as sight:
+        monkeypatch.setenv("PATH", "/nowhere")  # it is looked for once
         looked = [person.idle_seconds for person in sight.look(time.time()).people or ()]
         first = glance_until(sight, lambda seen: seen.people is not None)
         sight.look(time.time())
@@ -511,6 +571,35 @@ def test_a_desktop_is_asked_at_every_look(
     assert [("ada", "seat0", 0.0, "desktop")] == [tuple(person) for person in first.people or ()]
     assert first == second
     assert [] == quiet
+
+
+def test_people_are_watched_and_left_alone_without_touching_the_rest(
+    scene: Scene, fake_nvml: FakeNvml
+) -> None:
+    """Nobody is looked at between; the driver is not started anew, and an open is seen throughout."""
+    (Path(scene.roots.dev) / "pts").symlink_to("/dev/pts")
+    people = []
+
+    with scene.sight() as sight, hand() as other:
+        began = sight.descriptor
+        people.append(sight.look(time.time()).people)
+        for wanted in (True, True, False, False):
+            sight.watch_people(wanted)
+            people.append(sight.look(time.time()).people)
+        sight.watch_people(True)
+        with terminal() as (_, _, name):
+            came = glance_until(sight, lambda seen: bool(seen.people))
+        sight.watch_people(False)
+        other.open(scene.files[0])
+        opened = glance_until(sight, lambda seen: held_by(seen, 0, other.pid))
+        with terminal():
+            quiet = list(glances(sight, 0.1))
+        ended = sight.descriptor
+
+    assert [False, True, True, False, False] == [found is not None for found in people]
+    assert name in {person.where for person in came.people or ()}
+    assert (None, []) == (opened.people, [seen for seen in quiet if seen.people is not None])
+    assert (began, 2) == (ended, fake_nvml.inits), "once to find the GPUs, once to watch them"
 
 
 _BLIND = """
@@ -603,6 +692,25 @@ def test_an_open_by_somebody_out_of_sight_is_told(
     assert ({"0": [False, [], None], "1": [False, [], None]}, True) == (eyes.first[0], hidden is not None)
     assert {"1": [True, [], None]} == opened
     assert {"0": [False, [other.pid], None], "1": [False, [], None]} == looked
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_where_neither_opens_nor_holders_are_seen_nothing_is_known(
+    scene: Scene, fake_nvml: FakeNvml, nvml_library: Path, tmp_path: Path
+) -> None:
+    """A device file that may not be watched, of which others may have opened what cannot be looked into."""
+    _open_to_all(tmp_path, *scene.files, fake_nvml.path)
+    _open_to_all(nvml_library.parent)
+    scene.files[1].chmod(0)
+
+    with blind(scene, fake_nvml, nvml_library, *NOBODY) as eyes:
+        pass
+
+    assert {
+        "0": [False, [], None],
+        "1": [False, [], "neither who opens it nor who has it open can be seen"],
+    } == (eyes.first[0])
 
 
 @needs_root

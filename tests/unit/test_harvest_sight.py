@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import select
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from gpulse.harvest.sight.openings import Opened, Openings
 from gpulse.harvest.sight.seen import Holder
 from gpulse.harvest.sight.uses import Judge
 from gpulse.model.process import GpuProcess
+from gpulse.sources import owners
 from gpulse.sources.procfs import Roots
 from tests.unit.trees import grow, pid_stat
 
@@ -45,12 +48,14 @@ def test_opens_are_told_by_file_and_by_what_came_last(tmp_path: Path) -> None:
     with watching(tmp_path, 3) as (openings, files):
         with files[0].open():
             pass
+        with files[1].open():
+            pass
         with files[1].open(), files[2].open():
             during = openings.read()
         after = openings.read()
 
-    assert Opened({0: False, 1: True, 2: True}, frozenset({0})) == during
-    assert Opened({}, frozenset({1, 2})) == after
+    assert Opened({0: False, 1: True, 2: True}, frozenset({0}), shut=frozenset({0, 1})) == during
+    assert Opened({}, frozenset({1, 2}), shut=frozenset({1, 2})) == after
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -182,6 +187,31 @@ def test_every_process_has_its_turn(tmp_path: Path) -> None:
     assert any(10 in holdings.scan("listed")[0] for _ in range(30))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give processes to others")
+@pytest.mark.parametrize(("uid", "driven", "looks"), [(1000, False, 1), (0, True, 1), (0, False, 3)])
+def test_where_nothing_tells_of_opens_those_who_may_come_to_a_gpu_are_read_each_time(
+    tmp_path: Path, uid: int, driven: bool, looks: int
+) -> None:
+    """Users' processes, and whoever has the driver open; the others soon."""
+    tree = Tree(tmp_path)
+    for descriptor in range(3, 6):
+        tree.point(10, descriptor, "/dev/null")
+    if driven:
+        tree.point(10, 6, f"{tree.roots.dev}/nvidiactl")
+    os.chown(tmp_path / "proc" / "10" / "fd", uid, -1)
+    needed: list[int] = []
+    for _ in range(3):
+        tree.point(10, 3, "/dev/null")
+        holdings = tree.holdings()
+        holdings.scan("whole")
+        for _ in needed:
+            holdings.scan("polled")
+        tree.gpu(10, 3)
+        needed.append(next(look for look in range(1, 31) if 10 in holdings.scan("polled")[0]))
+
+    assert looks == max(needed)
+
+
 def test_of_many_descriptors_the_new_ones_are_read(tmp_path: Path) -> None:
     """A server with thousands of connections costs no thousands of reads; what it has open stays known."""
     tree = Tree(tmp_path)
@@ -224,6 +254,29 @@ def test_a_process_is_known_by_its_program_and_its_user(tmp_path: Path) -> None:
     assert another is not None
     assert 6 == another.start_ticks
     assert identities.of(11) is None
+
+
+def test_a_user_without_a_name_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory was away for a while: its answer is taken when it is back, and kept from then on."""
+    uid, clock, asked = 4_000_000, [T], []
+    names: dict[int, str] = {}
+
+    def look_up(wanted: int) -> SimpleNamespace:
+        asked.append(clock[0] - T)
+        return SimpleNamespace(pw_name=names[wanted])
+
+    monkeypatch.setattr(pwd, "getpwuid", look_up)
+    monkeypatch.setattr(owners, "monotonic", lambda: clock[0])
+    status = f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n".encode()
+    identities = Identities(grow(tmp_path, {"proc/10/stat": pid_stat(10), "proc/10/status": status}))
+    told = []
+    for clock[0] in (T, T + 29, T + 31, T + 62):
+        identity = identities.of(10)
+        told.append(None if identity is None else identity.user)
+        names[uid] = "ada"
+
+    assert [str(uid), str(uid), "ada", "ada"] == told
+    assert [0, 31] == asked
 
 
 # --- opens without an opener ---
@@ -279,17 +332,39 @@ def test_an_open_that_was_closed_is_not_told(hidden: bool) -> None:
     assert set() == doubts.advance([0, 1], T + 0.01, hidden=hidden)
 
 
+def told_at(doubts: Doubts) -> list[float]:
+    """When somebody out of sight is told of, until nothing is in doubt."""
+    times: list[float] = []
+    while (at := doubts.next(hidden=True)) is not None:
+        times.extend(at for _ in doubts.advance(doubts.due(at, hidden=True), at, hidden=True))
+    return times
+
+
 def test_while_a_program_of_ours_starts_nobody_is_suspected() -> None:
     """It opens and closes a lot; some seconds later an open is somebody's again."""
     doubts = Doubts()
     doubts.saw(0, T, ours=True)
-    doubts.heard({0: True}, (), T + 4.0, hidden=True)
-    early = doubts.advance([0], T + 4.01, hidden=True)
-    for _ in HIDDEN_SECONDS:
-        doubts.advance([0], T + 4.9, hidden=True)
+    doubts.heard({0: True}, (), T + 0.5, hidden=True)
+    doubts.heard({}, (), T + 2.0, hidden=True, shut={1})
+    doubts.saw(1, T + 1.5, ours=True)
+    doubts.heard({1: True}, (), T + 2.6, hidden=True, shut={1})
+    early = told_at(doubts)
     doubts.heard({0: True}, (), T + 6.0, hidden=True)
 
-    assert (set(), {0}) == (early, doubts.advance([0], T + 6.01, hidden=True))
+    assert ([], [T + 6.0 + HIDDEN_SECONDS[0]]) == (early, told_at(doubts))
+
+
+def test_who_comes_while_a_program_of_ours_starts_is_told_of_when_it_has() -> None:
+    """An open apart from those of the start is kept in mind; one that was closed again meanwhile is not."""
+    doubts = Doubts()
+    doubts.saw(0, T, ours=True)
+    doubts.saw(1, T, ours=True)
+    doubts.heard({0: True, 1: True}, (), T + 1.5, hidden=True)
+    for _ in HIDDEN_SECONDS:
+        doubts.advance([0, 1], T + 3.5, hidden=True)
+    doubts.heard({}, {1}, T + 4.0, hidden=True, shut={1})
+
+    assert [T + 5.0] == told_at(doubts)
 
 
 def test_whoever_opens_and_closes_all_the_time_is_looked_into_now_and_then() -> None:
@@ -321,6 +396,13 @@ class Crowd:
         load = Load(tuple(GpuProcess(pid, "compute", GIB) for pid in sorted(listed)))
         use = self.judge.use(dict.fromkeys(files, frozenset({3})), load, hidden=False)
         return {holder.pid: holder.working for holder in use.holders}
+
+
+def test_everybody_may_work_on_a_gpu_whose_contexts_nobody_tells(tmp_path: Path) -> None:
+    """Somebody who has it open does not stop counting there."""
+    use = Crowd(tmp_path).judge.use({10: frozenset({3}), 15: frozenset({3})}, Load(None), hidden=False)
+
+    assert [(15, True)] == [(holder.pid, holder.working) for holder in use.holders]
 
 
 def test_holders_are_those_who_have_it_open_or_work_on_it(tmp_path: Path) -> None:

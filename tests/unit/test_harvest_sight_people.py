@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import sys
 import time
 from contextlib import closing
@@ -11,7 +12,7 @@ import pytest
 
 from gpulse.harvest.sight.checkup import checkup
 from gpulse.harvest.sight.logind import Desktop, Hint, IdleHints, desktops, parse_hints
-from gpulse.harvest.sight.people import People, Watchmen
+from gpulse.harvest.sight.people import SOMEBODY, People, Watchmen
 from gpulse.harvest.sight.seen import Presence
 from gpulse.sources.owners import user_name
 from gpulse.sources.procfs import Roots
@@ -100,6 +101,60 @@ def test_desktops_are_active_graphical_sessions_of_people(room: Room) -> None:
     assert [Desktop("1", "ada", "seat0", None), Desktop("5", "ada", ":1", "tty7")] == desktops(room.roots)
 
 
+def test_where_nobody_can_look_somebody_may_be(room: Room) -> None:
+    """No list of the terminals or sessions, or one of them that does not say; one that was closed is nobody."""
+    now = time.time()
+    pts = Path(room.roots.dev) / "pts"
+    room.terminal("pts/0", now)
+    (pts / "1").symlink_to("nowhere")
+    (pts / "2").symlink_to("2")
+    (room.sessions / "1").mkdir()
+    one = present(room, now)
+    shutil.rmtree(pts)
+    none = present(room, now)
+    shutil.rmtree(room.sessions.parent)
+    pts.touch()
+    blocked = present(room, now)
+
+    assert [(ME, "terminal"), (SOMEBODY, "terminal"), (SOMEBODY, "desktop")] == [
+        (p.user, p.kind) for p in one
+    ]
+    assert [(SOMEBODY, None, "terminal"), (SOMEBODY, None, "desktop")] == [
+        (p.user, p.idle_seconds, p.kind) for p in none
+    ]
+    assert [SOMEBODY] == [person.user for person in blocked]
+    assert [str(pts / "2"), str(pts)] == [p.where.split("(")[1].split(":")[0] for p in (one[1], none[0])]
+
+
+def test_a_login_manager_that_comes_later_is_seen(room: Room) -> None:
+    """As when it is started after us."""
+    shutil.rmtree(room.sessions)
+    with closing(People(room.roots, IdleHints(["true"]))) as people:
+        before = people.look(0.0, ask=False)
+        room.sessions.mkdir()
+        room.session("1")
+        after = people.look(0.0, ask=False)
+
+    assert ((), ["ada"]) == (before, [person.user for person in after])
+
+
+def test_the_login_manager_is_asked_from_our_session_in_a_group_of_its_own(room: Room) -> None:
+    """What is in another session passes for a program's, and what is in our group gets our keys."""
+    room.session("1")
+    script = (
+        "import os; print(f'Id=1\\nIdleHint=yes\\nIdleSinceHint={os.getsid(0)}{os.getpgrp() - os.getpid()}')"
+    )
+    with closing(People(room.roots, IdleHints([sys.executable, "-I", "-S", "-c", script]))) as people:
+        people.look(0.0, ask=True)
+        while not people.hints.take():
+            assert people.hints.descriptor is not None
+            select.select([people.hints.descriptor], [], [], 10)
+        (person,) = people.look(1e9, ask=False)
+
+    assert person.idle_seconds is not None
+    assert f"{os.getsid(0)}0" == f"{(1e9 - person.idle_seconds) * 1e6:.0f}"
+
+
 def test_a_desktop_says_itself_whether_it_is_idle(room: Room) -> None:
     """One that does not is there for an unknown time; the terminal that shows it is not told beside it."""
     now = time.time()
@@ -186,3 +241,11 @@ def test_a_machine_without_terminals_or_a_login_manager_says_so(tmp_path: Path) 
     statuses = {check.topic: check.status for check in checkup(0.0, roots)}
 
     assert ("limited", "limited") == (statuses["people"], statuses["logind"])
+
+
+def test_terminals_that_cannot_be_looked_at_are_told_by_the_checkup(room: Room) -> None:
+    """With what follows from it: nothing runs."""
+    (Path(room.roots.dev) / "pts" / "2").symlink_to("2")
+    (check,) = (check for check in checkup(0.0, room.roots) if check.topic == "people")
+
+    assert ("limited", True) == (check.status, "nothing runs" in check.detail)

@@ -11,6 +11,7 @@ from gpulse.harvest.settings import Gpu
 from gpulse.harvest.sight import logind
 from gpulse.harvest.sight.contexts import find_gpus, split_gpus
 from gpulse.harvest.sight.inotify import Inotify, reason
+from gpulse.harvest.sight.people import SOMEBODY, People
 from gpulse.harvest.sight.seen import Holder, Presence, Sighting, Use
 from gpulse.harvest.sight.sight import Sight, is_native
 from gpulse.sources.checkup import Check
@@ -26,7 +27,9 @@ def checkup(now: float, roots: Roots = Roots(), patience: Patience | None = None
         gpus = find_gpus()
     except CollectionError as error:
         missing = Check("driver", "broken", f"{error.message}: there is nothing to harvest", error.hint)
-        return [missing, _namespace(roots), *_hiding(roots), *_inotify(roots), *_people(None, roots)]
+        with closing(People(roots)) as people:
+            present = people.look(now, ask=False)
+        return [missing, _namespace(roots), *_hiding(roots), *_inotify(roots), *_people(present, roots)]
     sight = Sight(gpus, is_ours=lambda _: False, roots=roots, people=True, patience=patience)
     with closing(sight):
         sighting = sight.look(now)
@@ -40,7 +43,7 @@ def checkup(now: float, roots: Roots = Roots(), patience: Patience | None = None
         _namespace(roots),
         *_inotify(roots, why_blind),
         _persistence(roots),
-        *_people(sighting.people, roots),
+        *_people(sighting.people or (), roots),
         *_users(sighting),
     ]
 
@@ -171,10 +174,14 @@ def _persistence(roots: Roots) -> Check:
     )
 
 
-def _people(people: Sequence[Presence] | None, roots: Roots) -> Iterator[Check]:
-    if not os.path.isdir(f"{roots.dev}/pts"):
+def _people(people: Sequence[Presence], roots: Roots) -> Iterator[Check]:
+    unseen = [person.where for person in people if person.user == SOMEBODY]
+    if unseen:
         yield Check(
-            "people", "limited", f"no {roots.dev}/pts: who is at a terminal stays unknown", "mount devpts"
+            "people",
+            "limited",
+            f"there is {unseen[0]}, so that somebody counts as being there: nothing runs while people are watched",
+            "mount devpts, see the permissions, or do not watch people",
         )
     elif people:
         yield Check("people", "ok", f"here now: {', '.join(map(_person, people))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from gpulse.sources.nvml.processes import GpuProcessReader
 _FIND_SECONDS = 60.0
 """Without a persistence daemon each GPU takes seconds to wake up."""
 _SILENT = "the driver does not answer"
+_DESTROYED = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+"""What is said of a MIG instance that is not there, or not any more."""
 
 
 class Load(NamedTuple):
@@ -41,7 +43,7 @@ class _Asked:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self._readers: dict[str, GpuProcessReader] = {}
+        self._reader = _reader(handle)
         utilization, memory, *_ = probes.tick()
         self._probes = (utilization, memory)
 
@@ -49,7 +51,7 @@ class _Asked:
         """What the driver says now.
 
         Raises:
-            NVMLError: It does not say who is on the GPU, for a reason that may pass.
+            NVMLError: It does not say who is on the GPU, for a reason that may pass, or on an instance of it.
         """
         values: Values = {}
         for probe in self._probes:
@@ -62,28 +64,58 @@ class _Asked:
         )
 
     def _processes(self) -> tuple[GpuProcess, ...] | None:
-        instances = inventory.mig_instances(self._handle)
+        lists = [_listed_on(instance) for instance in _instances(self._handle)]
+        try:
+            lists.append(self._reader.read(0.0, {}))
+        except NVMLError as error:
+            if code_of(error.value) not in LASTING:
+                raise
         found: dict[int, GpuProcess] = {}
-        told = False
-        for uuid, handle in [("", self._handle), *instances]:
-            reader = self._readers.get(uuid)
-            if reader is None:
-                reader = self._readers[uuid] = GpuProcessReader(handle, inf)
-                reader.has_shares = False
-            try:
-                listed = reader.read(0.0, {})
-            except NVMLError as error:
-                if uuid and code_of(error.value) not in DRIVER_GONE:  # an instance that was just destroyed
-                    del self._readers[uuid]
-                elif code_of(error.value) not in LASTING:
-                    raise
-                continue
-            told = True
-            for process in listed:
-                known = found.get(process.pid)
-                # A GPU that is split may list what its instances list.
-                found[process.pid] = process if known is None else max(known, process, key=_memory)
-        return tuple(found.values()) if told else None
+        for process in (process for listed in lists if listed is not None for process in listed):
+            known = found.get(process.pid)
+            # A GPU that is split may list what its instances list.
+            found[process.pid] = process if known is None else max(known, process, key=_memory)
+        return None if all(listed is None for listed in lists) else tuple(found.values())
+
+
+def _reader(handle: Any) -> GpuProcessReader:
+    reader = GpuProcessReader(handle, inf)
+    reader.has_shares = False
+    return reader
+
+
+def _instances(handle: Any) -> Iterator[Any]:
+    """The MIG instances of a GPU, none when it cannot be split.
+
+    Raises:
+        NVMLError: It does not say which there are.
+    """
+    try:
+        is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except NVMLError as error:
+        if code_of(error.value) != "not_supported":
+            raise
+        return
+    for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_split else 0):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except NVMLError as error:  # an empty slot
+            if error.value not in _DESTROYED:
+                raise
+
+
+def _listed_on(instance: Any) -> tuple[GpuProcess, ...] | None:
+    """Who is on a MIG instance, None when it was just destroyed.
+
+    Raises:
+        NVMLError: It does not say.
+    """
+    try:
+        return _reader(instance).read(0.0, {})
+    except NVMLError as error:
+        if error.value not in _DESTROYED:
+            raise
+        return None
 
 
 def _memory(process: GpuProcess) -> int:

@@ -16,8 +16,9 @@ _JUST_SECONDS = 0.25
 _OWN_SECONDS = 5.0
 """So long after a process of ours opened a GPU nobody's open is taken for a stranger's: CUDA opens and closes a lot
 while it starts."""
-
-
+_CALM_SECONDS = 1.0
+"""An open so long after the last that was heard of ours, or of a close, is no part of such a start: it is kept in mind
+until it may be told."""
 _AGAIN_SECONDS = 10.0
 """So long after a GPU that was opened and closed out of sight was looked into, the next time waits: whoever looks often
 does not make us look often."""
@@ -31,6 +32,8 @@ class Doubt(NamedTuple):
     is_open: bool
     """No close came after it."""
     told: bool = False
+    calm: bool = True
+    """Nothing else happened to the GPU just before."""
 
 
 class Doubts:
@@ -40,6 +43,7 @@ class Doubts:
         self._doubts: dict[int, Doubt] = {}
         self._opened_at: dict[int, float] = {}
         self._own_at: dict[int, float] = {}
+        self._shut_at: dict[int, float] = {}
         self._closed_at: dict[int, float] = {}
 
     def saw(self, minor: int, clock: float, *, ours: bool) -> None:
@@ -47,34 +51,59 @@ class Doubts:
         self._opened_at[minor] = clock
         if ours:
             self._own_at[minor] = clock
-        self._doubts.pop(minor, None)
+        doubt = self._doubts.get(minor)
+        if doubt is not None and doubt.step < len(HIDDEN_SECONDS):  # later it cannot be what was heard
+            del self._doubts[minor]
 
-    def heard(self, opened: Mapping[int, bool], closed: Iterable[int], clock: float, *, hidden: bool) -> None:
-        """Take in what happened to the device files, after looking who did it."""
+    def heard(
+        self,
+        opened: Mapping[int, bool],
+        closed: Iterable[int],
+        clock: float,
+        *,
+        hidden: bool,
+        shut: Iterable[int] = (),
+    ) -> None:
+        """Take in what happened to the device files, after looking who did it.
+
+        Args:
+            opened: The GPUs that were opened; True when no close came after it.
+            closed: Those of which something was closed last.
+            clock: The time.
+            hidden: Not all processes are in sight.
+            shut: Those of which something was closed at all.
+        """
+        self._shut_at.update(dict.fromkeys(shut, clock))
         for minor in closed:
-            if not hidden:  # whoever it was is gone
-                self._doubts.pop(minor, None)
+            if minor in self._doubts and (not hidden or self._doubts[minor].step >= len(HIDDEN_SECONDS)):
+                del self._doubts[minor]  # whoever it was is gone
             elif minor in self._doubts:
                 self._doubts[minor] = self._doubts[minor]._replace(is_open=False)
         for minor, is_open in opened.items():
+            last = max(self._own_at.get(minor, -inf), self._shut_at.get(minor, -inf))
+            calm = clock - last >= _CALM_SECONDS
             if minor in self._doubts:
                 doubt = self._doubts[minor]
-                self._doubts[minor] = doubt._replace(is_open=doubt.is_open or is_open)
+                if not doubt.is_open:
+                    self._doubts[minor] = doubt._replace(is_open=is_open, calm=calm)
             elif clock - self._opened_at.get(minor, -inf) < _JUST_SECONDS:
                 continue
             elif is_open:
-                self._doubts[minor] = Doubt(clock, 0, is_open)
+                self._doubts[minor] = Doubt(clock, 0, is_open, calm=calm)
             elif hidden and clock - self._closed_at.get(minor, -inf) >= _AGAIN_SECONDS:
                 self._closed_at[minor] = clock
                 self._doubts[minor] = Doubt(clock, 0, is_open)
 
     def due(self, clock: float, *, hidden: bool) -> list[int]:
         """The GPUs to look at again now."""
-        return [minor for minor, doubt in self._doubts.items() if _at(doubt, hidden=hidden) <= clock]
+        return [
+            minor for minor, doubt in self._doubts.items() if self._at(minor, doubt, hidden=hidden) <= clock
+        ]
 
     def next(self, *, hidden: bool) -> float | None:
         """When the next one is due."""
-        return min((_at(doubt, hidden=hidden) for doubt in self._doubts.values()), default=None)
+        times = (self._at(minor, doubt, hidden=hidden) for minor, doubt in self._doubts.items())
+        return min(times, default=None)
 
     def is_deep(self, minors: Iterable[int], *, hidden: bool) -> bool:
         """True when it is time to read every descriptor for one of these, which is done once.
@@ -96,11 +125,14 @@ class Doubts:
                 unseen.add(minor)
                 doubt = doubt._replace(told=True)
             self._doubts[minor] = doubt._replace(step=doubt.step + 1)
-            if doubt.step + 1 >= len(HIDDEN_SECONDS if hidden else SIGHTED_SECONDS):
+            waits = hidden and doubt.is_open and doubt.calm and not doubt.told
+            if doubt.step + 1 >= len(HIDDEN_SECONDS if hidden else SIGHTED_SECONDS) and not waits:
                 del self._doubts[minor]
         return unseen
 
-
-def _at(doubt: Doubt, *, hidden: bool) -> float:
-    steps = HIDDEN_SECONDS if hidden else SIGHTED_SECONDS
-    return doubt.since + steps[min(doubt.step, len(steps) - 1)]
+    def _at(self, minor: int, doubt: Doubt, *, hidden: bool) -> float:
+        """When to look into it again; after the last time it waits until it may be told."""
+        steps = HIDDEN_SECONDS if hidden else SIGHTED_SECONDS
+        if doubt.step < len(steps):
+            return doubt.since + steps[doubt.step]
+        return self._own_at.get(minor, -inf) + _OWN_SECONDS

@@ -11,14 +11,19 @@ from gpulse.sources.owners import user_name
 from gpulse.sources.procfs import Roots, read_link, text, try_read
 from gpulse.sources.procpid import PidStat, parse_command, parse_pid_stat, parse_pid_status
 
-Depth = Literal["quick", "listed", "whole"]
+Depth = Literal["quick", "listed", "polled", "whole"]
 """quick: processes whose number of descriptors is another. listed: those with other descriptors.
+polled: those too, and every descriptor of whoever may come to a GPU, for where nothing tells of opens.
 whole: every descriptor of every process."""
 Held = Mapping[int, Mapping[int, frozenset[int]]]
 """By minor number and pid, the descriptors."""
 
 _TURNS = 30
 """Every process is read whole once in so many scans: a descriptor can be closed and opened as something else."""
+_POLLED_TURNS = 3
+"""Where nothing tells of opens."""
+_FIRST_USER = 1000
+"""People's processes have this number or a higher one."""
 _MANY = 256
 """Of a process with more descriptors than this only the new ones are read, but for its turn."""
 _NVIDIA_MAJOR = 195
@@ -30,7 +35,7 @@ _INIT = "1"
 class _Table:
     """What is remembered of one process's descriptors."""
 
-    __slots__ = ("count", "files", "names", "path", "refused", "turn")
+    __slots__ = ("count", "driven", "files", "names", "path", "refused", "turn")
 
     def __init__(self, path: str, turn: int) -> None:
         self.path = path
@@ -40,6 +45,8 @@ class _Table:
         self.names: list[str] = []
         self.files: dict[str, int] = {}
         """Minor numbers by the descriptors that have a GPU open."""
+        self.driven = False
+        """Whether it has anything of the driver's open."""
         self.refused = False
 
 
@@ -74,7 +81,9 @@ class Holdings:
         if turn:
             self._turn = (self._turn + 1) % _TURNS
         names = [name for name in os.listdir(self._proc) if name.isdecimal()]
-        quick, due = depth == "quick", self._turn if turn else -1
+        quick, polled = depth == "quick", depth == "polled"
+        turns = _POLLED_TURNS if polled else _TURNS
+        due = self._turn % turns if turn else -1
         tables: dict[str, _Table] = {}
         # The youngest first: whoever just opened something, and may soon be gone, most likely is new.
         for name in reversed(names):
@@ -84,8 +93,8 @@ class Holdings:
             elif quick and table.turn != due and not table.files and _size(table.path) == table.count:
                 tables[name] = table
                 continue
-            whole = table.turn == due or depth == "whole" or bool(table.files)
-            if self._read(table, whole=whole):
+            whole = table.turn % turns == due or depth == "whole" or bool(table.files)
+            if self._read(table, whole=whole, polled=polled):
                 tables[name] = table
         self._tables = tables
         # The machine's first process starts others and uses no GPU itself; some sandboxes shut it off.
@@ -104,7 +113,7 @@ class Holdings:
             for minor, holders in held.items()
         }
 
-    def _read(self, table: _Table, *, whole: bool) -> bool:
+    def _read(self, table: _Table, *, whole: bool, polled: bool) -> bool:
         """Bring one process's table up to date; False when the process is gone."""
         try:
             folder = os.open(table.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -116,6 +125,7 @@ class Holdings:
             return False
         try:
             names = os.listdir(folder)
+            whole = whole or (polled and (table.driven or os.fstat(folder).st_uid >= _FIRST_USER))
             if whole or names != table.names:
                 self._follow(folder, names, table, whole=whole)
         except OSError:  # it ended meanwhile
@@ -131,6 +141,7 @@ class Holdings:
         known = set(table.names) if len(names) > _MANY and not whole else set()
         files = {name: table.files[name] for name in names if name in known and name in table.files}
         table.refused = False
+        table.driven = table.driven and bool(known)
         for name in names:
             if name in known:
                 continue
@@ -141,8 +152,10 @@ class Holdings:
                 break
             except OSError:  # closed meanwhile
                 continue
-            if "/nvidia" in target and (minor := self._minor(target, name, folder)) is not None:
-                files[name] = minor
+            if "/nvidia" in target:
+                table.driven = True
+                if (minor := self._minor(target, name, folder)) is not None:
+                    files[name] = minor
         table.names, table.files = names, files
 
     def _minor(self, target: str, name: str, folder: int) -> int | None:
@@ -184,7 +197,7 @@ class Identities:
 
     def __init__(self, roots: Roots) -> None:
         self._proc = roots.proc
-        self._known: dict[int, tuple[bytes, Identity]] = {}
+        self._known: dict[int, tuple[bytes, int | None, Identity]] = {}
 
     def of(self, pid: int) -> Identity | None:
         """Who it is, None when it is not in our /proc."""
@@ -193,11 +206,11 @@ class Identities:
             self._known.pop(pid, None)
             return None
         known = self._known.get(pid)
-        if known is not None and known[0] == found.comm and known[1].start_ticks == found.start_ticks:
-            return known[1]
-        identity = self._read(pid, found)
+        if known is not None and known[0] == found.comm and known[2].start_ticks == found.start_ticks:
+            return known[2]._replace(user=user_name(known[1]))
+        uid, identity = self._read(pid, found)
         if found.state != "D":
-            self._known[pid] = (found.comm, identity)
+            self._known[pid] = (found.comm, uid, identity)
         return identity
 
     def keep(self, pids: Iterable[int]) -> None:
@@ -205,12 +218,12 @@ class Identities:
         wanted = set(pids)
         self._known = {pid: known for pid, known in self._known.items() if pid in wanted}
 
-    def _read(self, pid: int, found: PidStat) -> Identity:
+    def _read(self, pid: int, found: PidStat) -> tuple[int | None, Identity]:
         folder = f"{self._proc}/{pid}"
         program = (read_link(f"{folder}/exe") or "").removesuffix(_DELETED)
         # A command line is read out of the process's memory, which hangs with one that waits in the kernel.
         command = b"" if found.state == "D" else (try_read(f"{folder}/cmdline") or b"")[:_MOST_COMMAND]
         first = next(iter(parse_command(command)), "")
         names = (text(found.comm), os.path.basename(program), os.path.basename(first))
-        status = parse_pid_status(try_read(f"{folder}/status") or b"")
-        return Identity(found.start_ticks, tuple(dict.fromkeys(filter(None, names))), user_name(status.uid))
+        uid = parse_pid_status(try_read(f"{folder}/status") or b"").uid
+        return uid, Identity(found.start_ticks, tuple(dict.fromkeys(filter(None, names))), user_name(uid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,10 +11,12 @@ from time import monotonic
 from typing import NamedTuple
 
 from gpulse.harvest.sight.seen import Presence
-from gpulse.sources.procfs import Roots, list_names, number, text, try_read
+from gpulse.sources.procfs import Roots, number, read_bytes, text
 
 _GRAPHICAL = frozenset({"x11", "wayland", "mir"})
-_ASK = ("loginctl", "show-session", "--property=Id", "--property=IdleHint", "--property=IdleSinceHint", "--")
+_PROGRAM = "/usr/bin/loginctl"
+"""Where it is asked for when it is not among the user's programs."""
+_QUESTION = ("show-session", "--property=Id", "--property=IdleHint", "--property=IdleSinceHint", "--")
 _PATIENCE_SECONDS = 5.0
 _MOST_ANSWER = 1 << 16
 
@@ -42,12 +45,23 @@ def is_available(roots: Roots) -> bool:
 
 
 def desktops(roots: Roots) -> list[Desktop]:
-    """The graphical sessions that are shown now."""
+    """The graphical sessions that are shown now, none where there is no login manager.
+
+    Raises:
+        OSError: They may not be looked at.
+    """
     folder = f"{roots.run}/systemd/sessions"
     # Beside a session lies a pipe, ID.ref, which must not be opened.
-    names = sorted(name for name in list_names(folder) if name.isalnum())
-    found = (_desktop(name, parse_session(try_read(f"{folder}/{name}") or b"")) for name in names)
+    names = sorted(filter(str.isalnum, os.listdir(folder))) if is_available(roots) else []
+    found = (_desktop(name, parse_session(_session(f"{folder}/{name}"))) for name in names)
     return [desktop for desktop in found if desktop is not None]
+
+
+def _session(path: str) -> bytes:
+    try:
+        return read_bytes(path)
+    except FileNotFoundError:  # closed meanwhile
+        return b""
 
 
 def _desktop(name: str, session: Mapping[str, str]) -> Desktop | None:
@@ -81,8 +95,14 @@ def parse_hints(data: bytes) -> dict[str, Hint]:
 class IdleHints:
     """Asks the login manager whether people at desktops are idle, without waiting for the answer."""
 
-    def __init__(self, command: Sequence[str] = _ASK) -> None:
-        self._command = tuple(command)
+    def __init__(self, command: Sequence[str] | None = None) -> None:
+        """Prepare to ask.
+
+        Args:
+            command: Answers when the names of sessions are added; None: `loginctl`, as it is found now.
+        """
+        program = os.path.abspath(shutil.which("loginctl") or _PROGRAM)
+        self._command = (program, *_QUESTION) if command is None else tuple(command)
         self._child: subprocess.Popen[bytes] | None = None
         self._asked_at = 0.0
         self._answer = b""
@@ -112,7 +132,7 @@ class IdleHints:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=0,  # in our session: a child in another one passes for a program's
             )
         except OSError:
             self._hints = {}

@@ -17,6 +17,8 @@ class Opened(NamedTuple):
     """Those of which something was closed, and nothing opened after it."""
     missed: bool = False
     """More happened than the kernel kept: anything may have been opened."""
+    shut: frozenset[int] = frozenset()
+    """Those of which something was closed, whatever came after it."""
 
 
 class Openings:
@@ -39,6 +41,10 @@ class Openings:
     def descriptor(self) -> int | None:
         """Readable when something happened; None when nothing can be watched."""
         return None if self._inotify is None else self._inotify.descriptor
+
+    def watches(self, minor: int) -> bool:
+        """True while opens of this GPU are told."""
+        return minor in self._minors.values()
 
     def refresh(self) -> None:
         """Watch what is there now; a file that was replaced by another is another."""
@@ -63,6 +69,7 @@ class Openings:
         """What happened since the last call."""
         last: dict[int, bool] = {}
         opened: set[int] = set()
+        shut: set[int] = set()
         missed = False
         for event in () if self._inotify is None else self._inotify.read():
             minor = self._minors.get(event.watch)
@@ -75,12 +82,12 @@ class Openings:
             elif event.mask & (OPEN | CLOSE):
                 # The kernel keeps equal events in a row once: how many opens there were is not known.
                 last[minor] = bool(event.mask & OPEN)
-                if event.mask & OPEN:
-                    opened.add(minor)
+                (opened if event.mask & OPEN else shut).add(minor)
         return Opened(
             {minor: last[minor] for minor in opened},
             frozenset(minor for minor, is_open in last.items() if not is_open),
             missed,
+            frozenset(shut),
         )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ class Holder(NamedTuple):
     """What the program may be called: the kernel's name, its file's, its first argument's."""
     user: str | None
     working: bool
-    """It has a context, or memory, on that GPU."""
+    """It has a context, or memory, on that GPU, or nobody can tell whether it has."""
     files: frozenset[int] = frozenset()
     """The descriptors under which it has it open, as far as they can be seen."""
 

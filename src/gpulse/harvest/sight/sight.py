@@ -60,7 +60,8 @@ class Sight:
         self._judge = Judge(self._identities, is_ours, native=self._native)
         self._contexts = Contexts(gpus, patience)
         self._openings = Openings({minor: f"{roots.dev}/nvidia{minor}" for minor in self._gpus})
-        self._people = People(roots) if people else None
+        self._roots = roots
+        self._people: People | None = None
         self._watchmen: Watchmen | None = None
         self._bell: Bell | None = None
         self._doubts = Doubts()
@@ -76,7 +77,9 @@ class Sight:
         self.why_blind: str | None = "inotify is switched off"
         """Why opens are not seen at once, but at the next look; None when they are."""
         if inotify:
-            self._open_bell(roots)
+            self._open_bell()
+        if people:
+            self.watch_people(wanted=True)
 
     @property
     def descriptor(self) -> int | None:
@@ -103,7 +106,7 @@ class Sight:
         clock = monotonic()
         due = self._doubts.due(clock, hidden=self.hidden is not None)
         deep = opened.missed or self._doubts.is_deep(due, hidden=self.hidden is not None)
-        self._scan("whole" if deep else "quick" if self.why_blind is None else "listed", turn=True)
+        self._scan("whole" if deep else "quick" if self.why_blind is None else "polled", turn=True)
         self._contexts.wait(_LOOK_PATIENCE_SECONDS)
         uses = self._weigh(opened, self._gpus, due)
         self._told = uses
@@ -123,29 +126,48 @@ class Sight:
         self._set_bell()
         return Sighting(uses, people) if uses or people is not None else None
 
+    def watch_people(self, wanted: bool) -> None:
+        """Look at who is at the machine too, or no longer; the GPUs are watched as before."""
+        if wanted and self._people is None:
+            self._people = People(self._roots)
+            self._watchmen = None if self._bell is None else Watchmen(self._roots)
+            self._refresh_people()
+        elif not wanted:
+            self._part_from_people()
+        self._set_bell()
+
     def close(self) -> None:
         """Close the eyes; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
+        self._part_from_people()
         if self._bell is not None:
             self._bell.close()
             self._bell = None
         self._openings.close()
+        self._contexts.close()
+
+    def _part_from_people(self) -> None:
+        descriptors = (
+            None if self._watchmen is None else self._watchmen.descriptor,
+            None if self._people is None else self._people.hints.descriptor,
+        )
+        for descriptor in descriptors:
+            if descriptor is not None and self._bell is not None:
+                self._bell.drop(descriptor)
         if self._watchmen is not None:
             self._watchmen.close()
         if self._people is not None:
             self._people.close()
-        self._contexts.close()
+        self._people = self._watchmen = self._people_at = None
 
-    def _open_bell(self, roots: Roots) -> None:
+    def _open_bell(self) -> None:
         try:
             self._bell = Bell()
         except OSError as error:
             self.why_blind = reason(error)
             return
-        if self._people is not None:
-            self._watchmen = Watchmen(roots)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -156,10 +178,14 @@ class Sight:
         self.why_blind = self._openings.trouble
         if self._openings.descriptor is not None:
             self._bell.add(self._openings.descriptor)
-        if self._watchmen is not None:
-            self._watchmen.refresh()
-            if self._watchmen.descriptor is not None:
-                self._bell.add(self._watchmen.descriptor)
+        self._refresh_people()
+
+    def _refresh_people(self) -> None:
+        if self._bell is None or self._watchmen is None:
+            return
+        self._watchmen.refresh()
+        if self._watchmen.descriptor is not None:
+            self._bell.add(self._watchmen.descriptor)
 
     def _merged(self, opened: Opened) -> Opened:
         """What happened, with what was left for later."""
@@ -169,6 +195,7 @@ class Sight:
             {**kept, **opened.minors},
             (earlier.closed - opened.minors.keys()) | opened.closed,
             earlier.missed or opened.missed,
+            earlier.shut | opened.shut,
         )
 
     def _glance_at_gpus(self, rung: Collection[int], clock: float) -> dict[int, Use]:
@@ -188,7 +215,7 @@ class Sight:
             deep = opened.missed or self._doubts.is_deep(due, hidden=hidden)
             self._scan("whole" if deep else "quick", turn=False)
         elif opened.closed:
-            self._doubts.heard({}, opened.closed, clock, hidden=hidden)
+            self._doubts.heard({}, opened.closed, clock, hidden=hidden, shut=opened.shut)
         if not minors and not late:
             return {}
         self._contexts.wait(_GLANCE_PATIENCE_SECONDS if minors else 0.0)
@@ -221,7 +248,7 @@ class Sight:
         """The uses of these GPUs, after a scan."""
         clock = monotonic()
         hidden = self.hidden is not None
-        self._doubts.heard(opened.minors, opened.closed, clock, hidden=hidden)
+        self._doubts.heard(opened.minors, opened.closed, clock, hidden=hidden, shut=opened.shut)
         unseen = self._doubts.advance(due, clock, hidden=hidden)
         return {
             self._gpus[minor].index: self._use(minor, hidden=hidden)._replace(opened_unseen=minor in unseen)
@@ -232,7 +259,10 @@ class Sight:
         load = self._contexts.load(self._gpus[minor].index)
         if self._held is None:
             return self._judge.use({}, load._replace(trouble="/proc cannot be read"), hidden=True)
-        return self._judge.use(self._held[minor], load, hidden=hidden)
+        use = self._judge.use(self._held[minor], load, hidden=hidden)
+        if hidden and use.unknown is None and not self._openings.watches(minor):
+            return use._replace(unknown="neither who opens it nor who has it open can be seen")
+        return use
 
     def _look_at_people(self, now: float, *, ask: bool) -> tuple[Presence, ...] | None:
         if self._people is None:

@@ -50,7 +50,8 @@ class Judge:
         silent = [pid for pid in others if pid not in believed]
         room = sum(pid not in believed and pid != self._self for pid in own)
         # Contexts that none of ours can have are those of others in sight, or of somebody out of sight.
-        theirs = len(strangers) > room
+        # Where nobody tells who has a context, everybody may.
+        theirs = load.processes is None or len(strangers) > room
         unseen = strangers if len(strangers) > room + len(silent) else []
         holders = [
             self._holder(pid, files.get(pid, frozenset()), working=pid in believed or theirs)
