@@ -182,13 +182,13 @@ def test_an_own_time_ends_with_back(page: Page) -> None:
 
 _ROW = """({user, held, harvested}) => ({
   user, job: null, program: null, node: null, pid: null, start_time: null, gpu_seconds: held, idle_seconds: held ? 0 : null,
-  harvested_seconds: harvested, utilization_mean: 0.5, memory_bytes_max: 1, energy_joules: 1, gpus: 1, nodes: ['n'], processes: 1,
-  first: 0, last: 3600})"""
+  harvested_seconds: harvested, utilization_mean: 0.5, memory_bytes_max: 1, energy_joules: held ? 1000 : null,
+  harvested_energy_joules: harvested ? 3000 : null, gpus: 1, nodes: ['n'], processes: 1, first: 0, last: 3600})"""
 
 
 @pytest.mark.parametrize("harvested", [0, 7200])
 def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> None:
-    """Beside what people held, and only where something was harvested."""
+    """Beside what people held, with its energy, which is in nobody's sum, and only where something was harvested."""
     script = """async harvested => {
       const {mount} = await import('/pages/who.js');
       const row = ROW;
@@ -201,7 +201,8 @@ def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> N
       const handle = mount(root, {query: {}}, {fleet: {headTime: () => 14400}});
       while (!root.querySelector('tfoot')) await new Promise((resolve) => setTimeout(resolve));
       const words = (selector) => [...root.querySelectorAll(selector)].map((one) => one.textContent.replace(/\\s+/g, ' ').trim());
-      const told = [words('.usage-summary dt').slice(2), words('.usage-summary dd').slice(2), words('[data-label=Harvested]')];
+      const told = [words('.usage-summary dt').slice(2), words('.usage-summary dd').slice(2), words('[data-label=Harvested]'),
+        words('[data-label=Energy]')];
       handle.leave();
       window.fetch = before;
       return told;
@@ -211,10 +212,52 @@ def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> N
         assert [
             ["in use", "held, idle", "harvested", "free"],
             ["1.00 25 %", "0.00 0 %", "2.00 50 %", "1.00 25 %"],
-            ["0.00", "2.00", "2.00"],
+            ["0.00", "2.00 3.0 kJ", "2.00 3.0 kJ"],
+            ["1.0 kJ", "\N{EN DASH}", "1.0 kJ"],
         ] == told
     else:
-        assert [["in use", "held, idle", "free"], ["1.00 25 %", "0.00 0 %", "3.00 75 %"], []] == told
+        assert [
+            ["in use", "held, idle", "free"],
+            ["1.00 25 %", "0.00 0 %", "3.00 75 %"],
+            [],
+            ["1.0 kJ", "1.0 kJ"],
+        ] == told
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_names_in_the_table_of_jobs_are_whole(page: Page, is_long: bool) -> None:
+    """Where there is room for them; a word that is as long as no name should be does not push the others out."""
+    script = """async isLong => {
+      const {mount} = await import('/pages/who.js');
+      const sheets = ['/themes.css', '/style.css', '/tables.css'].map((href) => Object.assign(document.createElement('link'), {rel: 'stylesheet', href}));
+      const loaded = sheets.map((sheet) => new Promise((resolve) => { sheet.onload = resolve; }));
+      document.head.append(...sheets);
+      await Promise.all(loaded);
+      const row = ROW;
+      const job = (user, name) => ({...row({user, held: 360000, harvested: 3600}), job: name, program: 'python3 -m ipykernel_launcher --profile /srv/ada'});
+      const rows = isLong ? [job('x'.repeat(80), 'y'.repeat(80))] : [job('katherine', 'slurm:4711'), job('margaret', 'harvest:fold')];
+      const answer = {from: 0, to: 14400, step: 60, by: 'job', gpus: 1, capacity_seconds: 14400, gpu_seconds: 1080000, idle_seconds: 0,
+        harvested_seconds: 10800, truncated: false, rows};
+      const before = window.fetch;
+      window.fetch = async () => new Response(JSON.stringify(answer), {headers: {'content-type': 'application/json'}});
+      const root = document.createElement('main');
+      document.body.append(root);
+      const handle = mount(root, {query: {by: 'job'}}, {fleet: {headTime: () => 14400}});
+      while (!root.querySelector('tfoot')) await new Promise((resolve) => setTimeout(resolve));
+      const line = parseFloat(getComputedStyle(document.body).lineHeight);
+      const broken = [...root.querySelectorAll('tbody tr')].map((one) => [...one.querySelectorAll('th > a bdi, td bdi')].some((name) => name.offsetHeight > 1.5 * line));
+      const card = root.querySelector('.table-card');
+      const fits = card.scrollWidth <= card.clientWidth && document.documentElement.scrollWidth === 1400;
+      handle.leave();
+      window.fetch = before;
+      [root, ...sheets].forEach((one) => one.remove());
+      return [broken, fits];
+    }""".replace("ROW", _ROW)
+    page.set_viewport_size({"width": 1400, "height": 900})
+    try:
+        assert [[True] if is_long else [False, False], True] == page.evaluate(script, is_long)
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 720})
 
 
 def test_a_harvested_gpu_says_that_it_can_be_had(page: Page) -> None:
@@ -239,6 +282,57 @@ def test_a_user_without_a_name(page: Page) -> None:
       return root.textContent;
     })"""
     assert "no such user" in page.evaluate(script)
+
+
+def test_what_a_user_holds_is_told_from_what_they_harvest(page: Page) -> None:
+    """The number above is that of the table below it, and the harvest's processes have one of their own."""
+    script = """async ({fleet, gpus, update, process}) => {
+      const {mount} = await import('/pages/user.js');
+      update({node: 'n', gpus: gpus(['0', '1', '2']), values: {gpu_utilization_ratio: [1, 1, 1]},
+        details: {processes: [[process('ada')], [process('ada', {pid: 2, job: 'harvest:fold'})], [process('ada', {pid: 3, job: 'harvest:fold'})]]}});
+      const root = document.createElement('div');
+      document.body.append(root);
+      const app = {fleet, prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
+      const handle = mount(root, {parts: ['ada'], query: {}}, app);
+      await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+      const stats = [...root.querySelectorAll('.stats dd')].slice(0, 2).map((one) => one.textContent.replace(/\\s+/g, ' ').trim());
+      const tables = [...root.querySelectorAll('.jobs-now')].map((one) => one.querySelectorAll('tbody tr').length);
+      handle.leave();
+      root.remove();
+      return [stats, tables];
+    }"""
+    assert [["1 GPU", "2 GPUs not their own"], [1, 2]] == in_fleet(page, script)
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "is_shown"),
+    [(None, [0, 0.5, None], True), (None, [0, 0, None], False), (None, None, False), (1, None, True)],
+)
+def test_harvested_time_is_shown_where_there_is_any(
+    page: Page, state: int | None, values: list[float | None] | None, is_shown: bool
+) -> None:
+    """In the time that is looked at, also when no harvest watches the GPU now."""
+    script = """async ({fleet, gpus, update, given}) => {
+      const {mount} = await import('/pages/gpu.js');
+      update({node: 'n', gpus: gpus(['0']), values: given.state === null ? {} : {harvest_state: [given.state]}});
+      const series = given.values ? [{metric: 'harvested_seconds_total', node: 'n', subject: 'GPU-0', gpu: '0', values: given.values}] : [];
+      const answer = {from: 970, to: 1000, step: 10, times: [970, 980, 990], series, processes: [], events: [], findings: [], truncated: false};
+      const before = window.fetch;
+      let asked = 0;
+      window.fetch = async () => { asked += 1; return new Response(JSON.stringify(answer), {headers: {'content-type': 'application/json'}}); };
+      const root = document.createElement('div');
+      document.body.append(root);
+      const app = {fleet, prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
+      const handle = mount(root, {parts: ['n', '0'], query: {from: '970', to: '1000'}}, app);
+      const host = root.querySelector('[data-chart=harvested]');
+      while (host.dataset.state === 'loading' || !asked) await new Promise((resolve) => setTimeout(resolve));
+      const isShown = !host.hidden;
+      handle.leave();
+      window.fetch = before;
+      root.remove();
+      return isShown;
+    }"""
+    assert is_shown is in_fleet(page, script, {"state": state, "values": values})
 
 
 def test_a_gpu_that_a_node_does_not_have(page: Page) -> None:

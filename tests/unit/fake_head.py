@@ -287,6 +287,7 @@ class FakeHead:
         self._heard("usage", start=start, end=end, by=by, nodes=nodes, users=users)
         row = {
             **dict.fromkeys(("job", "program", "node", "pid", "start_time", "energy_joules")),
+            "harvested_energy_joules": None,
             "user": "=ada",
             "gpu_seconds": 60.0,
             "idle_seconds": 0.0,

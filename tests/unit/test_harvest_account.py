@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from gpulse.errors import DiskError, UsageError
+from gpulse.harvest import scribe
 from gpulse.harvest.account import NOBODY, Account, Me
-from gpulse.harvest.ledger import Ledger, read_kept
+from gpulse.harvest.ledger import Kept, Ledger, read_kept
 from gpulse.harvest.policy.state import State, begin
 from gpulse.harvest.policy.step import step
 from gpulse.harvest.policy.words import Event, Heard, Looked, Passed
@@ -38,7 +45,7 @@ SETTINGS = Settings("h.toml", {0: frozenset(), 1: frozenset()}, PROGRAMS, idle_s
 class Book:
     """A policy and its account; the wall clock shows WALL more than the other."""
 
-    def __init__(self, before: HarvestStatus | None = None, settings: Settings = SETTINGS) -> None:
+    def __init__(self, before: Kept = Kept(), settings: Settings = SETTINGS) -> None:  # noqa: B008
         self.account = Account(ME, GPUS, before, wall=WALL)
         self.state: State = begin(settings, WALL)
         self.now = 0.0
@@ -151,11 +158,24 @@ def test_what_is_kept_goes_on() -> None:
     before = worked().status()
     moved = before._replace(gpus=tuple(gpu._replace(index=7 + gpu.index) for gpu in before.gpus))
 
-    status = Book(moved).status()
+    status = Book(Kept(moved)).status()
 
     assert (21.0, WALL) == (status.harvested_seconds, status.since)
     assert [10.5, 10.5] == [gpu.harvested_seconds for gpu in status.gpus]
     assert before.preemptions == status.preemptions
+
+
+def test_what_the_configuration_no_longer_names_is_not_forgotten() -> None:
+    """A GPU and a program that come back go on where they were."""
+
+    book = worked()
+    narrow = SETTINGS._replace(gpus={0: frozenset()}, programs=(PROGRAMS[1],))
+    between = Book(Kept(book.status(), book.account.won()), settings=narrow)
+
+    status = Book(Kept(between.status(), between.account.won())).status()
+
+    assert [10.5, 10.5] == [gpu.harvested_seconds for gpu in status.gpus]
+    assert 21.0 == status.programs[0].harvested_seconds
 
 
 def test_many_preemptions() -> None:
@@ -192,12 +212,13 @@ def test_the_ledger(tmp_path: Path) -> None:
 
     roots = Roots(dev=str(tmp_path))
     (tmp_path / "shm").mkdir()
-    status = worked().status()
+    book = worked()
+    status = book.status()
     ledger = Ledger(str(tmp_path / "state"), roots, uid=1000)
-    ledger.keep(status, changed=True)
+    ledger.keep(status, book.account.won(), changed=True)
     with pytest.raises(UsageError, match=f"process {os.getpid()}"):
         Ledger(str(tmp_path / "state"), roots, uid=1000)
-    published = Path(status_path(roots, 1000))
+    published = Path(status_path(roots, 1000, ledger.mark))
     assert 0o644 == published.stat().st_mode & 0o777
     assert status == from_document(json.loads(published.read_text(encoding="utf-8")))
     mark = ledger.mark
@@ -207,7 +228,10 @@ def test_the_ledger(tmp_path: Path) -> None:
     assert status == read_kept(str(tmp_path / "state"))
     again = Ledger(str(tmp_path / "state"), roots, uid=1000)
     assert mark == again.mark
-    assert status == again.kept().status
+    assert (status, book.account.won()) == again.kept()[:2]
+    newer = status._replace(time=status.time + 5, harvested_seconds=99.0)
+    again.keep(newer, book.account.won(), changed=False)
+    assert newer == again.kept().status
     again.close()
 
 
@@ -219,9 +243,11 @@ def test_processes_before_a_restart_of_the_machine_are_nobodys(tmp_path: Path) -
     book.look(0.0)
     book.hear(started("pair.1"), 0.0)
     ledger = Ledger(str(tmp_path / "state"), roots, uid=1000)
-    ledger.keep(book.status(), changed=True)
-    assert (Process(10, 1), Process(11, 2)) == ledger.kept().processes
+    ledger.keep(book.status(), book.account.won(), changed=True)
     path = tmp_path / "state" / "ledger.json"
+    while not path.exists():  # a thread of its own writes it
+        time.sleep(0.001)
+    assert (Process(10, 1), Process(11, 2)) == ledger.kept().processes
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**document, "boot": "another"}), encoding="utf-8")
 
@@ -229,6 +255,59 @@ def test_processes_before_a_restart_of_the_machine_are_nobodys(tmp_path: Path) -
     path.write_text("{", encoding="utf-8")
     assert ledger.kept().status is None
     ledger.close()
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What everybody is told goes on, and of what waited only the newest is written."""
+
+    (tmp_path / "shm").mkdir()
+    roots = Roots(dev=str(tmp_path))
+    book = worked()
+    ledger = Ledger(str(tmp_path / "state"), roots, uid=1000)
+    hung, written = threading.Event(), []
+    real = scribe.replace
+
+    def slow(path: str, data: bytes, mode: int) -> None:
+        hung.wait(10)
+        written.append(json.loads(data)["status"]["time"])
+        real(path, data, mode)
+
+    monkeypatch.setattr(scribe, "replace", slow)
+    for number in range(5):
+        ledger.keep(book.status()._replace(time=float(number)), book.account.won(), changed=True)
+    (published,) = (tmp_path / "shm").glob("*.json")
+    assert 4.0 == json.loads(published.read_text(encoding="utf-8"))["time"]
+    hung.set()
+    ledger.close()
+
+    assert 4.0 == written[-1]
+    assert len(written) <= 2
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    """And nothing else: no temporary file, no descriptor."""
+
+    path = tmp_path / "file"
+    scribe.replace(str(path), b"old", 0o600)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="File too large"), _small_files():
+        scribe.replace(str(path), b"x" * 100_000, 0o600)
+
+    assert b"old" == path.read_bytes()
+    assert ["file"] == [entry.name for entry in tmp_path.iterdir()]
+    assert len(before) == len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def _small_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:

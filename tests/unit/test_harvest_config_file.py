@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulse.cli.shell import complain
 from gpulse.harvest.config import gpu_mon, template, toml
 from gpulse.harvest.settings import ConfigError
 from tests.unit.harvest_config_lab import GPUS, INI, TOML, Lab
@@ -193,11 +194,11 @@ def test_every_key_of_the_template_can_be_used(lab: Lab) -> None:
 
 def test_the_template_of_gpu_mons_form_loads(lab: Lab) -> None:
     """With the lines that are commented out too."""
-    text = template("ini", GPUS)
+    text = template("ini", GPUS, "ada")
 
     assert lab.ini(text).programs[0].whole
     used = lab.ini(re.sub(r"^;(?=[a-z])", "", text, flags=re.MULTILINE))
-    assert ("/dev/null", frozenset({"user1", "user2"})) == (used.programs[0].log, used.people.whitelist)
+    assert ("/dev/null", frozenset({"ada"})) == (used.programs[0].log, used.people.whitelist)
     keys = (*gpu_mon.DEFAULTS_KEYS, *gpu_mon.GPU_KEYS, *gpu_mon.PROCESS_KEYS, *gpu_mon.TTY_KEYS)
     assert all(re.search(rf"^;?{key}=", text, re.MULTILINE) for key in keys)
 
@@ -211,6 +212,28 @@ def test_a_template_cannot_be_broken_by_the_name_of_a_gpu(lab: Lab, kind: str) -
 
     assert "0 x?[evil]?{y}" in text
     assert lab.load(f"x.{kind}", text, count=1)
+
+
+def test_the_document_shows_a_real_refusal(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file that it shows is refused in the very words that it shows."""
+    shown = re.search(
+        r"^\$ cat harvest.toml\n(.*?)^\$ gpulse.*?\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert shown is not None
+    with pytest.raises(ConfigError) as caught:
+        lab.toml(shown[1])
+    complain("gpulse", caught.value.message, caught.value.hint)
+
+    assert shown[2].replace("/home/ada", str(lab.directory)) == capsys.readouterr().err
+
+
+def test_a_user_without_a_name_is_a_number_in_quotes(lab: Lab) -> None:
+    """As the document says."""
+
+    assert {"4711"} == lab.toml(f'[idle]\nignore_users = ["4711"]\n{TOML}').ignore_users
+    assert lab.refused("harvest.toml", f"[idle]\nignore_users = [4711]\n{TOML}").startswith(
+        "2: ignore_users: "
+    )
 
 
 def test_the_document_names_every_key(lab: Lab) -> None:

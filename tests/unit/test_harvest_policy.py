@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpulse.harvest.policy.state import State, begin
-from gpulse.harvest.policy.step import next_time, step
+from gpulse.harvest.policy.step import next_time, step, wants_look
 from gpulse.harvest.policy.words import (
     Changed,
     Closed,
@@ -28,6 +28,7 @@ from gpulse.harvest.sight.seen import Holder, Presence, Sighting, Use
 
 ME = Process(1, 1)
 FREE = Use()
+BOTH_FREE = Sighting({0: FREE, 1: FREE})
 NVIDIA_SMI = Holder(70, 7, ("nvidia-smi",), "bob", working=False, files=frozenset({3}))
 TRAINING = Holder(71, 8, ("python3", "train.py"), "alice", working=True, files=frozenset({4}))
 EXPORTER = Holder(72, 9, ("exporter",), "root", working=False, files=frozenset({5}))
@@ -50,11 +51,18 @@ class Story:
     def __init__(self, wanted: Settings) -> None:
         self.state: State = begin(wanted)
         self.now = 1000.0
+        self.seen = Sighting({})
 
     def tell(self, event: Event) -> list[Instruction]:
-        """Any event."""
+        """Any event, and another look at the same when something could be started then."""
         self.now = event.now
+        if isinstance(event, Looked):
+            self.seen = event.sighting
         self.state, instructions = step(self.state, event)
+        if wants_look(self.state, self.now):
+            self.state, more = step(self.state, Looked(self.now, self.seen))
+            assert not wants_look(self.state, self.now)
+            return [*instructions, *more]
         return instructions
 
     def see(
@@ -443,13 +451,12 @@ def test_a_change_of_the_configuration() -> None:
     assert ["kept", "changed"] == started(story.see())
     after = before._replace(command=("changed", "--faster"))
 
-    orders = story.tell(Changed(story.now, settings(kept, after)))
+    orders = story.tell(Changed(story.now, settings(kept, after), BOTH_FREE))
 
     (order,) = orders
     assert isinstance(order, Signal)
     assert ("changed.2", "changed") == (order.run, order.reason.kind)
-    assert [] == story.hear(Gone("changed.2"))
-    (again,) = story.see()
+    (again,) = story.hear(Gone("changed.2"))
     assert isinstance(again, Start)
     assert after == again.program
 
@@ -460,9 +467,46 @@ def test_a_gpu_that_is_no_longer_watched_is_given_back() -> None:
     story = Story(settings(program("one", 1)))
     story.see()
 
-    orders = story.tell(Changed(story.now, settings(program("zero", 0), gpus=1)))
+    orders = story.tell(Changed(story.now, settings(program("zero", 0), gpus=1), BOTH_FREE))
     assert ["one.1"] == [order.run for order in orders if isinstance(order, Signal)]
-    assert ["zero"] == started(story.see())
+    assert ["zero"] == started(orders)
+
+
+def test_a_change_that_looks_more_often_stops_nothing() -> None:
+    """Nor does one that begins to watch people, when nobody is there: it comes with a look."""
+
+    story = Story(settings(interval_seconds=60))
+    story.see()
+    story.wait(50)
+    watched = settings(interval_seconds=1, people=People(enabled=True))
+
+    assert [] == story.tell(Changed(story.now, watched, BOTH_FREE._replace(people=())))
+
+
+def test_nothing_is_started_on_what_was_seen_before() -> None:
+    """When time alone is up, somebody looks first."""
+
+    story = Story(settings(idle_seconds=30, interval_seconds=600))
+    story.see()
+    story.state, orders = step(story.state, Passed(story.now + 30, 0.0))
+
+    assert [] == orders
+    assert wants_look(story.state, story.now + 30)
+    assert [] == step(story.state, Looked(story.now + 30, Sighting({0: Use((TRAINING,))})))[1]
+    assert ["fold"] == started(step(story.state, Looked(story.now + 30, BOTH_FREE))[1])
+
+
+def test_a_program_for_all_that_has_nothing_to_do_lets_the_others_work() -> None:
+    """One that ends well, but at once, does not drive the others away again and again."""
+
+    whole = program("all", 0, 1, whole=True, longest_backoff_seconds=100)
+    story = Story(settings(program("single", 0), whole, interval_seconds=100))
+    assert ["all"] == started(story.see())
+    story.hear(Exited(story.run(), 0))
+    assert ["single"] == started(story.hear(Gone(story.run())))
+
+    assert [] == story.see(after=50)
+    assert ["displaced"] == [order.reason.kind for order in story.see(after=51) if isinstance(order, Signal)]
 
 
 def test_the_end() -> None:

@@ -135,10 +135,12 @@ def test_texts_are_made_harmless() -> None:
     [
         ("fold", "harvest:fold"),
         ("fold-0.5_b", "harvest:fold-0.5_b"),
-        ("my fold; rm -rf", "harvest:my_fold_rm_-rf"),
-        ("\x1b[31m", "harvest:31m"),
-        ("é" * 3, "harvest:unnamed"),
-        ("x" * 500, f"harvest:{'x' * 64}"),
+        ("my fold; rm", "harvest:my%20fold%3B%20rm"),
+        ("\x1b[31m", "harvest:%1B%5B31m"),
+        ("é", "harvest:%C3%A9"),
+        ("\ud800", "harvest:%3F"),
+        ("", "harvest:unnamed"),
+        ("x" * 64, f"harvest:{'x' * 64}"),
     ],
 )
 def test_a_program_names_a_job(program: str, job: str) -> None:
@@ -146,6 +148,27 @@ def test_a_program_names_a_job(program: str, job: str) -> None:
 
     assert job == job_of(program)
     assert is_harvested(job)
+
+
+def test_programs_are_never_one_job() -> None:
+    """Not those that differ in a blank, in another alphabet, or at the end of a long name; and none is too long."""
+    long = "x" * 64
+    names = [
+        "fold it",
+        "fold_it",
+        "fold%20it",
+        "折る",
+        "畳む",
+        "é" * 40,
+        "é" * 41,
+        long,
+        f"{long}a",
+        f"{long}b",
+    ]
+
+    jobs = {job_of(name) for name in names}
+
+    assert (len(names), True) == (len(jobs), all(len(job) <= 8 + 64 and job.isascii() for job in jobs))
 
 
 def test_other_jobs_are_not_harvested() -> None:

@@ -45,6 +45,7 @@ async def test_one_process_alone(lab: Lab) -> None:
         "utilization_mean": 0.5,
         "memory_bytes_max": 5 << 30,
         "energy_joules": 9000.0,
+        "harvested_energy_joules": None,
         "gpus": 1,
         "nodes": ["n1"],
         "processes": 1,
@@ -118,14 +119,16 @@ async def test_a_job_over_two_nodes(lab: Lab) -> None:
 
 
 async def test_harvested_time_is_nobodys_own(lab: Lab) -> None:
-    """It has a column of its own, and charges nobody with idleness, energy or GPUs they did not ask for."""
+    """It has columns of its own, and charges nobody with idleness, energy or GPUs they did not ask for."""
     lab.fill(MINUTE, Held(7), Held(8, ("1",), job="harvest:fold"))
     lab.fill(MINUTE, Held(9, ("0", "1"), user="bob", job="harvest:fold"), node=2)
     answer = await lab.usage(start=0, end=60)
-    told = ("user", "gpu_seconds", "idle_seconds", "harvested_seconds", "energy_joules", "gpus", "processes")
-    assert [("ada", 60.0, 0.0, 60.0, 6000.0, 1, 1), ("bob", 0.0, None, 120.0, 12000.0, 2, 1)] == [
-        tuple(row[name] for name in told) for row in answer["rows"]
-    ]
+    energies = ("energy_joules", "harvested_energy_joules")
+    told = ("user", "gpu_seconds", "idle_seconds", "harvested_seconds", "gpus", "processes", *energies)
+    assert [
+        ("ada", 60.0, 0.0, 60.0, 1, 1, 6000.0, 6000.0),
+        ("bob", 0.0, None, 120.0, 2, 1, None, 12000.0),
+    ] == [tuple(row[name] for name in told) for row in answer["rows"]]
     assert (60.0, 0.0, 180.0) == tuple(answer[name] for name in told[1:4])
     jobs = await lab.usage(start=0, end=60, by="job")
     assert [
@@ -135,6 +138,9 @@ async def test_harvested_time_is_nobodys_own(lab: Lab) -> None:
     ] == [
         tuple(row[name] for name in ("job", "user", "gpu_seconds", "harvested_seconds"))
         for row in jobs["rows"]
+    ]
+    assert [[6000.0, 18000.0], [6000.0, 18000.0]] == [
+        [sum(row[name] or 0.0 for row in one["rows"]) for name in energies] for one in (answer, jobs)
     ]
 
 

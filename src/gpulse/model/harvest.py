@@ -20,7 +20,8 @@ STATE_CODES: dict[GpuState, int] = {"people": 0, "waiting": 1, "harvested": 2, "
 
 _JOB = "harvest:"
 _LONGEST_NAME = 64
-_UNNAMABLE = re.compile(r"[^A-Za-z0-9._-]+")
+_UNNAMABLE = re.compile(r"[^A-Za-z0-9._-]")
+_DIGEST_BYTES = 4
 _MOST = 10_000
 _LONGEST = 4096
 
@@ -119,9 +120,26 @@ class HarvestStatus(NamedTuple):
 
 
 def job_of(program: str) -> str:
-    """How a process of this program names its job, such as `harvest:fold`."""
-    name = _UNNAMABLE.sub("_", program[:_LONGEST]).strip("_")[:_LONGEST_NAME]
+    """How a process of this program names its job, such as `harvest:fold`.
+
+    Other characters than plain letters, digits, dots and dashes are written as addresses write them (`fold%20it`), and a
+    name that is too long ends in a digest of all of it: two programs are never one job.
+    """
+    name = _UNNAMABLE.sub(lambda found: _escaped(found[0]), program[:_LONGEST_NAME])
+    if len(name) > _LONGEST_NAME or len(program) > _LONGEST_NAME:
+        digest = _digest(program)
+        name = f"{name[: _LONGEST_NAME - len(digest) - 1]}~{digest}"
     return f"{_JOB}{name or 'unnamed'}"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
+
+
+def _digest(program: str) -> str:
+    from hashlib import blake2s  # noqa: PLC0415  hardly any name is so long
+
+    return blake2s(program.encode("utf-8", "replace"), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def is_harvested(job: str | None) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpulse.model.frame import GpuReading
@@ -18,23 +19,28 @@ from gpulse.model.harvest import (
     from_document,
 )
 from gpulse.model.metric import Values
-from gpulse.sources.procfs import Roots, due, list_names, read_record
-from gpulse.sources.procpid import PidStat, parse_pid_stat
+from gpulse.sources.procfs import Roots, due, list_names, read_record, try_read
+from gpulse.sources.procpid import PidStat, parse_pid_stat, parse_pid_status
 
-_NAME = re.compile(r"gpulse-harvest-(0|[1-9]\d{0,9})\.json", re.ASCII)
+_NAME = re.compile(r"gpulse-harvest-(0|[1-9]\d{0,9})(?:-[0-9a-f]{8})?\.json", re.ASCII)
 _LARGEST_BYTES = 1 << 20
+_MOST_FILES = 16
+"""Of one user: nobody can keep the reader busy by publishing without end."""
 _PERIOD_SECONDS = 1.0
 _RACY_SECONDS = 2.0
 """A directory that changed so short a time ago may change again without a new time of its own."""
 _MISSED_INTERVALS, _SLACK_SECONDS = 3, 5.0
 _DEEPEST = 64
+_AT_WORK: tuple[GpuState, ...] = ("harvested", "stopping")
+_DEAD = frozenset("ZXx")
+_ROOT = 0
 _MOST_TELLING: tuple[GpuState, ...] = ("harvested", "stopping", "people", "waiting", "unknown")
 """What one harvest runs on a GPU is somebody else's use to the others that watch it."""
 
 
-def status_path(roots: Roots, uid: int) -> str:
-    """Where the harvest of a user says what it does."""
-    return f"{roots.dev}/shm/gpulse-harvest-{uid}.json"
+def status_path(roots: Roots, uid: int, mark: str) -> str:
+    """Where a harvest of a user says what it does; the mark tells it from the user's others."""
+    return f"{roots.dev}/shm/gpulse-harvest-{uid}-{mark[:8]}.json"
 
 
 class Harvests(NamedTuple):
@@ -47,11 +53,21 @@ class Harvests(NamedTuple):
     """By process, the user whose harvest it is and the program's name."""
 
 
+class _Seen(NamedTuple):
+    """What tells a file from the one that comes after it."""
+
+    changed: int
+    inode: int
+    size: int
+    mode: int
+    moved: int
+
+
 class _File:
     """One published status, as it was when it was read last."""
 
     def __init__(self) -> None:
-        self.seen: tuple[int, ...] = ()
+        self.seen: _Seen | None = None
         self.status: HarvestStatus | None = None
 
 
@@ -71,9 +87,8 @@ class HarvestReader:
         if due(now, self._read_at, _PERIOD_SECONDS):
             self._read_at = now
             self._list(now)
-            told = (self._told(name, file) for name, file in sorted(self._files.items()))
-            living = [status for status in told if status and self._is_alive(status, now)]
-            self._found = together(living) if living else Harvests()
+            living = [status for status in self._told() if self._is_alive(status, now)]
+            self._found = together([proven(status, self._roots) for status in living])
         return self._found
 
     def _list(self, now: float) -> None:
@@ -91,29 +106,87 @@ class HarvestReader:
         names = filter(_NAME.fullmatch, list_names(self._folder))
         self._files = {name: self._files.get(name) or _File() for name in names}
 
-    def _told(self, name: str, file: _File) -> HarvestStatus | None:
-        """What a file says, taken apart again only when it is another one."""
+    def _told(self) -> Iterator[HarvestStatus]:
+        """What the files say, root's first, of each user the newest."""
+        found = sorted((seen for seen in map(self._seen, self._files) if seen), key=_by_user_and_age)
+        read: Counter[int] = Counter()
+        for name, uid, seen in found:
+            read[uid] += 1
+            file = self._files[name]
+            if read[uid] > _MOST_FILES:
+                continue
+            if seen != file.seen:
+                file.seen = seen
+                file.status = _published(f"{self._folder}/{name}", uid)
+            if file.status is not None:
+                yield file.status
+
+    def _seen(self, name: str) -> tuple[str, int, _Seen] | None:
+        """A file's name, its user and what tells it from the next one; None for what is not that user's."""
         match = _NAME.fullmatch(name)
         try:
             found = os.stat(f"{self._folder}/{name}", follow_symlinks=False)
         except OSError:
             return None
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_uid, found.st_mode)
-        if match is not None and seen != file.seen:
-            file.seen = seen
-            file.status = _published(f"{self._folder}/{name}", int(match[1]))
-        return file.status
+        if match is None or found.st_uid != int(match[1]):
+            return None
+        return (
+            name,
+            found.st_uid,
+            _Seen(found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode, found.st_ctime_ns),
+        )
 
     def _is_alive(self, status: HarvestStatus, now: float) -> bool:
         late = _MISSED_INTERVALS * status.interval_seconds + _SLACK_SECONDS
         if not -late <= now - status.time <= late:
             return False
-        found = _stat(self._roots, status.pid)
-        return found is not None and found.start_ticks == status.pid_start_ticks
+        return _is_theirs(HarvestProcess(status.pid, status.pid_start_ticks), status.uid, self._roots)
+
+
+def _by_user_and_age(found: tuple[str, int, _Seen]) -> tuple[int, int, str]:
+    name, uid, seen = found
+    return uid, -seen.changed, name
+
+
+def proven(status: HarvestStatus, roots: Roots) -> HarvestStatus:
+    """A status without what only its word stands for.
+
+    A run's processes are those that live and are of the user whose harvest it is, and a GPU is at work with such a run
+    alone: nobody's own work becomes harvested by being called so. Root's harvest runs programs as anybody, and is believed.
+    """
+    if status.uid == _ROOT:
+        return status
+    runs = tuple(
+        run._replace(
+            keeper=_if_theirs(run.keeper, status.uid, roots),
+            process=_if_theirs(run.process, status.uid, roots),
+        )
+        for run in status.runs
+    )
+    at_work = {index for run in runs if run.keeper or run.process for index in run.gpus}
+    return status._replace(runs=runs, gpus=tuple(_as_far_as(gpu, at_work) for gpu in status.gpus))
+
+
+def _as_far_as(gpu: HarvestGpu, at_work: Collection[int]) -> HarvestGpu:
+    if gpu.index in at_work:
+        return gpu
+    return gpu._replace(state="unknown" if gpu.state in _AT_WORK else gpu.state, program=None)
+
+
+def _if_theirs(process: HarvestProcess | None, uid: int, roots: Roots) -> HarvestProcess | None:
+    return process if process is not None and _is_theirs(process, uid, roots) else None
+
+
+def _is_theirs(process: HarvestProcess, uid: int, roots: Roots) -> bool:
+    """True when a process lives and its user is that one; root's harvest may name anybody's."""
+    found = _stat(roots, process.pid)
+    if found is None or found.start_ticks != process.start_ticks or found.state in _DEAD:
+        return False
+    return uid == _ROOT or uid == parse_pid_status(try_read(f"{roots.proc}/{process.pid}/status") or b"").uid
 
 
 def together(statuses: Sequence[HarvestStatus]) -> Harvests:
-    """What harvests say about the same machine."""
+    """What harvests say about the same machine; of a process what the first of them says."""
     told: dict[str, list[HarvestGpu]] = {}
     programs: dict[HarvestProcess, tuple[int, str]] = {}
     for status in statuses:
@@ -124,7 +197,7 @@ def together(statuses: Sequence[HarvestStatus]) -> Harvests:
         for run in status.runs:
             for process in (run.keeper, run.process):
                 if process is not None:
-                    programs[process] = status.uid, run.program
+                    programs.setdefault(process, (status.uid, run.program))
     return Harvests(tuple(statuses), {uuid: _values(gpus) for uuid, gpus in told.items()}, programs)
 
 
@@ -148,8 +221,8 @@ def program_of(pid: int, uid: int | None, harvests: Harvests, roots: Roots) -> s
         if found is None:
             break
         told = harvests.programs.get(HarvestProcess(pid, found.start_ticks))
-        if told is not None:
-            return told[1] if told[0] in (0, uid) else None
+        if told is not None and told[0] in (_ROOT, uid):
+            return told[1]
         pid = found.parent_pid
     return None
 

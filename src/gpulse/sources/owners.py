@@ -6,6 +6,8 @@ import pwd
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from math import inf
+from time import monotonic
 
 from gpulse.model.harvest import job_of
 from gpulse.model.process import Owner
@@ -18,15 +20,29 @@ _CONTAINER = re.compile(r"(?<!conmon-)(?<![0-9a-f])([0-9a-f]{64})(?=/|\.scope|$)
 _LXC = re.compile(r"/lxc(?:\.payload\.|\.payload/|/)([^/]+)")
 _POD = re.compile(r"(?:/|-)pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?=/|\.slice|$)")
 _SHORT = 12
+_MOST_NAMES = 4096
+_RETRY_SECONDS = 30.0
+_nameless: dict[int, float] = {}
+"""When a user was last found to have no name: the directory that knows it may have been away."""
 
 
-def find_owner(uid: int | None, cgroups: Iterable[str], environ: bytes | None = None) -> Owner:
-    """The owner, from the process's user, the paths of its control groups and its environment."""
+def find_owner(
+    uid: int | None, cgroups: Iterable[str], environ: bytes | None = None, program: str | None = None
+) -> Owner:
+    """The owner, from the process's user, the paths of its control groups and its environment.
+
+    Args:
+        uid: The process's user.
+        cgroups: The paths of its control groups.
+        environ: Its environment, in which it may write what it likes and inherits what others wrote.
+        program: The program of a harvest that it is proven to belong to.
+    """
     paths = list(dict.fromkeys(cgroups))
+    harvested = None if program is None else job_of(program)
     return Owner(
         user=user_name(uid),
         uid=uid,
-        job=slurm_job(paths) or slurm_job_of_environ(environ) or harvest_job_of_environ(environ),
+        job=slurm_job(paths) or harvested or slurm_job_of_environ(environ),
         container=container(paths),
         pod=pod(paths),
     )
@@ -50,15 +66,6 @@ def slurm_job_of_environ(environ: bytes | None) -> str | None:
     return None
 
 
-def harvest_job_of_environ(environ: bytes | None) -> str | None:
-    """The program of a harvest that a process's environment names, such as `harvest:fold`."""
-    for entry in (environ or b"").split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name == b"GPULSE_HARVEST_PROGRAM" and value:
-            return job_of(value.decode("utf-8", "replace"))
-    return None
-
-
 def container(paths: Iterable[str]) -> str | None:
     """The innermost container: its id shortened as `docker ps` does, or the name that LXC gave it."""
     for path in paths:
@@ -79,12 +86,20 @@ def pod(paths: Iterable[str]) -> str | None:
 
 def user_name(uid: int | None) -> str | None:
     """The user's name, the number as text when nobody has it."""
-    return None if uid is None else _look_up(uid)
-
-
-@lru_cache(maxsize=4096)
-def _look_up(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
+    if uid is None:
+        return None
+    clock = monotonic()
+    if clock - _nameless.get(uid, -inf) < _RETRY_SECONDS:
         return str(uid)
+    try:
+        return _look_up(uid)
+    except (KeyError, OverflowError):
+        if len(_nameless) >= _MOST_NAMES:
+            _nameless.clear()
+        _nameless[uid] = clock
+        return str(uid)
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def _look_up(uid: int) -> str:
+    return pwd.getpwuid(uid).pw_name

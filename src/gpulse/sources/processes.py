@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterator
 
 from gpulse.model.frame import CgroupReading
-from gpulse.model.harvest import job_of
 from gpulse.model.health import Health
 from gpulse.model.metric import Values
 from gpulse.model.process import Owner, ProcessIdentity, ProcessReading, Thread
@@ -128,7 +127,7 @@ class ProcessReader:
         self, now: float, pids: Collection[int], harvests: Harvests | None = None
     ) -> tuple[tuple[ProcessReading, ...], tuple[CgroupReading, ...], list[Health]]:
         """The processes with these pids, then their descendants; `now` is in epoch seconds."""
-        self._harvests = harvests or Harvests()
+        self._hear(harvests or Harvests())
         if due(now, self._machine_at, _REFRESH_SECONDS):
             self._look_at_machine(now)
         readings: list[ProcessReading] = []
@@ -151,6 +150,13 @@ class ProcessReader:
             del self._known[pid]
         self._gone.intersection_update(pids)
         return tuple(readings), self._read_cgroups(readings, now), health
+
+    def _hear(self, harvests: Harvests) -> None:
+        """Take in what harvests say; whose process is theirs is looked up again when they have started one."""
+        if harvests.programs.keys() - self._harvests.programs.keys():
+            for known in self._known.values():
+                known.period = 0.0
+        self._harvests = harvests
 
     def _look_at_machine(self, now: float) -> None:
         proc = self._roots.proc
@@ -249,12 +255,9 @@ class ProcessReader:
         self._family.note(pid, stat.parent_pid)
 
     def _owner(self, pid: int, uid: int | None, groups: Paths, environ: bytes) -> Owner:
-        owner = find_owner(uid, groups.values(), environ)
-        if owner.job is None and self._harvests.programs:
-            # Another user's environment cannot be read, and a program may have emptied its own.
-            program = program_of(pid, uid, self._harvests, self._roots)
-            owner = owner if program is None else owner._replace(job=job_of(program))
-        return owner
+        told = self._harvests
+        program = program_of(pid, uid, told, self._roots) if told.programs else None
+        return find_owner(uid, groups.values(), environ, program)
 
     def _start_time(self, stat: PidStat) -> float | None:
         return (

@@ -173,6 +173,7 @@ USAGE = record(
             utilization_mean=or_null(NUMBER),
             memory_bytes_max=or_null(NUMBER),
             energy_joules=or_null(NUMBER),
+            harvested_energy_joules=or_null(NUMBER),
             gpus=WHOLE,
             nodes=several(TEXT),
             processes=WHOLE,

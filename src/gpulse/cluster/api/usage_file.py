@@ -24,6 +24,7 @@ COLUMNS = (
     "utilization_mean",
     "memory_bytes_max",
     "energy_joules",
+    "harvested_energy_joules",
     "gpus",
     "nodes",
     "processes",

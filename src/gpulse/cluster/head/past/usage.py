@@ -71,7 +71,7 @@ class Row:
 
     @property
     def shown(self) -> Tally:
-        """What the figures of the row are about: who has time of their own is not charged with a harvest's."""
+        """What the figures that cannot be added up are about: who has time of their own is not judged by a harvest's."""
         return self.own if self.own.processes else self.harvested
 
     def document(self, by: Grouping, names: Mapping[int, str]) -> Document:
@@ -90,13 +90,18 @@ class Row:
             "harvested_seconds": round(self.harvested.seconds, 3),
             "utilization_mean": round(shown.busy / shown.known, 6) if shown.known else None,
             "memory_bytes_max": None if shown.memory is None else int(shown.memory),
-            "energy_joules": None if shown.energy is None else round(shown.energy, 3),
+            "energy_joules": _rounded(own.energy),
+            "harvested_energy_joules": _rounded(self.harvested.energy),
             "gpus": len(shown.gpus),
             "nodes": sorted({names[node] for node, _ in shown.gpus}),
             "processes": len(shown.processes),
             "first": shown.first if math.isfinite(shown.first) else None,
             "last": shown.last if math.isfinite(shown.last) else None,
         }
+
+
+def _rounded(joules: float | None) -> float | None:
+    return None if joules is None else round(joules, 3)
 
 
 def _largest(told: Mapping[str | None, float]) -> str | None:

@@ -62,13 +62,11 @@ const REST = [
     lines: [{ metric: "nvlink_rx_bytes_per_second", title: "received" }, { metric: "nvlink_tx_bytes_per_second", title: "sent" }],
   },
 ];
-/** Only where something harvests. */
-const HARVEST = [
-  {
-    id: "harvested", title: "Harvested", unit: "ratio", top: 1, fill: true, hint: "Share of time in which a program of a harvest had the GPU",
-    why: "no harvest watched this GPU", lines: [{ metric: "harvested_seconds_total", title: "harvested" }],
-  },
-];
+/** Only where something harvests, or did in the time that is shown. */
+const HARVEST = {
+  id: "harvested", title: "Harvested", unit: "ratio", top: 1, fill: true, hint: "Share of time in which a program of a harvest had the GPU",
+  why: "no harvest watched this GPU", lines: [{ metric: "harvested_seconds_total", title: "harvested" }],
+};
 const MOST_NOW = 4;
 const LIVE = [
   "gpu_utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts", "temperature_celsius",
@@ -95,7 +93,7 @@ export function mount(root, route, app) {
   const [name = "", label = ""] = route.parts;
   const gpu = () => app.fleet.nodes.get(name)?.gpus.find((one) => one.label === label) ?? null;
   let levels = "";
-  let isHarvested = false;
+  let rest = null;
   const page = new HistoryPage(root, route, app, {
     nodes: () => [name],
     why,
@@ -105,18 +103,21 @@ export function mount(root, route, app) {
       const now = LEVELS.map((metric) => gpu()?.values[metric] ?? null).join();
       if (now !== levels) own.board.groups.forEach((group) => own.board.redraw(group));
       levels = now;
-      if (!isHarvested && format.known(gpu()?.values.harvest_state)) {
-        isHarvested = true;
-        own.board.add(own.grid, { ...words, metrics: metricsOf(HARVEST), specs: HARVEST });
-        own.board.load();
-      }
+      showHarvest(rest, gpu());
     },
   });
   const words = { scope: "gpu", gpus: [`${name}:${label}`] };
   page.board.add(page.grid, { ...words, metrics: metricsOf(FIRST), spread: true, specs: withLevels(FIRST, gpu) });
   page.relane = () => page.timeline.show(lanes(page, name, label));
   page.start(name);
-  page.board.add(page.grid, { ...words, metrics: [...metricsOf(REST), ...XIDS], specs: withLevels(REST, gpu), answered: (answer) => page.takeXids(answer) });
+  rest = page.board.add(page.grid, {
+    ...words, metrics: [...metricsOf([...REST, HARVEST]), ...XIDS], specs: [...withLevels(REST, gpu), HARVEST],
+    answered: (answer) => {
+      page.takeXids(answer);
+      showHarvest({ ...rest, answer }, gpu());
+    },
+  });
+  showHarvest(rest, gpu());
   page.board.sides.push(
     async (signal) => {
       await page.askProcesses({ nodes: [name], gpus: words.gpus }, signal);
@@ -129,6 +130,14 @@ export function mount(root, route, app) {
   );
   page.relane();
   return page.handle({ nodes: [name], metrics: LIVE });
+}
+
+/** The chart of harvested time is there when something harvests now, or did in the time that is shown. */
+function showHarvest(group, gpu) {
+  const chart = group?.charts.find((one) => one.spec === HARVEST);
+  if (!chart) return;
+  const harvested = group.answer?.series.find((series) => series.metric === "harvested_seconds_total");
+  chart.host.hidden = !format.known(gpu?.values.harvest_state) && !harvested?.values.some((value) => value > 0);
 }
 
 function why(spec, titles) {

@@ -185,12 +185,12 @@ function usageStats(rows) {
   const harvested = sum(rows, "harvested_seconds");
   const all = held + harvested;
   const idle = sum(rows, "idle_seconds");
-  const energy = sum(rows, "energy_joules");
+  const energies = ["energy_joules", "harvested_energy_joules"].map((name) => sum(rows, name)).filter(format.known);
   const weighted = rows.map((row) => (format.known(row.utilization_mean) ? row.utilization_mean * (row.gpu_seconds + row.harvested_seconds) : null)).filter(format.known);
   return html`${harvested ? stat("Harvested", format.hours(harvested), "in this time") : html`${stat("GPU-hours", format.hours(held), "in this time")}
     ${stat("Idle but held", format.hours(idle), held ? format.percent(idle / held) : null)}`}
     ${stat("Utilization", weighted.length && all ? format.percent(weighted.reduce((a, b) => a + b, 0) / all) : "–", "mean")}
-    ${energy === null ? nothing : stat("Energy", format.joules(energy))}`;
+    ${energies.length ? stat("Energy", format.joules(energies.reduce((a, b) => a + b))) : nothing}`;
 }
 
 function below(page, job) {

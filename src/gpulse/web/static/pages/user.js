@@ -74,10 +74,13 @@ function lanes(page, user) {
 
 function draw(page, user) {
   const now = heldNow(page.app.fleet, user.name);
-  render(heading(page, user, now), page.head);
+  const own = now.filter((row) => !isHarvested(row.process));
+  const harvested = now.filter((row) => isHarvested(row.process));
+  render(heading(page, user, own, harvested), page.head);
   render(html`
-    <section class="card"><h2>Now</h2>${now.length ? processTable(now, `Processes of ${format.text(user.name)} that hold GPUs now`)
-      : html`<p class="muted">They hold no GPU now.</p>`}</section>
+    <section class="card"><h2>Now</h2>${own.length ? processTable(own, `Processes of ${format.text(user.name)} that hold GPUs now`)
+      : html`<p class="muted">They hold no GPU now.</p>`}
+      ${processTable(harvested, "Processes of their harvest, which gives way as soon as somebody uses the GPUs")}</section>
     ${jobsCard(page, user)}`, page.more);
 }
 
@@ -90,8 +93,13 @@ function heldNow(fleet, name) {
   return rows;
 }
 
-function heading(page, user, now) {
-  const held = new Set(now.filter((row) => !isHarvested(row.process)).map((row) => `${row.node}:${row.gpu}`)).size;
+/** On how many GPUs processes are, in words. */
+function gpusOf(processes) {
+  const count = new Set(processes.map((row) => `${row.node}:${row.gpu}`)).size;
+  return count === 1 ? "1 GPU" : `${count} GPUs`;
+}
+
+function heading(page, user, own, harvesting) {
   const rows = user.usage?.rows ?? [];
   const total = (key) => rows.reduce((sum, row) => sum + (row[key] ?? 0), 0);
   const [seconds, idle, harvested] = [total("gpu_seconds"), total("idle_seconds"), total("harvested_seconds")];
@@ -100,7 +108,8 @@ function heading(page, user, now) {
       <h1><bdi>${format.text(user.name)}</bdi></h1>
     </div>
     <dl class="stats">
-      ${stat("Holds now", held === 1 ? "1 GPU" : `${held} GPUs`)}
+      ${stat("Holds now", gpusOf(own))}
+      ${harvesting.length ? stat("Harvests now", gpusOf(harvesting), "not their own") : nothing}
       ${user.usage ? html`${stat("GPU-hours", format.hours(seconds), "in this time")}
         ${stat("Idle but held", format.hours(idle), seconds ? format.percent(idle / seconds) : null)}
         ${harvested ? stat("Harvested", format.hours(harvested), "not their own") : nothing}

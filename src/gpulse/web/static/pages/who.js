@@ -115,7 +115,7 @@ class WhoPage {
 
   view() {
     return html`<h1>Who used the GPUs</h1>
-      <p class="lead">A GPU is held while a process is on it, and idle when it did nothing meanwhile; when several hold it at once its time is divided among them, so that the rows add up.${this.hasHarvest() ? " What a harvest made of idle GPUs is nobody's own, and counted apart." : ""}</p>
+      <p class="lead">A GPU is held while a process is on it, and idle when it did nothing meanwhile; when several hold it at once its time is divided among them, so that the rows add up.${this.hasHarvest() ? " What a harvest's programs had is nobody's own, and counted apart, its energy too." : ""}</p>
       ${this.toolbar()} ${this.isOwn ? this.ownRange() : nothing}
       ${errorNote(this.error, this.error?.status === undefined ? null : () => this.ask())}
       ${this.isSlow ? html`<p class="computing" role="status"><progress aria-label="The head is adding up"></progress> The head is adding up…</p>` : nothing}
@@ -239,7 +239,7 @@ class WhoPage {
       <td class="proportions">${proportion(row.gpu_seconds - row.idle_seconds, row.idle_seconds, row.harvested_seconds, largest)}</td>
       <td data-label="Of all there was" class="num">${share(row.gpu_seconds, capacity)}</td>
       <td data-label="Held, idle" class="num">${gpuHours(row.idle_seconds)} <span class="muted">${row.gpu_seconds ? share(row.idle_seconds, row.gpu_seconds) : nothing}</span></td>
-      ${this.hasHarvest() ? html`<td data-label="Harvested" class="num">${gpuHours(row.harvested_seconds)}</td>` : nothing}
+      ${this.hasHarvest() ? harvestedCell(row.harvested_seconds, row.harvested_energy_joules) : nothing}
       <td data-label="Utilization" class="num">${format.percent(row.utilization_mean)}</td>
       <td data-label="Energy" class="num">${format.joules(row.energy_joules)}</td>
       <td data-label="GPUs" class="num" title=${(row.nodes ?? []).map(format.text).join(", ")}>${format.count(row.gpus)}</td>
@@ -249,15 +249,20 @@ class WhoPage {
   totals(rows) {
     const sum = (name) => rows.reduce((all, row) => all + (row[name] ?? 0), 0);
     const [held, idle] = [sum("gpu_seconds"), sum("idle_seconds")];
-    const energies = rows.filter((row) => row.energy_joules !== null && row.energy_joules !== undefined);
+    const energy = (name) => (rows.some((row) => format.known(row[name])) ? sum(name) : null);
     return html`<tfoot><tr>
       <th scope="row" data-label="">${rows.length === 1 ? "1 row" : `All ${rows.length}`}</th>${this.by === "job" ? html`<td></td>` : nothing}
       <td data-label="GPU-hours" class="num">${gpuHours(held)}</td><td class="proportions"></td>
       <td data-label="Of all there was" class="num">${share(held, this.usage.capacity_seconds)}</td>
       <td data-label="Held, idle" class="num">${gpuHours(idle)} <span class="muted">${share(idle, held)}</span></td>
-      ${this.hasHarvest() ? html`<td data-label="Harvested" class="num">${gpuHours(sum("harvested_seconds"))}</td>` : nothing}<td></td>
-      <td data-label="Energy" class="num">${energies.length ? format.joules(sum("energy_joules")) : "–"}</td><td></td><td></td></tr></tfoot>`;
+      ${this.hasHarvest() ? harvestedCell(sum("harvested_seconds"), energy("harvested_energy_joules")) : nothing}<td></td>
+      <td data-label="Energy" class="num">${format.joules(energy("energy_joules"))}</td><td></td><td></td></tr></tfoot>`;
   }
+}
+
+/** What harvests had, and what that took: neither is in the columns of what people had. */
+function harvestedCell(seconds, joules) {
+  return html`<td data-label="Harvested" class="num">${gpuHours(seconds)}${format.known(joules) ? html` <span class="muted origin">${format.joules(joules)}</span>` : nothing}</td>`;
 }
 
 function userLink(user) {
