@@ -121,6 +121,22 @@ class HarvestMachine:
         (harvest,) = json.loads(answer.stdout)["harvests"]
         return {"exit": answer.returncode, **harvest}
 
+    def looks(self) -> None:
+        """Wait until harvest has looked twice more: the first look may have begun before."""
+        begun = self.published()["time"]
+        until(lambda: self.published()["time"] > begun + 0.45, "two looks")
+
+    def keeper(self) -> int:
+        """The keeper of the only run, once that is told."""
+        keeper: dict[str, int] = until(lambda: self.published()["runs"][0]["keeper"], "a keeper")
+        return keeper["pid"]
+
+    def published(self) -> dict[str, Any]:
+        """What the only harvest tells everybody."""
+        (path,) = (self.dev / "shm").glob("*.json")
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
     @contextmanager
     def holding(self, number: int) -> Iterator[None]:
         """Somebody has a GPU open: this very process."""

@@ -74,6 +74,8 @@ def command(ctx: click.Context, /, **options: object) -> int:
     SIGHUP makes it read its configuration again; one that is wrong leaves the old in force.
     """  # noqa: D301  click needs the backspace itself
     if ctx.invoked_subcommand is not None:
+        group: click.Group = ctx.command  # type: ignore[assignment]
+        shell.refuse_stray_options(ctx, group.commands[ctx.invoked_subcommand], "gpulse harvest")
         return 0
     return start(**options)  # type: ignore[arg-type]
 
@@ -93,7 +95,7 @@ def start(
     directory = (state_dir or service.state_dir("harvest")).absolute()
     ready = service.into_background("harvest", directory, log_file) if background else service.Ready()
     signals = service.EndSignals()
-    service.start_logging()
+    service.start_logging(aside=True)
     try:
         from gpulse.cli.harvesting import Place, harvest  # noqa: PLC0415  after the fork
 
@@ -196,10 +198,11 @@ def init(*, file: Path | None, kind: Literal["toml", "ini"] | None, force: bool)
     gpulse harvest init -                  to standard output
     """  # noqa: D301  click needs the backspace itself
     from gpulse.harvest.config import template  # noqa: PLC0415  --help needs none of it
+    from gpulse.sources.owners import user_name  # noqa: PLC0415
 
     if kind is None:
         kind = "ini" if file is not None and file.suffix in (".conf", ".ini", ".cfg") else "toml"
-    text = template(kind, _gpus())
+    text = template(kind, _gpus(), user_name(os.getuid()) or "")
     if file is not None and str(file) == "-":
         shell.write(text.rstrip("\n"))
         return

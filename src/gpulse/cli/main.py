@@ -152,7 +152,8 @@ def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: 
     Rates (CPU, disks, network) are measured over half a second before they are shown.
     """  # noqa: D301  click needs the backspace itself
     if ctx.invoked_subcommand is not None:
-        _refuse_stray_options(ctx, ctx.invoked_subcommand)
+        verb = importlib.import_module(VERBS[ctx.invoked_subcommand].module).command
+        shell.refuse_stray_options(ctx, verb, "gpulse", ctx.invoked_subcommand)
         return
     from gpulse.cli.look import look, seconds_after  # noqa: PLC0415  verbs need none of it
     from gpulse.terminal.snapshot import Parts  # noqa: PLC0415
@@ -168,19 +169,3 @@ def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: 
         diagnosed=diagnosed,
         **options,
     )
-
-
-def _refuse_stray_options(ctx: click.Context, verb: str) -> None:
-    """An option before a verb would be ignored in silence: say where it belongs instead."""
-    known = importlib.import_module(VERBS[verb].module).command.params
-    flags_there = {flag for parameter in known for flag in parameter.opts}
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and parameter.name not in ("debug", "version"):
-            flag = max(parameter.opts, key=len)
-            raise click.UsageError(
-                f"{flag} stands before the command; write it after: gpulse {verb} {flag}"
-                if flag in flags_there
-                else f"{flag} goes with `gpulse` alone; `gpulse {verb}` has no such option"
-            )

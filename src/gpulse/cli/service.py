@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import queue
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
+_MOST_LINES = 1000
+_LAST_WORDS_SECONDS = 1.0
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
@@ -92,17 +96,50 @@ def default_token_file() -> Path:
     return config_dir() / "token"
 
 
-def start_logging() -> None:
-    """Say what happens on standard error, a line each."""
+def start_logging(*, aside: bool = False) -> None:
+    """Say what happens on standard error, a line each.
+
+    Args:
+        aside: On a thread of its own, for those who must not wait for whoever reads it.
+    """
     logging.basicConfig(
         level=logging.INFO,
-        stream=sys.stderr,
+        handlers=[Aside(sys.stderr.fileno()) if aside else logging.StreamHandler(sys.stderr)],
         format="%(asctime)s %(levelname).1s %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
         force=True,
     )
     for name in ("asyncio", "uvicorn"):  # a client that hangs up is nothing to tell
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class Aside(logging.Handler):
+    """Writes lines on a thread of its own; those that pile up are lost, and nobody waits, not even at the end."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: queue.Queue[bytes] = queue.Queue(_MOST_LINES)
+        self._thread = threading.Thread(target=self._work, name="gpulse-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(f"{self.format(record)}\n".encode(errors="replace"))
+
+    def close(self) -> None:
+        """Say what is left, if that does not take too long."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(b"")
+            self._thread.join(_LAST_WORDS_SECONDS)
+        super().close()
+
+    def _work(self) -> None:
+        while line := self._lines.get():
+            with suppress(OSError):
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
 
 
 def background_options(command: Command) -> Command:

@@ -123,6 +123,34 @@ def _reported(name: str, error: Exception) -> int | None:
     return None if code == GpulseError.exit_code else code
 
 
+def refuse_stray_options(
+    ctx: click.Context, command: click.Command, before: str, name: str | None = None
+) -> None:
+    """An option before a command would be ignored in silence: say where it belongs instead.
+
+    Args:
+        ctx: Of the group, with what was given to it.
+        command: The command that comes after.
+        before: What comes before it, such as `gpulse`.
+        name: The command's, if it is called otherwise than by its own.
+
+    Raises:
+        click.UsageError: There was one.
+    """
+    name = name or command.name
+    flags_there = {flag for parameter in command.params for flag in parameter.opts}
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and parameter.name not in ("debug", "version"):
+            flag = max(parameter.opts, key=len)
+            raise click.UsageError(
+                f"{flag} stands before the command; write it after: {before} {name} {flag}"
+                if flag in flags_there
+                else f"{flag} goes with `{before}` alone; `{before} {name}` has no such option"
+            )
+
+
 def complain(name: str, message: str, hint: str | None = None) -> None:
     """Say on standard error what went wrong and what to try."""
     remark(f"{name}: {message}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from gpulse.harvest.ledger import Kept, Won
 from gpulse.harvest.policy.state import RunState, State
 from gpulse.harvest.policy.words import Instruction, Kill, Reason, Signal
 from gpulse.harvest.running.told import Failed, Gone, Process, Started, Told
@@ -44,29 +45,39 @@ class _Won:
 class Account:
     """Adds up GPU time and remembers who came; times are told on both clocks."""
 
-    def __init__(self, me: Me, gpus: Sequence[Gpu], before: HarvestStatus | None, *, wall: float) -> None:
+    def __init__(self, me: Me, gpus: Sequence[Gpu], before: Kept, *, wall: float) -> None:
         self._me = me
         self._gpus = {gpu.index: gpu for gpu in gpus}
-        self._since = wall if before is None else before.since
-        self._won = {gpu.index: _Won() for gpu in gpus}
-        self._total = 0.0 if before is None else before.harvested_seconds
-        self._by_program: dict[str, float] = {}
+        self._by_uuid = {uuid: _Won(*won) for uuid, won in before.won.gpus.items()}
+        self._by_program = dict(before.won.programs)
+        self._since = wall
+        self._total = 0.0
         self._preemptions: list[Preemption] = []
-        self._open: dict[str, int] = {}
-        """By run, how many preemptions from the end its own is."""
+        self._open: dict[str, Preemption] = {}
+        """By run, those that are not over; they are in the list too."""
         self._processes: dict[str, tuple[Process, Process]] = {}
         self._states: dict[int, tuple[GpuState, str | None, float]] = {}
         self._accrued_at: float | None = None
-        if before is not None:
-            self._go_on(before)
+        if before.status is not None:
+            self._go_on(before.status)
 
-    def _go_on(self, before: HarvestStatus) -> None:
-        uuids = {gpu.uuid: gpu.index for gpu in self._gpus.values()}
-        for gpu in before.gpus:
-            if gpu.uuid in uuids:
-                self._won[uuids[gpu.uuid]] = _Won(gpu.harvested_seconds, gpu.preemptions)
-        self._by_program = {program.name: program.harvested_seconds for program in before.programs}
-        self._preemptions = list(before.preemptions)
+    def _go_on(self, status: HarvestStatus) -> None:
+        self._since = status.since
+        self._total = status.harvested_seconds
+        self._preemptions = list(status.preemptions)
+        for gpu in status.gpus:
+            self._by_uuid[gpu.uuid] = _Won(gpu.harvested_seconds, gpu.preemptions)
+        self._by_program |= {program.name: program.harvested_seconds for program in status.programs}
+
+    def won(self) -> Won:
+        """All that was won, also where the configuration no longer looks."""
+        return Won(
+            {uuid: (won.seconds, won.preemptions) for uuid, won in self._by_uuid.items()},
+            dict(self._by_program),
+        )
+
+    def _of(self, gpu: int) -> _Won:
+        return self._by_uuid.setdefault(self._gpus[gpu].uuid, _Won())
 
     def pass_to(self, state: State, now: float) -> None:
         """Add the time up to now to what runs in this state."""
@@ -75,7 +86,7 @@ class Account:
         for run in state.runs.values():
             if run.started:
                 for gpu in run.program.gpus:
-                    self._won.setdefault(gpu, _Won()).seconds += seconds
+                    self._of(gpu).seconds += seconds
                 won = seconds * len(run.program.gpus)
                 self._total += won
                 name = run.program.name
@@ -89,12 +100,11 @@ class Account:
 
     def _preempted(self, run: RunState, reason: Reason, wall: float) -> None:
         program = run.program
-        self._preemptions.append(
-            Preemption(wall, program.name, program.gpus, reason.by or NOBODY, reason.what)
-        )
-        self._open[run.run] = len(self._preemptions) - 1
+        preemption = Preemption(wall, program.name, program.gpus, reason.by or NOBODY, reason.what)
+        self._preemptions = [*self._preemptions[1 - MOST_PREEMPTIONS :], preemption]
+        self._open[run.run] = preemption
         for gpu in program.gpus:
-            self._won.setdefault(gpu, _Won()).preemptions += 1
+            self._of(gpu).preemptions += 1
 
     def told(self, told: Told, wall: float) -> None:
         """Remember what the runner told."""
@@ -103,12 +113,10 @@ class Account:
                 self._processes[run] = (keeper, program)
             case Gone(run) | Failed(run):
                 self._processes.pop(run, None)
-                at = self._open.pop(run, None)
-                if at is not None:
-                    entry = self._preemptions[at]
-                    self._preemptions[at] = entry._replace(took_seconds=max(0.0, wall - entry.time))
-                if not self._open:
-                    del self._preemptions[:-MOST_PREEMPTIONS]
+                over = self._open.pop(run, None)
+                if over is not None:
+                    took = over._replace(took_seconds=max(0.0, wall - over.time))
+                    self._preemptions = [took if entry is over else entry for entry in self._preemptions]
 
     def status(self, state: State, now: float, wall: float) -> HarvestStatus:
         """All of it as it is now."""
@@ -125,7 +133,7 @@ class Account:
             gpus=tuple(self._gpu(state, gpu, now, wall) for gpu in settings.gpus if gpu in self._gpus),
             runs=tuple(self._run(run, wall - now) for run in state.runs.values()),
             programs=tuple(self._program(state, program, now) for program in settings.programs),
-            preemptions=tuple(self._preemptions[-MOST_PREEMPTIONS:]),
+            preemptions=tuple(self._preemptions),
             harvested_seconds=self._total,
             since=self._since,
         )
@@ -136,7 +144,7 @@ class Account:
         if (word, program) != (view.state, view.program):
             since = wall
         self._states[gpu] = (view.state, view.program, since)
-        won = self._won.get(gpu) or _Won()
+        won = self._of(gpu)
         return HarvestGpu(
             index=gpu,
             uuid=self._gpus[gpu].uuid,

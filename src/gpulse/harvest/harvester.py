@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from gpulse.errors import GpulseError
 from gpulse.harvest.account import Account
 from gpulse.harvest.ledger import Ledger
 from gpulse.harvest.policy.state import begin
-from gpulse.harvest.policy.step import next_time, step
+from gpulse.harvest.policy.step import next_time, step, wants_look
 from gpulse.harvest.policy.words import (
     Changed,
     Closed,
@@ -34,6 +36,13 @@ from gpulse.model.device import ranges
 
 log = logging.getLogger(__name__)
 
+_LONGEST_REST_SECONDS = 30.0
+"""Hours begin and end between looks too."""
+_LEAST_LOOK_SECONDS = 0.1
+"""Between looks that are not due, but would let something start."""
+_GIVE_UP_SECONDS = 5.0
+"""How long an end at once waits for what cannot be killed."""
+
 
 class Watching(Protocol):
     """What looks at GPUs and people."""
@@ -41,6 +50,9 @@ class Watching(Protocol):
     @property
     def descriptor(self) -> int | None:
         """Readable when a glance is worth it; None when only looks tell."""
+
+    def watch_people(self, wanted: bool) -> None:
+        """Look at who is at the machine from now on, or no longer."""
 
     def look(self, now: float) -> Sighting:
         """Everything; `now` is in epoch seconds."""
@@ -83,7 +95,7 @@ class Harvester:
     def __init__(
         self,
         settings: Settings,
-        watch: Callable[[Settings], Watching],
+        sight: Watching,
         account: Account,
         ledger: Ledger | None,
         options: Options,
@@ -92,23 +104,26 @@ class Harvester:
 
         Args:
             settings: What is wanted.
-            watch: Makes what looks, for settings.
+            sight: What looks; it is closed in the end.
             account: Adds up what is won.
             ledger: Where that is kept; None: nowhere.
             options: How to go about it.
         """
-        self._watch = watch
         self._account = account
         self._ledger = ledger
         self._options = options
         self._state = begin(settings, time.time() - time.monotonic())
-        self._sight: Watching = watch(settings)
+        self._sight = sight
+        self._sight.watch_people(settings.people.enabled)
         self._runner: Running | None = None
         self._events: list[Event] = []
         self._stepping = False
-        self._look_at = 0.0
+        self._looked_at = self._look_at = -math.inf
+        self._give_up_at = math.inf
+        self._fault: BaseException | None = None
         self._wake = asyncio.Event()
         self._started = False
+        self._told_waiting = False
         self._began = time.monotonic()
 
     @property
@@ -124,52 +139,91 @@ class Harvester:
 
     def change(self, settings: Settings) -> None:
         """Go on with another configuration."""
-        if settings.people.enabled != self._state.settings.people.enabled:
-            self._unwatch()
-            self._sight = self._watch(settings)
-            self._rewatch()
-        self._take(Changed(time.monotonic(), settings))
-        self._look_at = 0.0
+        self._sight.watch_people(settings.people.enabled)
+        sighting = self._sight.look(time.time())
+        self._take(Changed(time.monotonic(), settings, sighting))
+        self._look_at = -math.inf
 
     def end(self) -> None:
         """Stop everything; a second time: at once."""
         again = self._state.ended
         if again:
             log.warning("ending everything at once")
+            self._give_up_at = min(self._give_up_at, time.monotonic() + _GIVE_UP_SECONDS)
         elif self._state.runs:
             log.info("ending: what runs is asked to stop (once more to end it at once)")
         self._take(Ended(time.monotonic(), at_once=again))
 
     async def run(self, runner: Running) -> None:
-        """Work until the end, or once."""
+        """Work until the end, or once.
+
+        Raises:
+            GpulseError: Something of ours could not be ended.
+            Exception: A fault of our own, whoever met it.
+        """
         self._runner = runner
-        self._rewatch()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._met)
+        descriptor = self._sight.descriptor
+        if descriptor is not None:
+            loop.add_reader(descriptor, self._glance)
         try:
             while not self._is_over():
                 self._turn()
                 await self._rest()
         finally:
-            self._unwatch()
+            if descriptor is not None:
+                loop.remove_reader(descriptor)
+            self._sight.close()
+        if self._state.ended and self._state.runs:
+            left = ", ".join(run.program.name for run in self._state.runs.values())
+            raise GpulseError(
+                f"something of {left} cannot be ended",
+                hint="a process that hangs in the driver goes with a reset of its GPU or a reboot",
+            )
+
+    def _met(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A fault in a callback: the policy believes what was not done, so that it is the end."""
+        fault = context.get("exception")
+        if fault is None:
+            loop.default_exception_handler(context)
+            return
+        self._fault = self._fault or fault
+        self._wake.set()
 
     def _is_over(self) -> bool:
-        if self._state.closed and self._options.dry_run:
+        if self._fault is not None:
+            raise self._fault
+        if (self._state.closed and self._options.dry_run) or time.monotonic() >= self._give_up_at:
             return True
         return (self._state.ended or self._state.closed) and self.idle
 
     def _turn(self) -> None:
         now = time.monotonic()
-        settings = self._state.settings
+        self._take(Passed(now, time.time() - now))
         if now >= self._look_at:
-            self._look_at = now + settings.interval_seconds
-            sighting = self._sight.look(time.time())
-            self._take(Looked(time.monotonic(), sighting))
-        self._take(Passed(time.monotonic(), time.time() - time.monotonic()))
+            self._look()
         if self._options.once and not self._state.closed:
-            waited = now - self._began > settings.idle_seconds + settings.interval_seconds
-            if self._started or waited:
-                self._options.decided(list(plan(self._state, now, dry_run=self._options.dry_run)))
-                self._take(Closed(now))
+            self._decide_once()
         self._keep(changed=False)
+
+    def _look(self) -> None:
+        sighting = self._sight.look(time.time())
+        now = self._looked_at = time.monotonic()
+        self._look_at = now + self._state.settings.interval_seconds
+        self._take(Looked(now, sighting))
+        if not self._told_waiting:
+            self._told_waiting = True
+            for line in () if self._state.runs or self._options.once else plan(self._state, now):
+                log.info("%s", line)
+
+    def _decide_once(self) -> None:
+        now = time.monotonic()
+        settings = self._state.settings
+        waited = now - self._began > settings.idle_seconds + settings.interval_seconds
+        if self._started or waited:
+            self._options.decided(list(plan(self._state, now, dry_run=self._options.dry_run)))
+            self._take(Closed(now))
 
     async def _rest(self) -> None:
         """Until something happens, or the next thing is due."""
@@ -177,10 +231,15 @@ class Harvester:
             return
         self._wake.clear()
         now = time.monotonic()
-        times = (self._look_at, next_time(self._state, now))
-        due = min(moment for moment in times if moment is not None)
+        times = [self._look_at, now + _LONGEST_REST_SECONDS, self._give_up_at]
+        soonest = next_time(self._state, now)
+        if soonest is not None:
+            times.append(soonest)
+        if wants_look(self._state, now):
+            self._look_at = max(now, self._looked_at + _LEAST_LOOK_SECONDS)
+            times.append(self._look_at)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(0.0, due - now))
+            await asyncio.wait_for(self._wake.wait(), max(0.0, min(times) - now))
 
     def _glance(self) -> None:
         sighting = self._sight.glance(time.time())
@@ -217,31 +276,20 @@ class Harvester:
                 log.info("%sstart %s on %s", would, program.name, _gpus(program))
                 self._runner.start(run, program, self._options.environment)
             case Signal(run, number, reason):
-                log.info("%sstop %s: %s", would, _name(run), reason.what)
                 self._runner.signal(run, number)
+                log.info("%sstop %s: %s", would, _name(run), reason.what)
             case Kill(run, reason):
-                log.info("%skill %s: %s", would, _name(run), reason.what)
                 self._runner.kill(run)
+                log.info("%skill %s: %s", would, _name(run), reason.what)
 
     def _keep(self, *, changed: bool) -> None:
         if self._ledger is not None:
             status = self._account.status(self._state, time.monotonic(), time.time())
-            self._ledger.keep(status, changed=changed)
-
-    def _rewatch(self) -> None:
-        descriptor = self._sight.descriptor
-        if descriptor is not None:
-            asyncio.get_running_loop().add_reader(descriptor, self._glance)
-
-    def _unwatch(self) -> None:
-        descriptor = self._sight.descriptor
-        if descriptor is not None:
-            asyncio.get_running_loop().remove_reader(descriptor)
-        self._sight.close()
+            self._ledger.keep(status, self._account.won(), changed=changed)
 
 
 class DryRunner:
-    """Runs nothing, and says at once that it did."""
+    """Runs nothing; what it is asked to end is gone at once."""
 
     def __init__(self, report: Callable[[Told], None]) -> None:
         self._report = report

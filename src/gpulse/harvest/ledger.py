@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 from gpulse.errors import DiskError, UsageError
 from gpulse.harvest.running.told import Process
+from gpulse.harvest.scribe import Scribe, replace
+from gpulse.harvest.trust import check_trust
 from gpulse.model.harvest import HarvestStatus, from_document, to_document
 from gpulse.sources.harvest import status_path
 from gpulse.sources.procfs import Roots, read_record
@@ -28,11 +31,20 @@ _KEEP_SECONDS = 60.0
 _LEDGER, _MARK, _LOCK = "ledger.json", "mark", "lock"
 
 
+class Won(NamedTuple):
+    """What was won, also on GPUs and by programs that the configuration no longer names."""
+
+    gpus: dict[str, tuple[float, int]]
+    """By UUID: seconds, and how often they were given back."""
+    programs: dict[str, float]
+
+
 class Kept(NamedTuple):
     """What an earlier harvest left here."""
 
-    status: HarvestStatus | None
-    processes: tuple[Process, ...]
+    status: HarvestStatus | None = None
+    won: Won = Won({}, {})
+    processes: tuple[Process, ...] = ()
     """Its keepers and programs, when the machine was not restarted since."""
 
 
@@ -43,86 +55,88 @@ class Ledger:
         """Take the directory.
 
         Raises:
-            UsageError: Another harvest has it.
+            UsageError: Another harvest has it, or as root: others could write it.
             DiskError: It cannot be written.
         """
         self._directory = directory
-        self._published = status_path(roots, uid)
         self._boot = _boot_id(roots)
-        self._complained: set[str] = set()
+        self._scribe = Scribe()
+        self._complained = False
         self._kept_at = 0.0
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
-            self._lock = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if uid == 0:
+                check_trust(directory, os.stat(directory))
+            self._locks = [_locked(f"{directory}/{_LOCK}")]
             self.mark = self._own_mark()
         except OSError as error:
             raise DiskError(
-                f"cannot write {directory}: {error.strerror}", hint="name another place with --state-dir"
+                f"cannot use {directory}: {error.strerror}", hint="name another place with --state-dir"
             ) from error
-        self._take()
+        self._published = status_path(roots, uid, self.mark)
+        self._take_machine(f"{roots.dev}/shm/gpulse-harvest-{uid}.lock", uid)
 
-    def _take(self) -> None:
+    def _take_machine(self, path: str, uid: int) -> None:
+        """Be the only one of this user here, whatever directory: two would not know each other's programs."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._locks.append(_locked(path))
+        except UsageError:
+            if os.stat(path).st_uid == uid:
+                self.close()
+                raise
+            log.warning("%s is somebody else's, and counts for nothing", path)
         except OSError as error:
-            with suppress(OSError):
-                holder = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip()
-            os.close(self._lock)
-            raise UsageError(
-                f"a harvest is running here already{f' (process {holder})' if holder else ''}",
-                hint="gpulse harvest status shows it; kill -HUP makes it read its configuration again",
-            ) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            log.warning("cannot lock %s: %s", path, error.strerror)
 
     def _own_mark(self) -> str:
         """What tells the programs of this directory's harvests from all others, made once."""
         path = f"{self._directory}/{_MARK}"
         with suppress(OSError, ValueError):
             mark = read_record(path, 64).decode("ascii").strip()
-            if len(mark) == 32 and mark.isalnum():
+            if len(mark) == 32 and set(mark) <= set("0123456789abcdef"):
                 return mark
         mark = secrets.token_hex(16)
-        _write(path, mark.encode(), 0o600)
+        replace(path, mark.encode(), 0o600)
         return mark
 
     def kept(self) -> Kept:
-        """What the harvest before this one left."""
-        document = _read(f"{self._directory}/{_LEDGER}")
-        if document is None:
-            return Kept(None, ())
+        """What the harvest before this one left; what it told last may be newer than what it wrote down."""
+        document = _read(f"{self._directory}/{_LEDGER}") or {}
         status = from_document(document.get("status"))
-        if status is None:
+        told = from_document(_read(self._published))
+        if document and status is None:
             log.warning("what is kept in %s cannot be read: hours are counted anew", self._directory)
-            return Kept(None, ())
-        processes = tuple(_processes(status)) if document.get("boot") == self._boot else ()
-        return Kept(status, processes)
+        if told is not None and (status is None or told.time > status.time):
+            status = told
+        same_boot = document.get("boot") == self._boot
+        processes = tuple(_processes(status)) if status is not None and (same_boot or status is told) else ()
+        return Kept(status, _won(document.get("won")), processes)
 
-    def keep(self, status: HarvestStatus, *, changed: bool) -> None:
+    def keep(self, status: HarvestStatus, won: Won, *, changed: bool) -> None:
         """Tell everybody, and write it down when something changed or some time went by.
 
-        What cannot be written is said once.
+        The first is in memory; the second may take its time, and nobody waits for it.
         """
         document = to_document(status)
         if changed or abs(status.time - self._kept_at) >= _KEEP_SECONDS:
             self._kept_at = status.time
-            self._try(f"{self._directory}/{_LEDGER}", {"boot": self._boot, "status": document}, 0o600)
-        self._try(self._published, document, 0o644)
-
-    def _try(self, path: str, document: dict[str, Any], mode: int) -> None:
+            kept = {"boot": self._boot, "status": document, "won": won._asdict()}
+            self._scribe.write(f"{self._directory}/{_LEDGER}", _bytes(kept), 0o600)
         try:
-            _write(path, json.dumps(document, allow_nan=False).encode(), mode)
-            self._complained.discard(path)
+            replace(self._published, _bytes(document), 0o644, lasting=False)
+            self._complained = False
         except OSError as error:
-            if path not in self._complained:
-                self._complained.add(path)
-                log.warning("cannot write %s: %s", path, error.strerror)
+            if not self._complained:
+                self._complained = True
+                log.warning("cannot write %s: %s", self._published, error.strerror)
 
     def close(self) -> None:
         """Tell nobody any more, and let the directory go."""
+        self._scribe.close()
         with suppress(OSError):
             os.unlink(self._published)
-        os.close(self._lock)
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 def read_kept(directory: str) -> HarvestStatus | None:
@@ -131,11 +145,56 @@ def read_kept(directory: str) -> HarvestStatus | None:
     return None if document is None else from_document(document.get("status"))
 
 
+def _locked(path: str) -> int:
+    """A descriptor with which nobody else can lock this file.
+
+    Raises:
+        UsageError: Somebody has.
+        OSError: It cannot be locked.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise UsageError(
+            f"a harvest of yours is running here already{f' (process {holder})' if holder else ''}",
+            hint="gpulse harvest status shows it; kill -HUP makes it read its configuration again",
+        ) from error
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _processes(status: HarvestStatus) -> Iterator[Process]:
     for run in status.runs:
         for process in (run.keeper, run.process):
             if process is not None:
                 yield Process(*process)
+
+
+def _won(raw: object) -> Won:
+    """What `Won` was written as, nothing for anything else."""
+    if not isinstance(raw, dict):
+        return Won({}, {})
+    try:
+        gpus = {str(uuid): (_counted(seconds), int(times)) for uuid, (seconds, times) in raw["gpus"].items()}
+        programs = {str(name): _counted(seconds) for name, seconds in raw["programs"].items()}
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
+        return Won({}, {})
+    return Won(gpus, programs)
+
+
+def _counted(raw: Any) -> float:
+    seconds = float(raw)
+    if not 0.0 <= seconds < math.inf:
+        raise ValueError("no time that was counted")
+    return seconds
 
 
 def _boot_id(roots: Roots) -> str | None:
@@ -152,23 +211,5 @@ def _read(path: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _write(path: str, data: bytes, mode: int) -> None:
-    """Replace a file as a whole.
-
-    Raises:
-        OSError: It cannot be.
-    """
-    temporary = f"{path}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileNotFoundError):
-        os.unlink(temporary)
-    descriptor = os.open(temporary, flags, mode)
-    try:
-        os.fchmod(descriptor, mode)
-        os.write(descriptor, data)
-        os.close(descriptor)
-        os.rename(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _bytes(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, allow_nan=False).encode()

@@ -51,7 +51,7 @@ ignore_programs = ["gpulse", "nvidia-smi", "nvitop", "nvtop", "gpustat"]
 [people]
 # Stop everything while somebody types at this machine, unless they are in the list.
 enabled = true
-#whitelist = []
+whitelist = [{{user}}]
 #idle_seconds = {DEFAULT_PEOPLE_IDLE_SECONDS:g}
 
 # Which GPUs to watch, and programs that may use these without counting. Without any [[gpu]]: all GPUs.
@@ -115,17 +115,25 @@ gpus=ALL
 ; stop everything while somebody types at this machine, unless they are in the list
 [tty]
 enabled=True
-;whitelist=user1,user2
+whitelist={{user}}
 ; how long somebody must have been inactive to be ignored
 idle_seconds={DEFAULT_PEOPLE_IDLE_SECONDS:g}
 """
 
 
-def template(kind: Kind, gpus: Sequence[Gpu]) -> str:
-    """A configuration for this machine that works once its command is somebody's own."""
+def template(kind: Kind, gpus: Sequence[Gpu], user: str = "") -> str:
+    """A configuration for this machine that works once its command is somebody's own.
+
+    Args:
+        kind: Its form.
+        gpus: Those of this machine.
+        user: Who writes it, and does not stop their own programs by typing; nobody when empty.
+    """
     mark = "#" if kind == "toml" else ";"
     here = f"{mark} GPUs of this machine: {_listed(gpus)}.\n"
-    return (_TOML if kind == "toml" else _INI).format(gpus=here, count=max(1, len(gpus)))
+    if kind == "toml":
+        return _TOML.format(gpus=here, count=max(1, len(gpus)), user=f'"{user}"' if user else "")
+    return _INI.format(gpus=here, count=max(1, len(gpus)), user=user)
 
 
 def _listed(gpus: Sequence[Gpu]) -> str:

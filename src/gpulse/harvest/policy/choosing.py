@@ -91,11 +91,9 @@ def wanted_whole(state: State, now: float) -> Program | None:
     """The program for all GPUs that should have them now, whatever single ones of ours are there."""
     for program in state.settings.programs:
         if program.whole and obstacle(state, program, now, displacing=True) is None:
-            known = state.programs[program.name]
-            if known.failed_at is None or known.failures == 0:
-                return program
-            rested = now - known.failed_at >= program.longest_backoff_seconds
-            if rested or not _displaced(state, program):  # a program that keeps failing disturbs nobody
+            brief_at = state.programs[program.name].brief_at
+            rested = brief_at is None or now - brief_at >= program.longest_backoff_seconds
+            if rested or not _displaced(state, program):  # one that ends again and again disturbs nobody
                 return program
     return None
 
@@ -105,7 +103,7 @@ def _displaced(state: State, program: Program) -> list[RunState]:
 
 
 def startable(state: State, now: float) -> Program | None:
-    """The program to start next."""
+    """The program to start next, as far as is known."""
     whole = wanted_whole(state, now)
     if whole is not None:
         return whole if obstacle(state, whole, now) is None else None
@@ -113,6 +111,13 @@ def startable(state: State, now: float) -> Program | None:
         if not program.whole and obstacle(state, program, now) is None:
             return program
     return None
+
+
+def is_seen(state: State, program: Program, now: float) -> bool:
+    """True when its GPUs and the people were looked at just now: nothing is started on what was seen before."""
+    if state.settings.people.enabled and state.people_at != now:
+        return False
+    return all(state.gpus[index].looked_at == now for index in program.gpus)
 
 
 def must_go(state: State, now: float) -> Iterator[tuple[RunState, Reason]]:

@@ -21,7 +21,8 @@ def after_end(
         ran: For how many seconds.
         now: The time of its end.
     """
-    before = 0 if ran >= _WELL_SECONDS else known.failures
+    brief = ran < _WELL_SECONDS
+    known = known._replace(brief_at=now if brief else None)
     if status == 0:
         wait = 0.0 if ran >= program.backoff_seconds else program.backoff_seconds - ran
         return known._replace(
@@ -31,17 +32,17 @@ def after_end(
             not_before=now + wait,
             done=program.restart != "always",
         )
+    before = known.failures if brief else 0
     return _failed(known, program, before, now)._replace(last_status=status, last_error=None)
 
 
 def after_failure(known: ProgramState, program: Program, why: str, now: float) -> ProgramState:
     """What is known of a program that could not even be started."""
+    known = known._replace(brief_at=now)
     return _failed(known, program, known.failures, now)._replace(last_status=None, last_error=why)
 
 
 def _failed(known: ProgramState, program: Program, before: int, now: float) -> ProgramState:
     doublings = min(before, 30)
     wait = min(program.longest_backoff_seconds, program.backoff_seconds * 2**doublings)
-    return known._replace(
-        failures=before + 1, failed_at=now, not_before=now + wait, done=program.restart == "never"
-    )
+    return known._replace(failures=before + 1, not_before=now + wait, done=program.restart == "never")

@@ -60,7 +60,8 @@ class ProgramState(NamedTuple):
     starts: int = 0
     failures: int = 0
     """In a row."""
-    failed_at: float | None = None
+    brief_at: float | None = None
+    """When its last run ended, if that was a brief one."""
     last_status: int | None = None
     last_error: str | None = None
     not_before: float | None = None
@@ -76,6 +77,8 @@ class State(NamedTuple):
     runs: Mapping[str, RunState]
     people: tuple[Presence, ...] | None = None
     """Who is at the machine and counts; None: nobody looked yet."""
+    people_at: float | None = None
+    """When somebody looked."""
     number: int = 0
     """Runs so far."""
     wall_offset: float = 0.0

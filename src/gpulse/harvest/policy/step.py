@@ -30,6 +30,12 @@ def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
     return state, [*stops, *starts]
 
 
+def wants_look(state: State, now: float) -> bool:
+    """True when something would be started if a look found everything as it was."""
+    program = choosing.startable(state, now)
+    return program is not None and not choosing.is_seen(state, program, now)
+
+
 def next_time(state: State, now: float) -> float | None:
     """When time alone will change something, None when it will not."""
     settings = state.settings
@@ -50,8 +56,8 @@ def _taken_in(state: State, event: Event) -> State:
             return _looked(state, sighting, now)
         case Heard(now, told):
             return _heard(state, told, now)
-        case Changed(_, settings):
-            return _changed(state, settings)
+        case Changed(now, settings, sighting):
+            return _looked(_changed(state, settings), sighting, now)
         case Closed():
             return state._replace(closed=True)
         case Ended(_, at_once):
@@ -66,10 +72,10 @@ def _looked(state: State, sighting: Sighting, now: float) -> State:
         if index in gpus:
             ours = state.on(index) is not None
             gpus[index] = judging.judged(gpus[index], index, use, state.settings, now, ours=ours)
-    people = state.people
     if sighting.people is not None:
         people = judging.present(sighting.people, state.settings)
-    return state._replace(gpus=gpus, people=people)
+        state = state._replace(people=people, people_at=now)
+    return state._replace(gpus=gpus)
 
 
 def _heard(state: State, told: Told, now: float) -> State:
@@ -111,8 +117,7 @@ def _changed(state: State, settings: Settings) -> State:
     before = {program.name: program for program in state.settings.programs}
     return state._replace(
         settings=settings,
-        # Others may count from now on: nothing is started before the next look.
-        gpus={index: state.gpus.get(index, GpuState())._replace(free_since=None) for index in settings.gpus},
+        gpus={index: state.gpus.get(index, GpuState()) for index in settings.gpus},
         programs={
             program.name: state.programs[program.name]
             if before.get(program.name) == program
@@ -148,7 +153,7 @@ def _stopped(state: State, now: float) -> tuple[State, list[Instruction]]:
 
 def _started(state: State, now: float) -> tuple[State, list[Instruction]]:
     instructions: list[Instruction] = []
-    while (program := choosing.startable(state, now)) is not None:
+    while (program := choosing.startable(state, now)) is not None and choosing.is_seen(state, program, now):
         number = state.number + 1
         run = RunState(f"{program.name}.{number}", program, now)
         known = state.programs[program.name]

@@ -32,10 +32,11 @@ class Passed(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """There is a new configuration."""
+    """There is a new configuration, and this is what can be seen under it."""
 
     now: float
     settings: Settings
+    sighting: Sighting
 
 
 class Closed(NamedTuple):
