@@ -611,6 +611,9 @@ gpus = [Gpu(*entry) for entry in json.loads(sys.argv[1])]
 sight = Sight(gpus, is_ours=lambda pid: False, roots=Roots(dev=sys.argv[2]))
 def tell(uses):
     told = {i: [u.opened_unseen, [h.pid for h in u.holders], u.unknown] for i, u in uses.items()}
+    for i, u in uses.items():
+        if u.suspects:
+            told[i].append(sorted(name for names in u.suspects for name in names))
     print(json.dumps([told, sight.hidden]), flush=True)
 tell(sight.look(time.time()).uses)
 for line in sys.stdin:
@@ -690,8 +693,34 @@ def test_an_open_by_somebody_out_of_sight_is_told(
         looked, _ = eyes.tell("look")
 
     assert ({"0": [False, [], None], "1": [False, [], None]}, True) == (eyes.first[0], hidden is not None)
-    assert {"1": [True, [], None]} == opened
+    assert [True, [], None] == opened["1"][:3]
     assert {"0": [False, [other.pid], None], "1": [False, [], None]} == looked
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_what_was_started_just_before_an_open_is_told(
+    scene: Scene, fake_nvml: FakeNvml, nvml_library: Path, tmp_path: Path
+) -> None:
+    """Names can be seen where descriptors cannot; of those that have been there for longer nobody is suspected."""
+    _open_to_all(tmp_path, *scene.files, fake_nvml.path)
+    _open_to_all(nvml_library.parent)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\nexec 3<"$1"\nread stop\n', encoding="utf-8")
+    smi.chmod(0o755)
+
+    with (
+        hand(),
+        blind(scene, fake_nvml, nvml_library, *NOBODY) as eyes,
+        subprocess.Popen([smi, scene.files[1]], stdin=subprocess.PIPE) as process,
+    ):
+        opened, _ = eyes.tell(3)
+        process.communicate(b"\n")
+
+    _, _, _, suspects = opened["1"]
+    assert isinstance(suspects, list)
+    assert "nvidia-smi" in suspects
+    assert "python3" not in suspects
 
 
 @needs_root

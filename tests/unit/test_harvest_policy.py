@@ -269,6 +269,16 @@ def test_an_open_by_somebody_out_of_sight_counts_for_a_while() -> None:
     assert ["fold"] == started(story.see(after=1))
 
 
+def test_an_ignored_program_that_was_just_started_explains_an_open() -> None:
+    """Other users' nvidia-smi does not preempt where their processes cannot be looked into; their training does."""
+
+    story = Story(settings())
+    story.see()
+
+    assert [] == story.see(Use(opened_unseen=True, suspects=(("bash",), ("nvidia-smi",))))
+    assert [Signal] == [type(order) for order in story.see(Use(opened_unseen=True, suspects=(("bash",),)))]
+
+
 def test_thresholds_are_for_what_nobody_in_sight_does() -> None:
     """A GPU that is busy or full is not taken; on one that we use they say nothing."""
 

@@ -30,6 +30,9 @@ uses = st.builds(
     holders=st.one_of(st.just(()), st.tuples(holders), st.tuples(holders, holders)),
     unknown=st.sampled_from((None, None, None, "no permission")),
     opened_unseen=st.sampled_from((False, False, False, True)),
+    suspects=st.sampled_from(((), (), (("bash",),), (("bash",), ("nvidia-smi",)))),
+    utilization_ratio=st.none(),
+    memory_bytes=st.none(),
 )
 free_or_used = st.one_of(st.just(Use()), uses)
 people = st.one_of(
@@ -103,6 +106,7 @@ class Observer:
         self.signalled: dict[str, float] = {}
         self.killed: set[str] = set()
         self.uses: dict[int, Use] = {}
+        self.looked_at: dict[int, float] = {}
         self.first: dict[tuple[int, int, int | None], tuple[float, frozenset[int]]] = {}
         self.unseen: dict[int, float] = {}
         self.people: tuple[Presence, ...] | None = None
@@ -125,7 +129,8 @@ class Observer:
 
     def _see(self, gpu: int, use: Use, now: float) -> None:
         self.uses[gpu] = use
-        if use.opened_unseen:
+        self.looked_at[gpu] = now
+        if use.opened_unseen and ("nvidia-smi",) not in use.suspects:
             self.unseen[gpu] = now
         kept = {}
         for holder in use.holders:
@@ -164,8 +169,7 @@ class Observer:
         now = event.now
         for order in orders:
             if isinstance(order, Start):
-                assert isinstance(event, Looked | Changed), "started without a look"
-                assert set(order.program.gpus) <= event.sighting.uses.keys(), "started without a look at it"
+                assert {now} == {self.looked_at.get(gpu) for gpu in order.program.gpus}, "an old look"
                 taken = {gpu for program in self.runs.values() for gpu in program.gpus}
                 assert taken.isdisjoint(order.program.gpus), "two programs on a GPU"
                 assert not any(self.users(gpu, now) for gpu in order.program.gpus), "started beside somebody"

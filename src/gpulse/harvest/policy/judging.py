@@ -22,7 +22,10 @@ def judged(gpu: GpuState, index: int, use: Use, settings: Settings, now: float, 
         ours: A program of ours is on it, so that what it does says nothing about others.
     """
     sighted = dict(_sighted(gpu, use.holders, now))
-    unseen_at = now if use.opened_unseen else gpu.unseen_at
+    ignored = settings.gpus.get(index, frozenset())
+    # Who opened it cannot be seen, but what was started just then can: a monitor that everybody ignores is a reason.
+    excused = any(not ignored.isdisjoint(names) for names in use.suspects)
+    unseen_at = now if use.opened_unseen and not excused else gpu.unseen_at
     busy = _busy(index, use, sighted, settings, now)
     if busy is None and unseen_at is not None and now - unseen_at < settings.quiet_seconds:
         busy = Reason("gpu", None, f"somebody out of sight opened GPU {index}")

@@ -100,9 +100,9 @@ def _processes(hidden: str | None) -> Check:
     return Check(
         "processes",
         "limited",
-        f"{hidden}. Their opens are seen as somebody's, without a name (so that ignore_programs does not "
-        "apply), and their work when the driver lists it; one that has a GPU open without working on it, "
-        "and opened it before harvest began, is missed",
+        f"{hidden}. Their opens are seen as somebody's, without a name (ignore_programs applies to programs "
+        "that were just started), and their work when the driver lists it; one that has a GPU open without "
+        "working on it, and opened it before harvest began, is missed",
         "run harvest as root, or give it CAP_SYS_PTRACE (see contrib/systemd)",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from time import CLOCK_BOOTTIME, clock_gettime
 from typing import Literal, NamedTuple
 
 from gpulse.sources.owners import user_name
@@ -30,6 +31,7 @@ _NVIDIA_MAJOR = 195
 _DELETED = " (deleted)"
 _MOST_COMMAND = 4096
 _INIT = "1"
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Table:
@@ -63,6 +65,8 @@ class Holdings:
         """Whether the kernel tells the number of descriptors as the size of the directory."""
         self.refused = 0
         """Processes that would not be looked into at the last scan."""
+        self.newcomers: list[int] = []
+        """Those of them that were not there at the scan before."""
         self.sees_init = True
         """Whether the first process of the machine was in sight."""
 
@@ -96,6 +100,8 @@ class Holdings:
             whole = table.turn % turns == due or depth == "whole" or bool(table.files)
             if self._read(table, whole=whole, polled=polled):
                 tables[name] = table
+        hidden = (name for name, table in tables.items() if table.refused)
+        self.newcomers = [int(name) for name in hidden if name not in self._tables] if self._tables else []
         self._tables = tables
         # The machine's first process starts others and uses no GPU itself; some sandboxes shut it off.
         self.refused = sum(table.refused for name, table in tables.items() if name != _INIT)
@@ -190,6 +196,10 @@ class Identity(NamedTuple):
     start_ticks: int
     names: tuple[str, ...]
     user: str | None
+
+    def age_seconds(self) -> float:
+        """How long it has been there."""
+        return clock_gettime(CLOCK_BOOTTIME) - self.start_ticks / _TICKS
 
 
 class Identities:

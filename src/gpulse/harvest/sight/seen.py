@@ -29,6 +29,8 @@ class Use(NamedTuple):
     """Why it cannot be told who uses it."""
     opened_unseen: bool = False
     """Somebody opened it since the last look who is out of our sight."""
+    suspects: tuple[tuple[str, ...], ...] = ()
+    """What programs out of our sight are called that were started just before."""
     utilization_ratio: float | None = None
     memory_bytes: int | None = None
     """In use by others than `holders` and us: nobody's, as far as we can see."""

@@ -28,6 +28,8 @@ _LEAST_REST_SECONDS = 0.02
 _MOST_REST_SECONDS = 0.25
 """After a glance the next one waits for so many times as long as it took, within these bounds."""
 _PEOPLE_SECONDS = 1.0
+_YOUNG_SECONDS = 3.0
+"""A program that was started so short a time ago may be the one that opened a GPU."""
 
 
 class Sight:
@@ -67,6 +69,8 @@ class Sight:
         self._doubts = Doubts()
         self._held: Held | None = None
         """None: /proc cannot be listed, or was not yet."""
+        self._young: dict[int, tuple[float, tuple[str, ...]]] = {}
+        """Processes out of sight that were started just now: when they were seen, and what they are called."""
         self._told: dict[int, Use] = {}
         self._pending = Opened({})
         self._rest_until = 0.0
@@ -238,6 +242,11 @@ class Sight:
             self._held = None
             return
         clock = monotonic()
+        self._young = {pid: young for pid, young in self._young.items() if clock - young[0] < _YOUNG_SECONDS}
+        for pid in self._holdings.newcomers:
+            identity = self._identities.of(pid)
+            if identity is not None and identity.age_seconds() < _YOUNG_SECONDS:
+                self._young[pid] = (clock, identity.names)
         for minor, holders in self._held.items():
             known: Mapping[int, frozenset[int]] = {} if before is None else before[minor]
             fresh = [pid for pid, files in holders.items() if not files <= known.get(pid, frozenset())]
@@ -251,7 +260,10 @@ class Sight:
         self._doubts.heard(opened.minors, opened.closed, clock, hidden=hidden, shut=opened.shut)
         unseen = self._doubts.advance(due, clock, hidden=hidden)
         return {
-            self._gpus[minor].index: self._use(minor, hidden=hidden)._replace(opened_unseen=minor in unseen)
+            self._gpus[minor].index: self._use(minor, hidden=hidden)._replace(
+                opened_unseen=minor in unseen,
+                suspects=tuple(names for _, names in self._young.values()) if minor in unseen else (),
+            )
             for minor in minors
         }
 
