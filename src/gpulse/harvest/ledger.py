@@ -74,19 +74,20 @@ class Ledger:
                 f"cannot use {directory}: {error.strerror}", hint="name another place with --state-dir"
             ) from error
         self._published = status_path(roots, uid, self.mark)
-        self._take_machine(f"{roots.dev}/shm/gpulse-harvest-{uid}.lock", uid)
+        self._machine = f"{roots.dev}/shm/gpulse-harvest-{uid}.lock"
+        self._take_machine(uid)
 
-    def _take_machine(self, path: str, uid: int) -> None:
+    def _take_machine(self, uid: int) -> None:
         """Be the only one of this user here, whatever directory: two would not know each other's programs."""
         try:
-            self._locks.append(_locked(path))
+            self._locks.append(_locked(self._machine))
         except UsageError:
-            if os.stat(path).st_uid == uid:
+            if os.stat(self._machine).st_uid == uid:
                 self.close()
                 raise
-            log.warning("%s is somebody else's, and counts for nothing", path)
+            log.warning("%s is somebody else's, and counts for nothing", self._machine)
         except OSError as error:
-            log.warning("cannot lock %s: %s", path, error.strerror)
+            log.warning("cannot lock %s: %s", self._machine, error.strerror)
 
     def _own_mark(self) -> str:
         """What tells the programs of this directory's harvests from all others, made once."""
@@ -133,8 +134,10 @@ class Ledger:
     def close(self) -> None:
         """Tell nobody any more, and let the directory go."""
         self._scribe.close()
-        with suppress(OSError):
-            os.unlink(self._published)
+        gone = (self._published, self._machine) if len(self._locks) > 1 else (self._published,)
+        for path in gone:
+            with suppress(OSError):
+                os.unlink(path)
         while self._locks:
             os.close(self._locks.pop())
 
@@ -152,10 +155,12 @@ def _locked(path: str) -> int:
         UsageError: Somebody has.
         OSError: It cannot be locked.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(path, descriptor):  # whoever had it removed it just now
+            os.close(descriptor)
+            return _locked(path)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:
@@ -169,6 +174,12 @@ def _locked(path: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    return False
 
 
 def _processes(status: HarvestStatus) -> Iterator[Process]:

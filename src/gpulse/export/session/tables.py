@@ -19,6 +19,8 @@ from gpulse.export.session.outline import Document, Plan
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_ROWS_A_GROUP = 30_720
+"""All rows of a group are in memory until it is written."""
 _PIECE_BYTES = 1 << 20
 _GPU_COLUMNS = ("gpu_id", "node", "index", "uuid", "name")
 
@@ -67,7 +69,7 @@ def parquet_pieces(plan: Plan, steps: Iterable[Rows], tail: Iterable[Document]) 
         connection = duckdb.connect(os.path.join(folder, "session.duckdb"))
         try:
             connection.execute("SET threads = 1")
-            connection.execute("SET memory_limit = '96MB'")
+            connection.execute("SET memory_limit = '64MB'")
             connection.execute("SET preserve_insertion_order = true")
             _fill(connection, plan, steps)
             about = plan.head()
@@ -123,5 +125,6 @@ def _copy(connection: Any, path: str, about: str) -> None:
 
     connection.execute(
         f"COPY cells TO {literal(path)} "
-        f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{gpulse_session: {literal(about)}}})"
+        f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROWS_A_GROUP}, "
+        f"KV_METADATA {{gpulse_session: {literal(about)}}})"
     )
