@@ -271,7 +271,7 @@ def test_one_that_was_stopped_leaves_no_program(machine: HarvestMachine) -> None
     with harvesting(machine) as harvest:
         pid = machine.started("fold")
         harvest.popen.send_signal(signal.SIGSTOP)
-        gone(pid)
+        gone(pid, 30.0)
         harvest.popen.send_signal(signal.SIGCONT)
         machine.started("fold", 2)
         assert 0 == harvest.end()

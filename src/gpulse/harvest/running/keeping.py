@@ -42,7 +42,7 @@ _DEAF_TO = (
 _SHORTEST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.1
 _LONGEST_WAIT = 60.0
-_WATCH_SECONDS = 2.0
+_WATCH_SECONDS = 4.0
 """How often it is seen whether harvest goes on."""
 _STOPPED = ("T", "t")
 

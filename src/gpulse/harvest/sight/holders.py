@@ -12,8 +12,9 @@ from gpulse.sources.owners import user_name
 from gpulse.sources.procfs import Roots, read_link, text, try_read
 from gpulse.sources.procpid import PidStat, parse_command, parse_pid_stat, parse_pid_status
 
-Depth = Literal["quick", "listed", "polled", "whole"]
-"""quick: processes whose number of descriptors is another. listed: those with other descriptors.
+Depth = Literal["calm", "quick", "listed", "polled", "whole"]
+"""calm: nothing was opened since the last scan, so that only who may have device files of its own is read again.
+quick: processes whose number of descriptors is another. listed: those with other descriptors.
 polled: those too, and every descriptor of whoever may come to a GPU, for where nothing tells of opens.
 whole: every descriptor of every process."""
 Held = Mapping[int, Mapping[int, frozenset[int]]]
@@ -37,7 +38,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class _Table:
     """What is remembered of one process's descriptors."""
 
-    __slots__ = ("count", "driven", "files", "names", "path", "refused", "turn")
+    __slots__ = ("count", "driven", "files", "here", "names", "path", "read", "refused", "turn")
 
     def __init__(self, path: str, turn: int) -> None:
         self.path = path
@@ -50,6 +51,10 @@ class _Table:
         self.driven = False
         """Whether it has anything of the driver's open."""
         self.refused = False
+        self.read = 0
+        """How often, up to twice: one that was just started may still move into a container."""
+        self.here = False
+        """Whether it sees the same files as we do, so that its opens are told."""
 
 
 class Holdings:
@@ -58,6 +63,7 @@ class Holdings:
     def __init__(self, roots: Roots, minors: Iterable[int]) -> None:
         self._proc = roots.proc
         self._dev = os.path.realpath(roots.dev)
+        self._mounts = read_link(f"{roots.proc}/self/ns/mnt")
         self._minors = frozenset(minors)
         self._tables: dict[str, _Table] = {}
         self._turn = 0
@@ -82,10 +88,11 @@ class Holdings:
         """
         if depth == "quick" and not self._counted:
             depth = "listed"
+        calm = depth == "calm"
         if turn:
             self._turn = (self._turn + 1) % _TURNS
         names = [name for name in os.listdir(self._proc) if name.isdecimal()]
-        quick, polled = depth == "quick", depth == "polled"
+        quick, polled = depth == "quick" or (calm and self._counted), depth == "polled"
         turns = _POLLED_TURNS if polled else _TURNS
         due = self._turn % turns if turn else -1
         tables: dict[str, _Table] = {}
@@ -94,7 +101,13 @@ class Holdings:
             table = self._tables.get(name)
             if table is None:
                 table = _Table(f"{self._proc}/{name}/fd", int(name) % _TURNS)
-            elif quick and table.turn != due and not table.files and _size(table.path) == table.count:
+            elif (
+                (quick or calm)
+                and table.turn != due
+                and not table.files
+                and table.read > 1
+                and ((calm and table.here) or (quick and _size(table.path) == table.count))
+            ):
                 tables[name] = table
                 continue
             whole = table.turn % turns == due or depth == "whole" or bool(table.files)
@@ -126,6 +139,7 @@ class Holdings:
         except PermissionError:
             table.refused, table.count = True, _size(table.path)
             table.names, table.files = [], {}
+            table.read, table.here = 2, True  # there is nothing to learn of it before its turn
             return True
         except OSError:
             return False
@@ -140,6 +154,9 @@ class Holdings:
             os.close(folder)
         # A descriptor that is being opened counts for the kernel before it can be listed.
         table.count = len(names)
+        table.read = min(2, table.read + 1)
+        if whole or table.read > 1:
+            table.here = read_link(f"{table.path[:-2]}ns/mnt") == self._mounts
         return True
 
     def _follow(self, folder: int, names: list[str], table: _Table, *, whole: bool) -> None:

@@ -110,7 +110,8 @@ class Sight:
         clock = monotonic()
         due = self._doubts.due(clock, hidden=self.hidden is not None)
         deep = opened.missed or self._doubts.is_deep(due, hidden=self.hidden is not None)
-        self._scan("whole" if deep else "quick" if self.why_blind is None else "polled", turn=True)
+        calm: Depth = "quick" if opened.minors or due else "calm"
+        self._scan("whole" if deep else calm if self.why_blind is None else "polled", turn=True)
         self._contexts.wait(_LOOK_PATIENCE_SECONDS)
         uses = self._weigh(opened, self._gpus, due)
         self._told = uses
