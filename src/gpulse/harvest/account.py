@@ -13,7 +13,7 @@ from gpulse.harvest.settings import Gpu, Program
 from gpulse.harvest.view import gpu_view, program_view, run_word
 from gpulse.model.harvest import (
     MOST_PREEMPTIONS,
-    GpuState,
+    GpuWord,
     HarvestGpu,
     HarvestProcess,
     HarvestProgram,
@@ -56,7 +56,7 @@ class Account:
         self._open: dict[str, Preemption] = {}
         """By run, those that are not over; they are in the list too."""
         self._processes: dict[str, tuple[Process, Process]] = {}
-        self._states: dict[int, tuple[GpuState, str | None, float]] = {}
+        self._states: dict[int, tuple[GpuWord, str | None, float]] = {}
         self._accrued_at: float | None = None
         if before.status is not None:
             self._go_on(before.status)

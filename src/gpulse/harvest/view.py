@@ -8,15 +8,14 @@ from typing import NamedTuple
 from gpulse.harvest.policy.choosing import is_open, obstacle
 from gpulse.harvest.policy.state import RunState, State
 from gpulse.harvest.settings import Program
-from gpulse.model.harvest import GpuState, ProgramState
-from gpulse.model.harvest import RunState as RunWord
+from gpulse.model.harvest import GpuWord, ProgramWord, RunWord
 
 
 class GpuView(NamedTuple):
     """One GPU."""
 
     gpu: int
-    state: GpuState
+    state: GpuWord
     why: str
     program: str | None = None
 
@@ -25,7 +24,7 @@ class ProgramView(NamedTuple):
     """One program."""
 
     program: Program
-    state: ProgramState
+    state: ProgramWord
     why: str
 
 
@@ -33,7 +32,7 @@ def gpu_view(state: State, gpu: int, now: float) -> GpuView:
     """What a GPU does, and why."""
     run = state.on(gpu)
     if run is not None:
-        word: GpuState = "harvested" if run_word(run) != "stopping" else "stopping"
+        word: GpuWord = "harvested" if run_word(run) != "stopping" else "stopping"
         return GpuView(gpu, word, run.reason.what if run.reason else "", run.program.name)
     known = state.gpus[gpu]
     if known.busy is not None:

@@ -11,11 +11,11 @@ VERSION = 1
 MOST_PREEMPTIONS = 50
 """The newest that are told."""
 
-GpuState = Literal["people", "waiting", "harvested", "stopping", "unknown"]
-RunState = Literal["starting", "running", "stopping"]
-ProgramState = Literal["running", "waiting", "backoff", "done", "closed"]
+GpuWord = Literal["people", "waiting", "harvested", "stopping", "unknown"]
+RunWord = Literal["starting", "running", "stopping"]
+ProgramWord = Literal["running", "waiting", "backoff", "done", "closed"]
 
-STATE_CODES: dict[GpuState, int] = {"people": 0, "waiting": 1, "harvested": 2, "stopping": 3, "unknown": 4}
+STATE_CODES: dict[GpuWord, int] = {"people": 0, "waiting": 1, "harvested": 2, "stopping": 3, "unknown": 4}
 """The values of the catalogue's `harvest_state`."""
 
 _JOB = "harvest:"
@@ -40,7 +40,7 @@ class HarvestGpu(NamedTuple):
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a GPU
     uuid: str
-    state: GpuState
+    state: GpuWord
     """people: somebody uses it. waiting: idle, and nothing of ours runs. unknown: it cannot be told."""
     since: float
     """Epoch seconds."""
@@ -61,7 +61,7 @@ class HarvestRun(NamedTuple):
     program: str
     gpus: tuple[int, ...]
     since: float
-    state: RunState
+    state: RunWord
     keeper: HarvestProcess | None = None
     process: HarvestProcess | None = None
 
@@ -71,7 +71,7 @@ class HarvestProgram(NamedTuple):
 
     name: str
     gpus: tuple[int, ...]
-    state: ProgramState
+    state: ProgramWord
     """backoff: it failed and waits for its next try. done: it is not started again. closed: out of its hours."""
     why: str = ""
     starts: int = 0
@@ -205,7 +205,7 @@ def _gpu(item: object) -> HarvestGpu:
     return HarvestGpu(
         index=_whole(raw["index"]),
         uuid=_text(raw["uuid"]),
-        state=cast("GpuState", _one_of(GpuState, raw["state"])),
+        state=cast("GpuWord", _one_of(GpuWord, raw["state"])),
         since=_number(raw["since"]),
         why=_text(raw["why"]),
         program=_or_none(_text, raw["program"]),
@@ -221,7 +221,7 @@ def _run(item: object) -> HarvestRun:
         program=_text(raw["program"]),
         gpus=_all(_whole, raw["gpus"]),
         since=_number(raw["since"]),
-        state=cast("RunState", _one_of(RunState, raw["state"])),
+        state=cast("RunWord", _one_of(RunWord, raw["state"])),
         keeper=_or_none(_process, raw["keeper"]),
         process=_or_none(_process, raw["process"]),
     )
@@ -237,7 +237,7 @@ def _program(item: object) -> HarvestProgram:
     return HarvestProgram(
         name=_text(raw["name"]),
         gpus=_all(_whole, raw["gpus"]),
-        state=cast("ProgramState", _one_of(ProgramState, raw["state"])),
+        state=cast("ProgramWord", _one_of(ProgramWord, raw["state"])),
         why=_text(raw["why"]),
         starts=_whole(raw["starts"]),
         failures=_whole(raw["failures"]),

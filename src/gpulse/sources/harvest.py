@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpulse.model.frame import GpuReading
 from gpulse.model.harvest import (
     STATE_CODES,
-    GpuState,
+    GpuWord,
     HarvestGpu,
     HarvestProcess,
     HarvestStatus,
@@ -31,10 +31,10 @@ _RACY_SECONDS = 2.0
 """A directory that changed so short a time ago may change again without a new time of its own."""
 _MISSED_INTERVALS, _SLACK_SECONDS = 3, 5.0
 _DEEPEST = 64
-_AT_WORK: tuple[GpuState, ...] = ("harvested", "stopping")
+_AT_WORK: tuple[GpuWord, ...] = ("harvested", "stopping")
 _DEAD = frozenset("ZXx")
 _ROOT = 0
-_MOST_TELLING: tuple[GpuState, ...] = ("harvested", "stopping", "people", "waiting", "unknown")
+_MOST_TELLING: tuple[GpuWord, ...] = ("harvested", "stopping", "people", "waiting", "unknown")
 """What one harvest runs on a GPU is somebody else's use to the others that watch it."""
 
 
