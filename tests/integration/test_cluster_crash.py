@@ -124,7 +124,7 @@ def test_killed_while_sealing(cluster: Cluster) -> None:
     for _ in range(4):
         # A segment is made under another name first: while there is such a directory, sealing goes on.
         with suppress(AssertionError):
-            until(lambda: any(name.startswith(".") for name in os.listdir(history)), "sealing", 3.0)
+            until(lambda: any(history.glob(".*")), "sealing", 3.0)
         head.kill()
         head = cluster.head(*SEALING, port=head.port, http_port=head.http_port, tuned=_SMALL)
     caught_up(head, {agent.name for agent in agents})
