@@ -400,6 +400,26 @@ def test_a_wrong_configuration_is_refused(
     assert [] == machine.starts("fold")
 
 
+def test_without_a_driver(tmp_path: Path) -> None:
+    """A file that is not there is the first thing to say, then the driver."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "gpulse", "harvest", *arguments],
+            env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    missing = run("-c", str(tmp_path / "none.toml"))
+    assert (2, True) == (missing.returncode, "there is no such file" in missing.stderr)
+    assert 0 == run("init", str(tmp_path / "harvest.toml")).returncode
+    if not os.path.exists("/dev/nvidia0"):
+        no_driver = run("-c", str(tmp_path / "harvest.toml"))
+        assert (1, True) == (no_driver.returncode, "driver" in no_driver.stderr)
+
+
 def test_init_and_doctor(machine: HarvestMachine) -> None:
     """The first writes a file once; the second says what can be seen."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gpulse.cli import service, shell
 from gpulse.errors import GpulseError
 from gpulse.harvest.account import Account, Me
-from gpulse.harvest.config import load
+from gpulse.harvest.config import file, load
 from gpulse.harvest.harvester import DryRunner, Harvester, Options
 from gpulse.harvest.ledger import Kept, Ledger
 from gpulse.harvest.running import orphans
@@ -54,6 +54,7 @@ async def harvest(
         GpulseError: Another harvest runs here, or nothing can be written.
     """
     hangup = _Hangup()
+    file.read(str(place.config), root=os.geteuid() == 0)  # a wrong name is told on any machine
     gpus = find_gpus()
     settings = _load(place.config, gpus)
     ledger = None if dry_run else Ledger(place.state, place.roots, uid=os.getuid())
