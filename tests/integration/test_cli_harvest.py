@@ -297,18 +297,24 @@ def test_one_of_a_user_and_options_in_their_place(machine: HarvestMachine) -> No
     assert "--once goes with `gpulse harvest` alone" in stray.stderr
 
 
-def test_a_terminal_that_is_closed_ends_it(machine: HarvestMachine) -> None:
-    """A hangup means to read the configuration again only while there is a terminal, or never was one."""
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_it(machine: HarvestMachine, nohup: bool) -> None:
+    """Unless it was started with nohup; a hangup else means to read the configuration again."""
 
     machine.configure(machine.program("fold", 0, log="/dev/null"))
     pid, terminal = pty.fork()
     if not pid:
         os.environ.update(machine.environment)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
         os.execv(sys.executable, [sys.executable, "-m", "gpulse", "harvest", "--dev-dir", str(machine.dev)])
     try:
         program = machine.started("fold")
     finally:
         os.close(terminal)
+    if nohup:
+        machine.looks()
+        assert not is_gone(program)
+        os.kill(pid, signal.SIGTERM)
     gone(program)
     until(lambda: os.waitpid(pid, os.WNOHANG)[0], "its end")
 

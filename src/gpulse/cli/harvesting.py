@@ -87,10 +87,10 @@ async def harvest(
 
 
 class _Hangup:
-    """SIGHUP: read the configuration again, or, from a terminal that was closed, end."""
+    """SIGHUP: read the configuration again, or, from a terminal that was closed, end, unless nohup said otherwise."""
 
     def __init__(self) -> None:
-        self._had_terminal = _has_terminal()
+        self._had_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
 
     def bind(self, reload: Callable[[], None], end: Callable[[], None]) -> None:
