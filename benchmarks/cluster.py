@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import signal
@@ -585,7 +584,7 @@ def run(size: Size, only: Sequence[str] = ()) -> Report:
 def main() -> None:
     """`python -m benchmarks.cluster --only ingest,agent`."""
     parser = measure.parser(NAME, __doc__)
-    parser.add_argument("--only", type=_parts, default=(), metavar="PART,...", help=f"of {', '.join(_PARTS)}")
+    measure.add_only(parser, _PARTS)
     for name, value in _FULL._asdict().items():
         option = "--" + name.replace("_", "-")
         parser.add_argument(
@@ -600,13 +599,6 @@ def main() -> None:
 
 def _end(*_: object) -> None:
     sys.exit(143)  # as an exception, so that children and files go too
-
-
-def _parts(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - _PARTS.keys():
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(_PARTS)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -285,9 +284,7 @@ _PARTS = {
 def main() -> None:
     """`python -m benchmarks.harvest --only obey,idle`."""
     parser = measure.parser(NAME, __doc__)
-    parser.add_argument(
-        "--only", type=_parts, default=list(_PARTS), metavar="PART,...", help=f"of {', '.join(_PARTS)}"
-    )
+    measure.add_only(parser, _PARTS)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     size = _QUICK if given.quick else _FULL
@@ -295,13 +292,6 @@ def main() -> None:
         report = Report(f"{NAME}_{name}", _PARTS[name].title, module=NAME)
         _PARTS[name].work(report, size)
         measure.publish(report, write=given.write)
-
-
-def _parts(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - _PARTS.keys():
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(_PARTS)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -129,6 +129,22 @@ def parser(
     return made
 
 
+def add_only(made: argparse.ArgumentParser, parts: Mapping[str, object]) -> None:
+    """Give a benchmark of several parts the option to run some of them."""
+
+    def chosen(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := set(names) - parts.keys():
+            raise argparse.ArgumentTypeError(
+                f"there is no {', '.join(unknown)}; there are {', '.join(parts)}"
+            )
+        return names
+
+    made.add_argument(
+        "--only", type=chosen, default=list(parts), metavar="PART,...", help=f"of {', '.join(parts)}"
+    )
+
+
 def publish(report: Report, *, write: bool) -> None:
     """Print a report and, when asked, keep it as its section of the file of results."""
     body = f"## {report.title}\n\n{report.text()}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
@@ -363,7 +362,7 @@ def run(size: Size, only: Sequence[str] = ()) -> Iterator[Report]:
 def main() -> None:
     """`python -m benchmarks.web --only page,chart`."""
     parser = measure.parser(NAME, __doc__)
-    parser.add_argument("--only", type=_parts, default=(), metavar="PART,...", help=f"of {', '.join(_PARTS)}")
+    measure.add_only(parser, _PARTS)
     for name, value in _FULL._asdict().items():
         option = "--" + name.replace("_", "-")
         parser.add_argument(
@@ -375,13 +374,6 @@ def main() -> None:
     size = _QUICK if given.quick else _FULL
     for report in run(size._replace(**chosen), given.only):
         measure.publish(report, write=given.write)
-
-
-def _parts(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - _PARTS.keys():
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(_PARTS)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -53,6 +53,15 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SEC
         time.sleep(0.02)
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, whoever is to bury it."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return text.rpartition(")")[2].split()[0] == "Z"
+
+
 def program(tuned: Mapping[str, Any]) -> list[str]:
     """`python -m gpulse`, or the same with other constants, such as `gpulse.cluster.agent.backoff:GOOD_SECONDS`."""
     if not tuned:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.nvml import FakeNvml
-from tests.integration.cluster import Process, until
+from tests.integration.cluster import Process, is_gone, until
 
 WORK = """\
 #!{python} -IS
@@ -169,15 +169,6 @@ class HarvestProcess(Process):
             cwd=machine.directory,
             env={**machine.environment, **(env or {})},
         )
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return text.rpartition(")")[2].split()[0] == "Z"
 
 
 def gone(pid: int, seconds: float = 10.0) -> None:

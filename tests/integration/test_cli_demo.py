@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Process, free_port, until
+from tests.integration.cluster import Process, free_port, is_gone, until
 
 IMPATIENT = {
     "gpulse.cluster.head.membership:LATE_SECONDS": 1.0,
@@ -56,15 +56,6 @@ class Demo(Process):
         """It and its children."""
         children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text(encoding="ascii")
         return [self.popen.pid, *map(int, children.split())]
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, whoever is to bury it."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return text.rpartition(")")[2].split()[0] == "Z"
 
 
 def is_free(port: int) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.nvml import FakeNvml
-from tests.integration.cluster import Process, until
-from tests.integration.harvest_machine import HarvestMachine, HarvestProcess, gone, is_gone
+from tests.integration.cluster import Process, is_gone, until
+from tests.integration.harvest_machine import HarvestMachine, HarvestProcess, gone
 
 NOBODY_UID = 65534
 

@@ -331,7 +331,7 @@ def test_the_status_on_a_terminal() -> None:
         assert "\x1b" not in "".join(lines)
     text = "\n".join(lines)
     assert "won 21 s on GPUs" in text
-    assert "gone after 0.50 s" in text
+    assert "gone after 500 ms" in text
     ended = "\n".join(status_lines(status, WALL + 60, alive=False, width=120, paint=painter(color=False)))
     assert ended.startswith("no harvest of ada runs")
     assert "harvested" not in ended

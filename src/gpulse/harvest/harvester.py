@@ -31,7 +31,7 @@ from gpulse.harvest.policy.words import (
 from gpulse.harvest.running.told import Exited, Failed, Gone, Started, Told
 from gpulse.harvest.settings import Program, Settings
 from gpulse.harvest.sight.seen import Sighting
-from gpulse.harvest.view import plan
+from gpulse.harvest.view import plan, waiting
 from gpulse.model.device import ranges
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ class Harvester:
         self._take(Looked(now, sighting))
         if not self._told_waiting:
             self._told_waiting = True
-            for line in () if self._state.runs or self._options.once else plan(self._state, now):
+            for line in () if self._options.once else waiting(self._state, now):
                 log.info("%s", line)
 
     def _decide_once(self) -> None:

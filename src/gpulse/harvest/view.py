@@ -93,3 +93,11 @@ def plan(state: State, now: float, *, dry_run: bool = False) -> Iterator[str]:
     for program in state.settings.programs:
         seen = program_view(state, program, now)
         yield f"{program.name}: {': '.join(filter(None, (would.get(seen.state, seen.state), seen.why)))}"
+
+
+def waiting(state: State, now: float) -> Iterator[str]:
+    """A line about each program that does not run."""
+    for program in state.settings.programs:
+        seen = program_view(state, program, now)
+        if seen.state != "running":
+            yield f"{program.name} waits: {seen.why}"

@@ -111,12 +111,16 @@ def _ended(status: int | None) -> str:
 
 def _given_back(preemption: Preemption, now: float) -> str:
     took = preemption.took_seconds
-    gone = "not gone yet" if took is None else f"gone after {took:.2f} s"
+    gone = "not gone yet" if took is None else f"gone after {_length(took)}"
     gpus = ranges(map(str, preemption.gpus))
     return (
         f"  {_moment(preemption.time, now)}  {f.plain(preemption.program)} on GPU {gpus}: "
         f"{f.plain(preemption.what)}; {gone}"
     )
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _moment(time: float, now: float) -> str:
