@@ -435,6 +435,15 @@ async def test_a_source_that_raises_is_a_notice(error: Exception) -> None:
         assert len(listed_pids(app)) == 7
 
 
+async def test_a_frame_that_comes_while_it_is_taken_down_is_nothing() -> None:
+    """The last one may arrive after the panels are gone."""
+    app = TopApp(Scripted(demo_frame()), Options(interval_seconds=60.0, glyphs=UNICODE))
+    async with app.run_test(size=SMALL) as pilot:
+        await started(pilot, app)
+        await app.screen.remove_children()
+        app.on_top_app_arrived()
+
+
 async def test_a_slow_source_does_not_hold_up_the_keys() -> None:
     """Keys work while the source has not answered yet."""
     answer = threading.Event()

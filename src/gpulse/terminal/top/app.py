@@ -287,8 +287,9 @@ class TopApp(App[GpulseError]):
         )
         self._picture = draw(scene)
         self._state = self._picture.state
-        base = self.screen_stack[0]
-        for part in PARTS:
-            lines = self._picture.parts.get(part, [])
-            active = part == self._state.focus
-            base.query_one(f"#{part}", Panel).show(lines, mark=self._picture.marked.get(part), active=active)
+        for base in self.screen_stack[:1]:  # none, or without its panels, while everything is taken down
+            panels = {panel.id: panel for panel in base.query(Panel)}
+            for part in PARTS:
+                if part in panels:
+                    lines, mark = self._picture.parts.get(part, []), self._picture.marked.get(part)
+                    panels[part].show(lines, mark=mark, active=part == self._state.focus)
