@@ -8,8 +8,8 @@ from collections.abc import Callable
 import click
 
 from gpulse.errors import CollectionError, UsageError
-from gpulse.model.device import Device, ranges
-from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.device import Device, ranges, visible
+from gpulse.model.frame import Frame
 from gpulse.model.health import Health
 from gpulse.model.snapshot import select
 from gpulse.terminal import format as f
@@ -55,11 +55,7 @@ def _visible(variable: str | None) -> Select:
         return lambda frame: frame
 
     def named(frame: Frame) -> list[str]:
-        wanted: list[str] = []
-        for word in variable.split(","):
-            if not _is_here(word.strip(), frame):
-                break
-            wanted.append(word.strip())
+        wanted = visible((gpu.device for gpu in frame.gpus), variable)
         if not wanted:
             raise CollectionError(
                 f"CUDA_VISIBLE_DEVICES={f.plain(variable)} hides every GPU from programs",
@@ -85,7 +81,7 @@ class _Choice:
             if not frame.gpus:
                 return frame
             items = self._named(frame)
-            meant = [gpu.device for gpu in frame.gpus if any(_matches(gpu, item) for item in items)]
+            meant = [gpu.device for gpu in frame.gpus if any(gpu.device.is_meant_by(item) for item in items)]
             self._uuids = {device.uuid for device in meant}
             self._nameless = {device.index for device in meant if _is_nameless(device)}
         self._meet(frame, self._uuids)
@@ -114,7 +110,7 @@ def _is_nameless(device: Device) -> bool:
 
 
 def _is_here(item: str, frame: Frame) -> bool:
-    return any(_matches(gpu, item) for gpu in frame.gpus)
+    return any(gpu.device.is_meant_by(item) for gpu in frame.gpus)
 
 
 def _subjects(frame: Frame) -> set[str | None]:
@@ -131,12 +127,3 @@ def _expanded(word: str) -> list[str]:
     if word.replace(":", "", 1).isdecimal() or word.upper().startswith(("GPU-", "MIG-")):
         return [word]
     raise click.UsageError(f"--gpus takes indices and UUIDs; {word!r} is neither")
-
-
-def _matches(gpu: GpuReading, item: str) -> bool:
-    device = gpu.device
-    if item.isdecimal():
-        return device.index == int(item)
-    if item.upper().startswith(("GPU-", "MIG-")):
-        return device.uuid.lower().startswith(item.lower())
-    return device.label == item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from gpulse.model.metric import Values
@@ -41,6 +42,14 @@ class Device(NamedTuple):
         """How people name it: `3`, or `3:1` for a MIG instance."""
         return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
+    def is_meant_by(self, word: str) -> bool:
+        """Whether an index, a label such as `3:1`, or the beginning of a UUID means this one."""
+        if word.isdecimal():
+            return self.index == int(word)
+        if word.upper().startswith(("GPU-", "MIG-")):
+            return self.uuid.lower().startswith(word.lower())
+        return self.label == word
+
 
 class Node(NamedTuple):
     """One machine."""
@@ -58,6 +67,13 @@ class Node(NamedTuple):
 
     Nothing at all when the machine does not say.
     """
+
+
+def visible(devices: Iterable[Device], variable: str) -> list[str]:
+    """The words of CUDA_VISIBLE_DEVICES that count: CUDA ignores all from the first on that is no GPU here."""
+    known = list(devices)
+    words = (word.strip() for word in variable.split(","))
+    return list(takewhile(lambda word: any(device.is_meant_by(word) for device in known), words))
 
 
 _MOST_CPUS = 1 << 16
