@@ -151,6 +151,13 @@ class ProcessReader:
         self._gone.intersection_update(pids)
         return tuple(readings), self._read_cgroups(readings, now), health
 
+    def read_one(self, now: float, pid: int) -> tuple[ProcessReading | None, tuple[CgroupReading, ...]]:
+        """A process of this PID namespace without its descendants, and its control group."""
+        if due(now, self._machine_at, _REFRESH_SECONDS):
+            self._look_at_machine(now)
+        reading = self._read_one(pid, now, on_gpu=False)
+        return (None, ()) if reading is None else (reading, self._read_cgroups([reading], now))
+
     def _hear(self, harvests: Harvests) -> None:
         """Take in what harvests say; whose process is theirs is looked up again when they have started one."""
         if harvests.programs.keys() - self._harvests.programs.keys():

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from time import monotonic
 
+from gpulse.model.device import Device
 from gpulse.model.frame import GpuReading
 from gpulse.model.health import Code, Health
 from gpulse.model.metric import Values
@@ -36,6 +37,7 @@ class GpuReader:
         watch_xids: bool = True,
         patience: Patience | None = None,
         parallel: int | None = 2,
+        names: frozenset[str] | None = None,
     ) -> None:
         """Prepare to read.
 
@@ -45,11 +47,14 @@ class GpuReader:
             patience: How long the driver is waited for.
             parallel: GPUs whose slower groups are read at the same time, None for all. The driver's calls
                 keep a CPU busy, so more of them make one look faster and a long run only costlier.
+            names: The only readings that are wanted; all when None.
         """
         self.waits_for_pcie = True
         """Whether GPUs without GPM are asked for PCIe rates by the call that takes 40 ms."""
         self._cadence = cadence or Cadence()
         self._patience = patience or Patience()
+        self._names = names
+        self._only: frozenset[str] | None = None
         self._driver = Driver(watch_xids=watch_xids)
         self._tick: Lanes[Target] = Lanes("tick", 1)
         self._others: Lanes[Target] = Lanes("slow", parallel or 1)
@@ -98,6 +103,23 @@ class GpuReader:
         if self._starting is not None:
             self._await_start(self._starting, now, patience)
         self._await_opening(now, patience)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The GPUs that have said who they are, each followed by its MIG instances."""
+        return [row.device for _, rows in sorted(self._rows.items()) for row in rows if row.target is not None]
+
+    def only(self, uuids: frozenset[str]) -> None:
+        """Ask from now on no other GPU or instance for anything."""
+        self._only = uuids
+        for target in self._targets():
+            self._narrow(target)
+
+    def _narrow(self, target: Target) -> None:
+        if self._only is not None and target.device.uuid not in self._only:
+            target.narrow(frozenset())
+        elif self._names is not None:
+            target.narrow(self._names)
 
     def keep(self, names: frozenset[str]) -> None:
         """Ask the GPUs that are open only for these readings: for one look that shows no more."""
@@ -282,6 +304,8 @@ class GpuReader:
     def _opened(self, index: int) -> list[Target]:
         generation = self._generation
         targets = open_gpu(index, self._cadence, lambda: self.waits_for_pcie)
+        for target in targets:
+            self._narrow(target)
         refused = self._driver.watch(targets[0].device.uuid, targets[0].handle)
         if refused:
             targets[0].unsupported["xid_errors_total"] = refused

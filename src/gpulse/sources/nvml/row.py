@@ -46,7 +46,7 @@ class Row:
     def is_mute(self) -> bool:
         """True when it answers every question of a tick with an error, as a handle of another time would."""
         tick = self.results.get("tick")
-        return tick is not None and not tick.values
+        return tick is not None and not tick.values and bool(tick.failures)
 
     def due(self, group: str, period: float, clock: float) -> bool:
         """Whether a group should be asked for now."""
@@ -58,7 +58,7 @@ class Row:
         if group == "facts":
             known = self.results.get("facts")
             return known is None or bool(probes.passing(known.failures))
-        return group == "second" or bool(self.target.probes[group])
+        return bool(self.target.probes[group]) or (group == "second" and self.target.wants_processes)
 
     def take_over(self, old: Row) -> None:
         """Go on from what was known about the same GPU."""

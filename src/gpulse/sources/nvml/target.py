@@ -22,6 +22,8 @@ from gpulse.sources.nvml.processes import GpuProcessReader
 _RETRY_SECONDS = 300.0
 """How often what was refused is asked for again: permissions and modes can change."""
 
+_OF_PROCESSES = ("gpu_memory_bytes", "sm_ratio")
+
 _NODE_WORDS = 4
 """Words of 64 NUMA nodes each."""
 _WHOLE_NODE = 0
@@ -65,6 +67,7 @@ class Target:
         self._all = probes
         self._retry_at = monotonic() + _RETRY_SECONDS
         self._wants_details = device.parent_uuid is None
+        self.wants_processes = True
 
     def keep(self, names: frozenset[str]) -> None:
         """Ask from now on only for these readings."""
@@ -76,6 +79,13 @@ class Target:
         self._wants_details = False
         if "sm_ratio" not in names:
             self.processes.has_shares = False
+
+    def narrow(self, names: frozenset[str]) -> None:
+        """Ask from now on only for these readings, for processes and GPM only when one of them needs it."""
+        self.keep(names)
+        self.wants_processes = not names.isdisjoint(_OF_PROCESSES)
+        if names.isdisjoint(gpm.NAMES):
+            self.close()
 
     def read(self, group: str, now: float) -> Result | None:
         """Run one group of probes; None when there is nothing to say yet (GPM needs two samples)."""
@@ -90,7 +100,7 @@ class Target:
             probe.read(self.handle, values, failures)
         self._answered.update(values)
         processes = None
-        if group == "second" and "gpu_memory_bytes" not in self.unsupported:
+        if group == "second" and self.wants_processes and "gpu_memory_bytes" not in self.unsupported:
             try:
                 processes = self.processes.read(now, failures)
                 self._answered.add("gpu_memory_bytes")
