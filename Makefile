@@ -46,6 +46,7 @@ docs: $(READY) ## Rebuild the documents and pictures that are made from the code
 	$(BIN)/python -m gpulse.export.reference > docs/metrics.md
 	$(BIN)/python -m gpulse.export.manual > docs/diagnosis.md
 	$(BIN)/python docs/pictures.py
+	PYTHONPATH=. $(BIN)/python docs/dask_pictures.py
 
 screenshots: $(READY) ## Take the pictures of the dashboard anew, with Chromium
 	$(BIN)/python docs/screenshots.py

@@ -1,0 +1,1 @@
+"""gpulse inside the tools people already run."""

@@ -1,0 +1,1 @@
+"""Pictures of records: what they show, and how it is drawn."""

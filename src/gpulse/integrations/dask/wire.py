@@ -1,0 +1,35 @@
+"""What scheduler and workers say to each other, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from gpulse.integrations.dask.tracking import Column
+
+PLUGIN = "gpulse"
+"""The name of the plugins, and of a task's annotation."""
+JOIN = "gpulse_join"
+"""A worker is here; the answer is an order, if monitoring runs."""
+ROWS = "gpulse_rows"
+"""A worker brings measurements."""
+ORDER = "gpulse_order"
+"""The scheduler wants something of a worker."""
+
+
+class Order(NamedTuple):
+    """What the scheduler wants: to begin, to stop, or, when it is neither, just what was measured so far."""
+
+    running: bool = False
+    stop: bool = False
+    origin: float = 0.0
+    """When monitoring was first started, by the scheduler's clock."""
+    tracked: tuple[Column, ...] = ()
+    streams: bool = False
+    """Whether this worker speaks to the head for its machine."""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Self:
+        """The order of a message; dask's wire knows only plain lists."""
+        order = cls(**message)
+        return order._replace(tracked=tuple(Column(*column) for column in order.tracked))

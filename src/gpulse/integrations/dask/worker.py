@@ -1,0 +1,320 @@
+"""In each worker: measures on a thread of its own and brings the lines to the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from gpulse.integrations.dask.asking import CustomReader
+from gpulse.integrations.dask.jobs import Label
+from gpulse.integrations.dask.machine import WorkerMachine, cadence, open_gpus, own_gpus
+from gpulse.integrations.dask.recorder import Batch, Executing, Recorder, same_once
+from gpulse.integrations.dask.rows import FrameReader
+from gpulse.integrations.dask.settings import Settings
+from gpulse.integrations.dask.wire import JOIN, ORDER, PLUGIN, ROWS, Order
+from gpulse.model.device import Device
+from gpulse.model.frame import Frame
+from gpulse.sources.base import Source
+from gpulse.sources.machine import LocalMachine
+from gpulse.sources.nvml.reader import GpuReader
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from gpulse.integrations.dask.streaming import HeadStream
+
+_SEND_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
+"""A scheduler that does not take rows in this time gets them again later; a worker that ends does not wait longer."""
+_MOST_TROUBLES = 50
+_HEAD_SECONDS = 5.0
+"""A head that cannot be reached for less is not worth a word."""
+
+_log = logging.getLogger("distributed.worker.gpulse")
+"""Under dask's own, so that it is seen where a worker's messages are."""
+
+
+class WorkerMonitor(WorkerPlugin):
+    """The plugin that dask puts into every worker, also into those that come later."""
+
+    name = PLUGIN
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._station: Station | None = None
+
+    async def setup(self, worker: Worker) -> None:
+        """Dask has put the plugin into a worker."""
+        self._station = Station(worker, self._settings)
+        await self._station.open()
+
+    async def teardown(self, worker: Worker) -> None:  # noqa: ARG002  dask's signature
+        """The worker ends, or is not monitored any more."""
+        if self._station is not None:
+            await self._station.close()
+
+
+class Station:
+    """The monitoring of one worker: its GPUs, its recorder, and what is on the way to the scheduler."""
+
+    def __init__(self, worker: Worker, settings: Settings) -> None:
+        self._worker = worker
+        self._settings = settings
+        self._life = secrets.token_hex(8)
+        """Tells this worker from an earlier one at the same address."""
+        self._gpus: list[Device] = []
+        self._reader: GpuReader | None = None
+        self._source: Source | None = None
+        self._recorder: Recorder | None = None
+        self._stream: HeadStream | None = None
+        self._troubles: list[str] = []
+        self._told: set[tuple[str, str | None, str]] = set()
+        self._head_trouble: tuple[str | None, float] = (None, 0.0)
+        """What is wrong with the head, and since when."""
+        self._unsent: Batch | None = None
+        self._batches = 0
+        self._sending = asyncio.Lock()
+        self._ordering = asyncio.Lock()
+        self._delivery: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Find the GPUs, join the others, and begin if they have begun."""
+        await asyncio.to_thread(self._find_gpus)
+        self._worker.handlers[ORDER] = self._ordered
+        answer = await getattr(self._worker.scheduler, JOIN)(
+            worker=self._worker.address,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            gpus=[device.name for device in self._gpus],
+        )
+        if answer is not None:
+            await self._ordered(**answer)
+
+    async def close(self) -> None:
+        """End the measuring, and send what there is."""
+        if self._worker.handlers.get(ORDER) == self._ordered:
+            del self._worker.handlers[ORDER]
+        async with self._ordering:
+            await self._halt()
+        if self._reader is not None:
+            await asyncio.to_thread(self._reader.close)
+
+    async def _ordered(self, **order: Any) -> None:
+        """The scheduler wants something."""
+        wanted = Order.of(order)
+        async with self._ordering:
+            if wanted.running:
+                await self._halt(for_now=True)
+                await self._begin(wanted)
+            elif wanted.stop:
+                await self._halt()
+            else:
+                await self._send()
+
+    async def _begin(self, order: Order) -> None:
+        self._recorder = await asyncio.to_thread(self._prepared, order)
+        self._recorder.start()
+        self._delivery = asyncio.create_task(self._deliver())
+
+    async def _halt(self, *, for_now: bool = False) -> None:
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            delivery.cancel()
+            with suppress(asyncio.CancelledError):
+                await delivery
+        if self._recorder is None:
+            return
+        await asyncio.to_thread(self._recorder.stop)
+        await self._send()
+        self._recorder = None
+        if self._unsent is not None and not for_now:
+            _log.warning(
+                "the scheduler is gone: the last %d measurements are lost", self._unsent.measurements
+            )
+            self._unsent = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await asyncio.to_thread(stream.stop)
+        source, self._source = self._source, None
+        if source is not None:
+            await asyncio.to_thread(source.close)
+            self._reader = None
+
+    def _find_gpus(self) -> None:
+        """Also in the worker's own order, which is the order of every list in its record."""
+        reader = open_gpus(
+            self._settings.tracked,
+            self._settings.interval_seconds,
+            time.time(),
+            whole=bool(self._settings.head),
+        )
+        self._reader = reader
+        self._gpus = own_gpus(
+            reader.devices,
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            first_only=_is_dask_cuda(self._worker),
+        )
+        if not self._settings.head:
+            reader.only(frozenset(device.uuid for device in self._gpus))
+
+    def _prepared(self, order: Order) -> Recorder:
+        if self._reader is None:
+            self._find_gpus()
+        settings, tracked = self._settings, order.tracked
+        uuids = [device.uuid for device in self._gpus]
+        source: Source = WorkerMachine(tracked, self._reader)
+        if order.streams and settings.head is not None:
+            source = LocalMachine(
+                interval_seconds=max(1.0, settings.interval_seconds),
+                cadence=cadence(tracked, settings.interval_seconds),
+                threads=True,
+                gpus=self._reader,
+            )
+            self._stream = self._streaming()
+        self._source = source
+        custom = CustomReader(
+            settings.custom,
+            self._worker,
+            _handles(uuids) if settings.custom else [],
+            interval_seconds=settings.interval_seconds,
+            report=self._report,
+        )
+        wants_tasks = any(column.shape == "tasks" for column in tracked)
+        return Recorder(
+            source,
+            settings.interval_seconds,
+            frames=FrameReader(tracked, uuids, os.getpid()),
+            custom=custom,
+            executing=lambda: executing(self._worker, keys=wants_tasks),
+            elapsed=_clock(order.origin, self._worker.scheduler_delay),
+            taken=self._taken,
+        )
+
+    def _streaming(self) -> HeadStream:
+        from gpulse.integrations.dask.streaming import HeadStream  # noqa: PLC0415  loads gRPC
+
+        settings = self._settings
+        if settings.head is None:
+            raise RuntimeError("there is no head to stream to")
+        state = Path(self._worker.local_directory) / "gpulse-agent"
+        stream = HeadStream(settings.head, state, interval_seconds=settings.interval_seconds)
+        stream.start()
+        return stream
+
+    def _taken(self, frame: Frame) -> None:
+        """A frame, on the recorder's thread."""
+        if self._stream is not None:
+            self._stream.offer(frame)
+        for entry in frame.health:
+            key = (entry.source, entry.subject, entry.code)
+            if entry.is_problem and key not in self._told and not self._is_of_others(entry.subject):
+                self._told.add(key)
+                self._report(f"{entry.subject or entry.source}: {entry.detail}")
+
+    def _is_of_others(self, subject: str | None) -> bool:
+        """Whether something is about a GPU, and none of this worker's."""
+        if subject is None or not subject.startswith("gpu "):
+            return not self._gpus and subject is None
+        return subject not in {f"gpu {device.label}" for device in self._gpus}
+
+    def _report(self, trouble: str) -> None:
+        if len(self._troubles) < _MOST_TROUBLES:
+            self._troubles.append(trouble)
+        _log.warning("%s", trouble)
+
+    async def _deliver(self) -> None:
+        while True:
+            await asyncio.sleep(_SEND_SECONDS)
+            try:
+                await self._send()
+            except Exception as error:  # noqa: BLE001  a fault in telling must not end the measuring
+                _log.warning("the scheduler did not take what was measured: %r", error)
+            if self._recorder is not None and self._recorder.error is not None:
+                self._report(f"measuring has ended, which is a fault in gpulse: {self._recorder.error!r}")
+                return
+
+    async def _send(self) -> None:
+        """Bring to the scheduler what there is; what it does not take is kept for the next time."""
+        async with self._sending:
+            self._mind_head()
+            while True:
+                if self._unsent is None and self._recorder is not None:
+                    self._unsent = self._recorder.batch()
+                    self._batches += self._unsent is not None
+                if self._unsent is None and not self._troubles and self._stream is None:
+                    return
+                is_all = self._unsent is None
+                if not await self._sent() or is_all:
+                    return
+
+    async def _sent(self) -> bool:
+        """Whether the scheduler took what was there."""
+        batch, troubles = self._unsent, self._troubles[:]
+        try:
+            message = getattr(self._worker.scheduler, ROWS)(
+                worker=self._worker.address,
+                life=self._life,
+                number=self._batches,
+                batch=None if batch is None else {**batch._asdict(), "rows": batch.rows.encode()},
+                troubles=troubles,
+            )
+            answer = await asyncio.wait_for(message, _ANSWER_SECONDS)
+        except (OSError, TimeoutError):  # the scheduler is away, or gone with everything
+            return False
+        self._unsent = None
+        del self._troubles[: len(troubles)]
+        if self._stream is not None and answer is not None:
+            self._stream.label({int(pid): job for pid, job in answer.items()})
+        return True
+
+    def _mind_head(self) -> None:
+        """Say once why the head does not get the frames, if that lasts."""
+        trouble = None if self._stream is None else self._stream.trouble
+        now = time.monotonic()
+        if trouble != self._head_trouble[0]:
+            self._head_trouble = trouble, now
+        key = ("head", None, trouble or "")
+        if trouble is not None and now - self._head_trouble[1] >= _HEAD_SECONDS and key not in self._told:
+            self._told.add(key)
+            self._report(f"head: {trouble}")
+
+
+def executing(worker: Worker, *, keys: bool) -> Executing:
+    """The tasks that a worker executes now, and their graphs; may be called from any thread."""
+    active = list(worker.active_keys)
+    if not active:
+        return Executing()
+    labels: list[Label | None] = []
+    for key in active:
+        task = worker.state.tasks.get(key)
+        told = None if task is None or not task.annotations else task.annotations.get(PLUGIN)
+        labels.append(None if told is None else Label(*told))
+    return Executing(tuple(map(str, active)) if keys else (), same_once(labels))
+
+
+def _clock(origin: float, delay: float) -> Callable[[float], float]:
+    """From moments on a clock of ours that nobody sets to seconds since an instant on the scheduler's clock."""
+    begun, clock = time.time() + delay - origin, time.monotonic()
+    return lambda moment: begun + moment - clock
+
+
+def _handles(uuids: Sequence[str]) -> list[Any]:
+    """What people's functions get: NVML's handles, which are good as long as it is open."""
+    import pynvml  # noqa: PLC0415  only where there are GPUs
+
+    return [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+
+
+def _is_dask_cuda(worker: Worker) -> bool:
+    """Whether dask-cuda started the worker: it lets each one see all GPUs, its own first."""
+    return any(type(plugin).__module__.partition(".")[0] == "dask_cuda" for plugin in worker.plugins.values())

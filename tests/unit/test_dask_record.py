@@ -1,0 +1,146 @@
+"""What the scheduler keeps of each worker, and which worker is which."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from itertools import accumulate
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulse.integrations.dask import record as records
+from gpulse.integrations.dask.record import Record, unpacked
+from gpulse.integrations.dask.roster import Roster
+
+
+def everything(record: Record) -> bytes:
+    """All lines, page by page."""
+    lines, position = b"", 0
+    while True:
+        blocks, following = record.page(position)
+        lines += b"".join(map(unpacked, blocks))
+        if following is None:
+            return lines
+        assert following > position
+        position = following
+
+
+def batch(number: int, size: int = 5) -> bytes:
+    """Lines that tell where they belong."""
+    return b"".join(b"1,1,%d.%d,%s\n" % (number, line, os.urandom(20).hex().encode()) for line in range(size))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 1500), max_size=12), st.sampled_from([None, 1, 7, 500, 10_000]))
+def test_nothing_is_lost_wherever_it_is_kept(sizes: list[int], limit: int | None) -> None:
+    """In memory, in the file, or in both."""
+    with tempfile.TemporaryDirectory() as folder:
+        _check_kept(Path(folder) / "worker-0.dump", sizes, limit)
+
+
+def _check_kept(path: Path, sizes: list[int], limit: int | None) -> None:
+    record = Record(str(path), limit)
+    batches = [batch(number, size) for number, size in enumerate(sizes)]
+    for lines, size, last in zip(batches, sizes, accumulate(sizes), strict=True):
+        record.add(lines, size, float(last))
+
+    assert b"".join(batches) == everything(record)
+    assert sum(sizes) == record.measurements
+    if limit == 1 and sizes:
+        assert path.stat().st_size
+        assert not record._blocks
+    record.close()
+    assert not path.exists()
+
+
+def test_pages_stay_in_order_while_it_grows(tmp_path: Path) -> None:
+    """Also when what was in memory goes to the file between two of them."""
+    record = Record(str(tmp_path / "dump"), 3000)
+    kept = [batch(number, 400) for number in range(40)]
+    for lines in kept[:20]:
+        record.add(lines, 400, 0.0)
+    old = records._PAGE_BYTES
+    records._PAGE_BYTES = 1
+    try:
+        blocks, position = record.page(0)
+        for lines in kept[20:]:
+            record.add(lines, 400, 0.0)
+        while position is not None:
+            more, position = record.page(position)
+            blocks += more
+    finally:
+        records._PAGE_BYTES = old
+
+    assert b"".join(kept) == b"".join(map(unpacked, blocks))
+
+
+def test_a_disk_that_takes_nothing_costs_memory_and_no_data(tmp_path: Path) -> None:
+    """And is said; when it takes something again, that is over."""
+    path = tmp_path / "away" / "dump"
+    record = Record(str(path), 5)
+    record.add(batch(1), 5, 1.0)
+    refused = record.trouble
+    path.parent.mkdir()
+    record.add(batch(2), 5, 2.0)
+
+    assert "No such file" in (refused or "")
+    assert record.trouble is None
+    assert 10 == everything(record).count(b"\n")
+
+
+def test_lines_are_kept_small() -> None:
+    """A day of an idle worker is no burden for the scheduler."""
+    record = Record()
+    for second in range(0, 86_400, 10):
+        record.add(b"".join(b'0,0,%d.%d00,"[0, 0]"\n' % (second, n) for n in range(10)), 10, 0.0)
+
+    assert sum(map(len, record._blocks)) < 700_000
+
+
+def test_workers_are_numbered_as_they_first_join() -> None:
+    """One that comes back is the one it was: by its address, or by a name that somebody gave it."""
+    roster = Roster(lambda _: Record())
+    first = [
+        roster.arrived(address, name).index
+        for address, name in [("tcp://a:1", "tcp://a:1"), ("tcp://b:1", "b")]
+    ]
+    roster.left("tcp://a:1")
+    roster.left("tcp://b:1")
+    same_address = roster.arrived("tcp://a:1", "tcp://a:1").index
+    same_name = roster.arrived("tcp://b:2", "b").index
+    another = roster.arrived("tcp://c:1", "tcp://c:1").index
+
+    assert ([0, 1], 0, 1, 2) == (first, same_address, same_name, another)
+    assert ["tcp://a:1", "tcp://b:2", "tcp://c:1"] == [member.address for member in roster.members]
+
+
+def test_two_workers_of_one_name_at_the_same_time_are_two() -> None:
+    """Only one that is gone can have come back."""
+    roster = Roster(lambda _: Record())
+
+    assert [0, 1] == [roster.arrived(address, "b").index for address in ("tcp://b:1", "tcp://b:2")]
+
+
+def test_a_batch_that_comes_again_counts_once() -> None:
+    """One of another life of the worker does not pass for it."""
+    member = Roster(lambda _: Record()).arrived("tcp://a:1", "a")
+
+    found = [member.is_new(*told) for told in [("x", 1), ("x", 1), ("x", 2), ("y", 1), ("y", 1), ("y", 2)]]
+
+    assert [True, False, True, True, False, True] == found
+
+
+def test_the_first_worker_of_each_machine_speaks_for_it() -> None:
+    """The next one does when it is gone."""
+    roster = Roster(lambda _: Record())
+    for address, host in [("tcp://a:1", "a"), ("tcp://a:2", "a"), ("tcp://b:1", "b")]:
+        member = roster.arrived(address, address)
+        member.host, member.joined = host, True
+    before = {host: member.address for host, member in roster.speakers().items()}
+    roster.left("tcp://a:1")
+    after = {host: member.address for host, member in roster.speakers().items()}
+
+    assert {"a": "tcp://a:1", "b": "tcp://b:1"} == before
+    assert {"a": "tcp://a:2", "b": "tcp://b:1"} == after
