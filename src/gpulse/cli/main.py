@@ -31,6 +31,9 @@ VERBS = {
     "top": Verb("gpulse.cli.top", "Watch GPUs, processes and host full-screen."),
     "record": Verb("gpulse.cli.record", "Record this machine, or a command's run, into a file."),
     "harvest": Verb("gpulse.cli.harvest", "Put idle GPUs to work, and give them back at once."),
+    "dask": Verb(
+        "gpulse.cli.dask", "Record a Dask cluster's GPUs by job, graph and task; peaks, CSV, plots."
+    ),
     "head": Verb(
         "gpulse.cli.head", "Collect from many nodes: keep it, answer for it, cut sessions out of it."
     ),
