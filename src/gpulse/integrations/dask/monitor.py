@@ -199,7 +199,7 @@ class Monitor:
 
     async def _attach(self, wanted: Settings) -> None:
         from gpulse.integrations.dask.plugin import worker_plugin  # noqa: PLC0415  a client that looks needs neither
-        from gpulse.integrations.dask.scheduler import SchedulerMonitor, check_place  # noqa: PLC0415
+        from gpulse.integrations.dask.scheduler import SchedulerMonitor, already_monitored, check_place  # noqa: PLC0415
 
         for_workers = worker_plugin(wanted)
         try:
@@ -208,10 +208,7 @@ class Monitor:
             pass
         else:
             if status.running:
-                raise GpulseError(
-                    "this cluster is being monitored already",
-                    hint="stop(), or detach() which drops the record",
-                )
+                raise already_monitored()
             await self._check(check_place, wanted)
             await self._detach()
         await self._answered(self.client.register_plugin(SchedulerMonitor(wanted), name=PLUGIN))

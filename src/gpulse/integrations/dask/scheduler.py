@@ -53,8 +53,13 @@ class SchedulerMonitor(SchedulerPlugin):
         """Dask has put the plugin into the scheduler.
 
         Raises:
-            GpulseError: There is no place for what does not fit into memory.
+            GpulseError: Another monitor is there, or there is no place for what does not fit into memory.
         """
+        if PLUGIN in scheduler.plugins:
+            raise already_monitored()
+        if JOIN in scheduler.handlers:  # of one that was taken out without being told
+            stale: Any = scheduler.handlers[JOIN]
+            await stale.__self__.close()
         self._scheduler = scheduler
         self._tracked = self.settings.tracked
         self._dumps = _dump_folder(self.settings) if self.settings.mem_limit is not None else None
@@ -317,7 +322,8 @@ class SchedulerMonitor(SchedulerPlugin):
     async def _order(self, member: Member, order: Order) -> None:
         try:
             call = getattr(self._scheduler.rpc(member.address), ORDER)
-            await asyncio.wait_for(call(**order._asdict()), _ANSWER_SECONDS)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await call(**order._asdict())
         except TimeoutError:
             member.complain([f"it did not answer within {_ANSWER_SECONDS:g} s"])
         except OSError as error:
@@ -341,6 +347,13 @@ def _mark(task: TaskState, label: Label) -> None:
     if task.annotations is None:
         task.annotations = {}
     task.annotations[PLUGIN] = list(label)
+
+
+def already_monitored() -> GpulseError:
+    """Only one monitor can be attached to a cluster."""
+    return GpulseError(
+        "this cluster is being monitored already", hint="stop(), or detach() which drops the record"
+    )
 
 
 async def check_place(settings: Settings, dask_scheduler: Scheduler) -> GpulseError | None:  # noqa: ARG001  dask's word

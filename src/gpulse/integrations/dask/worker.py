@@ -85,6 +85,7 @@ class Station:
         self._batches = 0
         self._sending = asyncio.Lock()
         self._ordering = asyncio.Lock()
+        self._halting = asyncio.Event()
         self._delivery: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -124,14 +125,14 @@ class Station:
     async def _begin(self, order: Order) -> None:
         self._recorder = await asyncio.to_thread(self._prepared, order)
         self._recorder.start()
+        self._halting.clear()
         self._delivery = asyncio.create_task(self._deliver())
 
     async def _halt(self, *, for_now: bool = False) -> None:
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
-            delivery.cancel()
-            with suppress(asyncio.CancelledError):
-                await delivery
+            self._halting.set()
+            await delivery
         if self._recorder is None:
             return
         await asyncio.to_thread(self._recorder.stop)
@@ -233,8 +234,10 @@ class Station:
         _log.warning("%s", trouble)
 
     async def _deliver(self) -> None:
-        while True:
-            await asyncio.sleep(_SEND_SECONDS)
+        while not self._halting.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SEND_SECONDS):
+                    await self._halting.wait()
             try:
                 await self._send()
             except Exception as error:  # noqa: BLE001  a fault in telling must not end the measuring
@@ -268,7 +271,8 @@ class Station:
                 batch=None if batch is None else {**batch._asdict(), "rows": batch.rows.encode()},
                 troubles=troubles,
             )
-            answer = await asyncio.wait_for(message, _ANSWER_SECONDS)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                answer = await message
         except (OSError, TimeoutError):  # the scheduler is away, or gone with everything
             return False
         self._unsent = None
