@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _SEND_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
 """A scheduler that does not take rows in this time gets them again later; a worker that ends does not wait longer."""
+_TEARDOWN_SECONDS = 8.0
+"""Whatever hangs, a worker that wants to end is not kept from it for longer."""
 _MOST_TROUBLES = 50
 _HEAD_SECONDS = 5.0
 """A head that cannot be reached for less is not worth a word."""
@@ -60,8 +62,13 @@ class WorkerMonitor(WorkerPlugin):
 
     async def teardown(self, worker: Worker) -> None:  # noqa: ARG002  dask's signature
         """The worker ends, or is not monitored any more."""
-        if self._station is not None:
-            await self._station.close()
+        if self._station is None:
+            return
+        try:
+            async with asyncio.timeout(_TEARDOWN_SECONDS):
+                await self._station.close()
+        except TimeoutError:
+            _log.warning("monitoring did not end within %g s, and is left behind", _TEARDOWN_SECONDS)
 
 
 class Station:
@@ -132,7 +139,7 @@ class Station:
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             self._halting.set()
-            await delivery
+            await asyncio.wait([delivery])  # it may have been cancelled with everything else of a worker that ends
         if self._recorder is None:
             return
         await asyncio.to_thread(self._recorder.stop)
