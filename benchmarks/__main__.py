@@ -16,6 +16,7 @@ _FAKE = {
     "diagnosis": "how often `gpulse why` is right on labelled recordings, beside others' rules",
     "diagnosis_speed": "what a diagnosis costs: of a window, of a stream, of a day",
     "harvest": "how soon a GPU is given back, and what harvesting costs meanwhile",
+    "dask": "what monitoring costs a Dask cluster: tasks, eight hours of memory, an export",
     "past": "what questions about weeks cost: a GPU's month, who held a thousand GPUs",
     "web": "the dashboard: a thousand GPUs in a browser, its first paint, many pages, a day's chart",
     "cluster": "a head with 10,000 GPUs, its store, its answers, an agent, sessions",

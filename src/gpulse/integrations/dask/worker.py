@@ -139,7 +139,9 @@ class Station:
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             self._halting.set()
-            await asyncio.wait([delivery])  # it may have been cancelled with everything else of a worker that ends
+            await asyncio.wait(
+                [delivery]
+            )  # it may have been cancelled with everything else of a worker that ends
         if self._recorder is None:
             return
         await asyncio.to_thread(self._recorder.stop)

@@ -107,7 +107,9 @@ class GpuReader:
     @property
     def devices(self) -> list[Device]:
         """The GPUs that have said who they are, each followed by its MIG instances."""
-        return [row.device for _, rows in sorted(self._rows.items()) for row in rows if row.target is not None]
+        return [
+            row.device for _, rows in sorted(self._rows.items()) for row in rows if row.target is not None
+        ]
 
     def only(self, uuids: frozenset[str]) -> None:
         """Ask from now on no other GPU or instance for anything."""
