@@ -120,7 +120,9 @@ def _columns_highest(rows: Sequence[Sequence[Any]]) -> Iterator[float | int | No
 
 def no_numbers(metric: str) -> ArgumentError:
     """The error about a metric of text, objects or lists in lists."""
-    return ArgumentError(f"the values of {metric!r} are no numbers", hint="a metric whose values are numbers")
+    return ArgumentError(
+        f"the values of {metric!r} are no numbers, so that it has no peaks; metrics of GPUs, hosts and processes have some"
+    )
 
 
 def listed(indices: Sequence[int]) -> str:

@@ -57,8 +57,11 @@ class Status(NamedTuple):
         ]
         for worker in self.workers:
             gone = "" if worker.here else ", gone"
+            called = (
+                worker.address if worker.name in ("", worker.address) else f"{worker.name} ({worker.address})"
+            )
             lines.append(
-                f"  {worker.index}: {worker.address}{gone}, {len(worker.gpus)} GPUs, {worker.measurements} measurements"
+                f"  {worker.index}: {called}{gone}, {len(worker.gpus)} GPUs, {worker.measurements} measurements"
             )
             lines += [f"     {trouble}" for trouble in worker.troubles]
         return "\n".join([*lines, *(f"  {trouble}" for trouble in self.troubles)])

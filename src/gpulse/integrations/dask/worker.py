@@ -259,15 +259,14 @@ class Station:
         """Bring to the scheduler what there is; what it does not take is kept for the next time."""
         async with self._sending:
             self._mind_head()
-            while True:
-                if self._unsent is None and self._recorder is not None:
-                    self._unsent = self._recorder.batch()
-                    self._batches += self._unsent is not None
-                if self._unsent is None and not self._troubles and self._stream is None:
-                    return
-                is_all = self._unsent is None
-                if not await self._sent() or is_all:
-                    return
+            if self._unsent is not None and not await self._sent():
+                return
+            # Once: a scheduler that is slower than the measuring would keep us here.
+            if self._recorder is not None:
+                self._unsent = self._recorder.batch()
+                self._batches += self._unsent is not None
+            if self._unsent is not None or self._troubles or self._stream is not None:
+                await self._sent()
 
     async def _sent(self) -> bool:
         """Whether the scheduler took what was there."""

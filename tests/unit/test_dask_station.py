@@ -1,0 +1,172 @@
+"""One worker's monitoring: what it brings to the scheduler, and how it ends whatever the scheduler does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpulse.integrations.dask import worker as module
+from gpulse.integrations.dask.settings import Settings, settings
+from gpulse.integrations.dask.wire import ORDER, Order
+from gpulse.integrations.dask.worker import Station
+
+RUNNING = Order(running=True, origin=0.0)
+
+
+class FakeScheduler:
+    """What a worker sees of its scheduler; it takes rows unless it is told not to."""
+
+    def __init__(self) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.asked = asyncio.Event()
+        self.answer: Callable[[], Any] | None = None
+
+    async def gpulse_join(self, **_: Any) -> None:
+        """Nothing runs yet."""
+
+    async def gpulse_rows(self, **message: Any) -> None:
+        """Rows, and whatever answer is prepared."""
+        self.taken.append(message)
+        self.asked.set()
+        if self.answer is not None:
+            await self.answer()
+
+    def rows(self) -> list[str]:
+        """The lines that came, each batch once."""
+        batches = {
+            message["number"]: message["batch"]["rows"]
+            for message in self.taken
+            if message["batch"] is not None
+        }
+        return b"".join(batches.values()).decode().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are brought often, and answers are not waited for so long."""
+    monkeypatch.setattr(module, "_SEND_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def wanted() -> Settings:
+    """Something that every machine can tell."""
+    return settings(["load1", "tasks"], (), "client", 50, None, "temp")
+
+
+@asynccontextmanager
+async def station(scheduler: FakeScheduler, folder: Path) -> AsyncIterator[tuple[Station, Any]]:
+    """A worker that is monitored, until it ends."""
+    worker: Any = SimpleNamespace(
+        scheduler=scheduler,
+        address="tcp://127.0.0.1:1",
+        handlers={},
+        plugins={},
+        active_keys=set(),
+        state=SimpleNamespace(tasks={}),
+        scheduler_delay=0.0,
+        local_directory=str(folder),
+    )
+    made = Station(worker, wanted())
+    await made.open()
+    try:
+        yield made, worker
+    finally:
+        await made.close()
+
+
+def started() -> dict[str, Any]:
+    """The order to begin."""
+    return RUNNING._replace(tracked=wanted().tracked)._asdict()
+
+
+async def test_rows_come_while_it_runs_and_the_last_ones_when_it_stops(tmp_path: Path) -> None:
+    """None is missing: as many lines as measurements, and nothing after the stop."""
+    scheduler = FakeScheduler()
+    async with station(scheduler, tmp_path) as (_, worker):
+        await worker.handlers[ORDER](**started())
+        await scheduler.asked.wait()
+        await worker.handlers[ORDER](**Order(stop=True)._asdict())
+        stopped = len(scheduler.taken)
+        told = sum(message["batch"]["measurements"] for message in scheduler.taken if message["batch"])
+        await asyncio.sleep(0.15)
+
+    assert stopped == len(scheduler.taken)
+    assert told == len(scheduler.rows()) >= 2
+    assert ORDER not in worker.handlers
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
+async def test_a_stop_is_heard_while_rows_are_on_their_way(tmp_path: Path, delay: float) -> None:
+    """At whichever moment the answer comes."""
+    scheduler = FakeScheduler()
+    scheduler.answer = lambda: asyncio.sleep(delay)
+    async with station(scheduler, tmp_path) as (_, worker):
+        for _ in range(3):
+            await worker.handlers[ORDER](**started())
+            scheduler.asked.clear()
+            await scheduler.asked.wait()
+            async with asyncio.timeout(5):
+                await worker.handlers[ORDER](**Order(stop=True)._asdict())
+
+    times = [float(line.split(",")[2]) for line in scheduler.rows()]
+    assert sorted(times) == times
+
+
+async def test_what_the_scheduler_did_not_take_comes_again(tmp_path: Path) -> None:
+    """Under the same number, so that it counts once."""
+    scheduler = FakeScheduler()
+
+    async def refuse() -> None:
+        scheduler.answer = None
+        raise OSError("away")
+
+    scheduler.answer = refuse
+    async with station(scheduler, tmp_path) as (_, worker):
+        await worker.handlers[ORDER](**started())
+        while len(scheduler.taken) < 3:
+            scheduler.asked.clear()
+            await scheduler.asked.wait()
+
+    first, second = scheduler.taken[:2]
+    assert (first["life"], first["number"], first["batch"]) == (
+        second["life"],
+        second["number"],
+        second["batch"],
+    )
+    assert scheduler.taken[2]["number"] == first["number"] + 1
+
+
+async def test_a_scheduler_that_is_gone_holds_no_worker_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends in good time and says what is lost."""
+    scheduler = FakeScheduler()
+    scheduler.answer = lambda: asyncio.sleep(60)
+    with caplog.at_level(logging.WARNING, "distributed.worker.gpulse"):
+        async with asyncio.timeout(5), station(scheduler, tmp_path) as (_, worker):
+            await worker.handlers[ORDER](**started())
+            await scheduler.asked.wait()
+
+    assert "measurements are lost" in caplog.text
+
+
+async def test_a_worker_whose_tasks_are_all_cancelled_still_brings_its_last_rows(tmp_path: Path) -> None:
+    """As when a signal ends it."""
+    scheduler = FakeScheduler()
+    async with station(scheduler, tmp_path) as (made, worker):
+        await worker.handlers[ORDER](**started())
+        await scheduler.asked.wait()
+        assert made._delivery is not None
+        made._delivery.cancel()
+        before = len(scheduler.rows())
+        await asyncio.sleep(0.15)
+
+    assert len(scheduler.rows()) > before
