@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.integrations.dask.jobs import NOTHING, Label, Numbering
+from gpulse.integrations.dask.jobs import NOTHING, Label, Numbering, marked
 from gpulse.integrations.dask.resting import Resting
 from gpulse.integrations.dask.tracking import ArgumentError
 
@@ -120,3 +120,12 @@ def test_what_is_long_past_is_forgotten() -> None:
     assert len(resting._since) < 200
     assert (1, 9_990) == resting.at(9_989.5)[:2]
     assert NOTHING != resting.at(0.0)
+
+
+def test_tasks_carry_their_graph_as_text() -> None:
+    """What others wrote under that name is none."""
+    label = Label(3, 14, 159)
+
+    assert label == marked({"gpulse": label.mark, "retries": 2})
+    for foreign in (None, {}, {"retries": 2}, {"gpulse": 5}, {"gpulse": "a.b.c"}, {"gpulse": "1.2.3.4"}):
+        assert marked(foreign) is None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from gpulse.integrations.dask.tracking import ArgumentError
 
 JobType = Literal["client", "manual"]
+ANNOTATION = "gpulse"
+"""Under which tasks carry their graph."""
 
 
 class Label(NamedTuple):
@@ -18,6 +20,20 @@ class Label(NamedTuple):
     """Within the job; 0 between two graphs."""
     serial: int = 0
     """Counts all graphs in the order in which they were submitted."""
+
+    @property
+    def mark(self) -> str:
+        """As tasks carry it: text, which costs neither the wire nor the garbage collector anything to speak of."""
+        return f"{self.job}.{self.dag}.{self.serial}"
+
+
+def marked(annotations: Mapping[str, Any] | None) -> Label | None:
+    """The graph that a task's annotations name, None when they name none."""
+    mark = annotations.get(ANNOTATION) if annotations else None
+    try:
+        return None if mark is None else Label(*map(int, mark.split(".")))
+    except (AttributeError, TypeError, ValueError):  # somebody else's annotation of that name
+        return None
 
 
 NOTHING = Label(0, 0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from gpulse.errors import GpulseError
-from gpulse.integrations.dask.jobs import Label, Numbering
+from gpulse.integrations.dask.jobs import ANNOTATION, Label, Numbering, marked
 from gpulse.integrations.dask.record import Record
 from gpulse.integrations.dask.resting import Resting
 from gpulse.integrations.dask.roster import Member, Roster
@@ -106,10 +106,11 @@ class SchedulerMonitor(SchedulerPlugin):
         if self._numbering is None:
             return
         label = self._numbering.submitted(client, self._cause(stimulus_id))
+        mark = label.mark
         for key in tasks:
             task = scheduler.tasks.get(key)
-            if task is not None and (task.state in _UNSUBMITTED or _label(task) is None):
-                _mark(task, label)
+            if task is not None and (task.state in _UNSUBMITTED or marked(task.annotations) is None):
+                _mark(task, mark)
         self._resting.note(self._elapsed(), label)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
@@ -255,7 +256,7 @@ class SchedulerMonitor(SchedulerPlugin):
 
     def _cause(self, stimulus: str) -> Label | None:
         task = self._scheduler.tasks.get(self._causes.get(stimulus, ""))
-        return None if task is None else _label(task)
+        return None if task is None else marked(task.annotations)
 
     def _adopt(self) -> None:
         """Number what clients have submitted before and still wait for: one graph of a job each."""
@@ -270,8 +271,8 @@ class SchedulerMonitor(SchedulerPlugin):
             label = self._numbering.submitted(client)
             while waiting:
                 task = waiting.pop()
-                if _label(task) is None:
-                    _mark(task, label)
+                if marked(task.annotations) is None:
+                    _mark(task, label.mark)
                     waiting.extend(task.dependencies)
 
     async def _watch(self) -> None:
@@ -284,7 +285,7 @@ class SchedulerMonitor(SchedulerPlugin):
         if self._numbering is None or self._origin is None:
             return
         labels = (
-            _label(task)
+            marked(task.annotations)
             for worker in self._scheduler.workers.values()
             for task in islice(worker.processing, _MOST_LOOKED_AT)
         )
@@ -301,7 +302,7 @@ class SchedulerMonitor(SchedulerPlugin):
             worker = self._scheduler.workers.get(member.address)
             if member.host != host or member.pid is None or worker is None:
                 continue
-            labels = [_label(task) for task in islice(worker.processing, _MOST_LOOKED_AT)]
+            labels = [marked(task.annotations) for task in islice(worker.processing, _MOST_LOOKED_AT)]
             newest = max(
                 (label for label in labels if label),
                 key=lambda label: label.serial,
@@ -338,15 +339,10 @@ class SchedulerMonitor(SchedulerPlugin):
         return Record(path, self.settings.mem_limit)
 
 
-def _label(task: TaskState) -> Label | None:
-    told = task.annotations.get(PLUGIN) if task.annotations else None
-    return None if told is None else Label(*told)
-
-
-def _mark(task: TaskState, label: Label) -> None:
+def _mark(task: TaskState, mark: str) -> None:
     if task.annotations is None:
         task.annotations = {}
-    task.annotations[PLUGIN] = list(label)
+    task.annotations[ANNOTATION] = mark
 
 
 def already_monitored() -> GpulseError:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from gpulse.integrations.dask.tracking import Column
 
 PLUGIN = "gpulse"
-"""The name of the plugins, and of a task's annotation."""
+"""The name of the plugins."""
 JOIN = "gpulse_join"
 """A worker is here; the answer is an order, if monitoring runs."""
 ROWS = "gpulse_rows"

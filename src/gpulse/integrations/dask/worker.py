@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from gpulse.integrations.dask.asking import CustomReader
-from gpulse.integrations.dask.jobs import Label
+from gpulse.integrations.dask.jobs import Label, marked
 from gpulse.integrations.dask.machine import WorkerMachine, cadence, open_gpus, own_gpus
 from gpulse.integrations.dask.recorder import Batch, Executing, Recorder, same_once
 from gpulse.integrations.dask.rows import FrameReader
@@ -309,8 +309,7 @@ def executing(worker: Worker, *, keys: bool) -> Executing:
     labels: list[Label | None] = []
     for key in active:
         task = worker.state.tasks.get(key)
-        told = None if task is None or not task.annotations else task.annotations.get(PLUGIN)
-        labels.append(None if told is None else Label(*told))
+        labels.append(None if task is None else marked(task.annotations))
     return Executing(tuple(map(str, active)) if keys else (), same_once(labels))
 
 
