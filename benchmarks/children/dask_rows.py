@@ -16,7 +16,7 @@ from typing import Any
 
 from gpulse.integrations.dask.asking import CustomReader
 from gpulse.integrations.dask.jobs import Label
-from gpulse.integrations.dask.recorder import Batch, Executing, Recorder
+from gpulse.integrations.dask.recorder import Executing, Parcel, Recorder
 from gpulse.integrations.dask.rows import FrameReader
 from gpulse.integrations.dask.tracking import columns
 from gpulse.integrations.dask.wire import ROWS
@@ -62,7 +62,7 @@ def frames(gpus: int, count: int) -> Iterator[Frame]:
         yield Frame(time=at, monotonic=at, node=node, gpus=tuple(readings))
 
 
-def recorded(gpus: int, hours: float) -> Iterator[tuple[Batch, float]]:
+def recorded(gpus: int, hours: float) -> Iterator[tuple[Parcel, float]]:
     """What a worker sends each second, and how long it took to make."""
     step = 0
 
@@ -76,7 +76,7 @@ def recorded(gpus: int, hours: float) -> Iterator[tuple[Batch, float]]:
         _Nothing(),
         _INTERVAL_SECONDS,
         frames=FrameReader(tracked, uuids, 1),
-        custom=CustomReader((), None, (), interval_seconds=_INTERVAL_SECONDS, report=print),
+        custom=CustomReader((), None, interval_seconds=_INTERVAL_SECONDS, report=print),
         executing=executing,
         elapsed=lambda moment: moment,
     )
@@ -86,7 +86,7 @@ def recorded(gpus: int, hours: float) -> Iterator[tuple[Batch, float]]:
         recorder.take(frame)
         spent += time.perf_counter() - begun
         if (step + 1) % _A_SECOND == 0:
-            batch = recorder.batch()
+            batch = recorder.parcel()
             if batch is not None:
                 yield batch, spent / batch.measurements
             spent = 0.0
@@ -96,7 +96,7 @@ async def fill(gpus: int, hours: float, dask_scheduler: Any) -> int:
     """In a scheduler: take in what its first worker would have sent; how many measurements that was."""
     address = next(iter(dask_scheduler.workers))
     taken = 0
-    for number, (batch, _) in enumerate(recorded(gpus, hours)):
+    for number, (batch, _) in enumerate(recorded(gpus, hours), 1):
         message = {**batch._asdict(), "rows": batch.rows.encode()}
         await dask_scheduler.handlers[ROWS](
             worker=address, life="made up", number=number, batch=message, troubles=()

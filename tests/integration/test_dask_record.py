@@ -210,6 +210,7 @@ def test_bad_custom_metrics(machine: DaskMachine, monitor: Monitor, tmp_path: Pa
     work(machine, "a", "b")
     with machine.client() as client:
         client.submit(tasks.seen, times=10, key="long", workers=[victim.address]).result()
+    until(lambda: "'stuck' takes longer" in str(monitor.status()), "the one that hangs to be told of")
     monitor.stop()
     status = monitor.status()
     files = monitor.to_csv(tmp_path)

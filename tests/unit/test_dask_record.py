@@ -127,20 +127,41 @@ def test_a_batch_that_comes_again_counts_once() -> None:
     """One of another life of the worker does not pass for it."""
     member = Roster(lambda _: Record()).arrived("tcp://a:1", "a")
 
-    found = [member.is_new(*told) for told in [("x", 1), ("x", 1), ("x", 2), ("y", 1), ("y", 1), ("y", 2)]]
+    found = [
+        member.is_new(*told)
+        for told in [("x", 1), ("x", 1), ("x", 2), ("x", 1), ("y", 1), ("y", 1), ("y", 2)]
+    ]
 
-    assert [True, False, True, True, False, True] == found
+    assert [True, False, True, False, True, False, True] == found
+
+
+def test_names_that_were_given_count_more_than_addresses() -> None:
+    """Workers that come back on each other's ports keep their records."""
+    roster = Roster(lambda _: Record())
+    for address, name in [("tcp://h:1", "a"), ("tcp://h:2", "b")]:
+        roster.arrived(address, name)
+    for address in ("tcp://h:1", "tcp://h:2"):
+        roster.left(address)
+
+    back = [
+        roster.arrived(*worker).index
+        for worker in [("tcp://h:2", "a"), ("tcp://h:1", "b"), ("tcp://h:3", "c")]
+    ]
+
+    assert [0, 1, 2] == back
+    assert [0, 1] == [
+        member.index for address in ("tcp://h:2", "tcp://h:1") if (member := roster.at(address))
+    ]
 
 
 def test_the_first_worker_of_each_machine_speaks_for_it() -> None:
     """The next one does when it is gone."""
     roster = Roster(lambda _: Record())
     for address, host in [("tcp://a:1", "a"), ("tcp://a:2", "a"), ("tcp://b:1", "b")]:
-        member = roster.arrived(address, address)
-        member.host, member.joined = host, True
-    before = {host: member.address for host, member in roster.speakers().items()}
+        roster.joined(roster.arrived(address, address), host, 1, [])
+    before = [member.address for member in roster.members if roster.speaks(member)]
     roster.left("tcp://a:1")
-    after = {host: member.address for host, member in roster.speakers().items()}
+    after = [member.address for member in roster.members if roster.speaks(member)]
 
-    assert {"a": "tcp://a:1", "b": "tcp://b:1"} == before
-    assert {"a": "tcp://a:2", "b": "tcp://b:1"} == after
+    assert ["tcp://a:1", "tcp://b:1"] == before
+    assert ["tcp://a:2", "tcp://b:1"] == after

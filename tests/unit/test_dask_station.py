@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +18,6 @@ from gpulse.integrations.dask.settings import Settings, settings
 from gpulse.integrations.dask.wire import ORDER, Order
 from gpulse.integrations.dask.worker import Station
 
-RUNNING = Order(running=True, origin=0.0)
-
 
 class FakeScheduler:
     """What a worker sees of its scheduler; it takes rows unless it is told not to."""
@@ -31,12 +30,11 @@ class FakeScheduler:
     async def gpulse_join(self, **_: Any) -> None:
         """Nothing runs yet."""
 
-    async def gpulse_rows(self, **message: Any) -> None:
+    async def gpulse_rows(self, **message: Any) -> dict[int, str] | None:
         """Rows, and whatever answer is prepared."""
         self.taken.append(message)
         self.asked.set()
-        if self.answer is not None:
-            await self.answer()
+        return {} if self.answer is None else await self.answer()
 
     def rows(self) -> list[str]:
         """The lines that came, each batch once."""
@@ -53,6 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are brought often, and answers are not waited for so long."""
     monkeypatch.setattr(module, "_SEND_SECONDS", 0.1)
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -83,8 +82,9 @@ async def station(scheduler: FakeScheduler, folder: Path) -> AsyncIterator[tuple
 
 
 def started() -> dict[str, Any]:
-    """The order to begin."""
-    return RUNNING._replace(tracked=wanted().tracked)._asdict()
+    """The order to begin, as a scheduler that began long ago sends it now."""
+    order = Order(running=True, elapsed=time.monotonic(), sent=time.time(), tracked=wanted().tracked)
+    return order._asdict()
 
 
 async def test_rows_come_while_it_runs_and_the_last_ones_when_it_stops(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_rows_come_while_it_runs_and_the_last_ones_when_it_stops(tmp_path:
 async def test_a_stop_is_heard_while_rows_are_on_their_way(tmp_path: Path, delay: float) -> None:
     """At whichever moment the answer comes."""
     scheduler = FakeScheduler()
-    scheduler.answer = lambda: asyncio.sleep(delay)
+    scheduler.answer = lambda: asyncio.sleep(delay, {})
     async with station(scheduler, tmp_path) as (_, worker):
         for _ in range(3):
             await worker.handlers[ORDER](**started())
@@ -120,13 +120,15 @@ async def test_a_stop_is_heard_while_rows_are_on_their_way(tmp_path: Path, delay
     assert sorted(times) == times
 
 
-async def test_what_the_scheduler_did_not_take_comes_again(tmp_path: Path) -> None:
-    """Under the same number, so that it counts once."""
+@pytest.mark.parametrize("silent", [False, True])
+async def test_what_the_scheduler_did_not_take_comes_again(tmp_path: Path, silent: bool) -> None:
+    """Under the same number, so that it counts once; dask answers what it does not know with nothing."""
     scheduler = FakeScheduler()
 
     async def refuse() -> None:
         scheduler.answer = None
-        raise OSError("away")
+        if not silent:
+            raise OSError("away")
 
     scheduler.answer = refuse
     async with station(scheduler, tmp_path) as (_, worker):
@@ -170,3 +172,46 @@ async def test_a_worker_whose_tasks_are_all_cancelled_still_brings_its_last_rows
         await asyncio.sleep(0.15)
 
     assert len(scheduler.rows()) > before
+
+
+async def test_a_stop_goes_on_trying_while_the_scheduler_is_busy(tmp_path: Path) -> None:
+    """And loses nothing."""
+    scheduler = FakeScheduler()
+    busy = 3
+
+    async def answer() -> dict[int, str]:
+        nonlocal busy
+        busy -= 1
+        if busy > 0:
+            await asyncio.sleep(1)
+        return {}
+
+    async with station(scheduler, tmp_path) as (_, worker):
+        await worker.handlers[ORDER](**started())
+        await scheduler.asked.wait()
+        scheduler.answer = answer
+        said = await worker.handlers[ORDER](**Order(stop=True)._asdict())
+
+    assert {"lost": 0} == said
+    assert busy <= 0
+
+
+async def test_faults_of_the_scheduler_do_not_keep_a_worker_from_stopping(tmp_path: Path) -> None:
+    """Whatever they are, and it can be started again."""
+    scheduler = FakeScheduler()
+
+    async def broken() -> None:
+        raise RuntimeError("a fault")
+
+    async with station(scheduler, tmp_path) as (made, worker):
+        await worker.handlers[ORDER](**started())
+        scheduler.answer = broken
+        await scheduler.asked.wait()
+        async with asyncio.timeout(20):
+            said = await made._halt(0.3)
+        scheduler.answer = None
+        await worker.handlers[ORDER](**started())
+        scheduler.asked.clear()
+        await scheduler.asked.wait()
+
+    assert said > 0

@@ -21,18 +21,29 @@ class Label(NamedTuple):
     serial: int = 0
     """Counts all graphs in the order in which they were submitted."""
 
-    @property
-    def mark(self) -> str:
-        """As tasks carry it: text, which costs neither the wire nor the garbage collector anything to speak of."""
-        return f"{self.job}.{self.dag}.{self.serial}"
+    def mark(self, token: str) -> str:
+        """As tasks carry it: text, which costs neither the wire nor the garbage collector anything to speak of.
+
+        Args:
+            token: Of the monitor that gave the number: tasks can outlive it.
+        """
+        return f"{token}:{self.job}.{self.dag}.{self.serial}"
 
 
-def marked(annotations: Mapping[str, Any] | None) -> Label | None:
-    """The graph that a task's annotations name, None when they name none."""
+def marked(annotations: Mapping[str, Any] | None, token: str) -> Label | None:
+    """The graph that a task's annotations name, None when they name none or another monitor wrote them."""
     mark = annotations.get(ANNOTATION) if annotations else None
+    return None if mark is None else label_of(mark, token)
+
+
+def label_of(mark: object, token: str) -> Label | None:
+    """The graph of a mark, None when it is none of this monitor's."""
+    if not isinstance(mark, str):
+        return None
+    whose, _, numbers = mark.partition(":")
     try:
-        return None if mark is None else Label(*map(int, mark.split(".")))
-    except (AttributeError, TypeError, ValueError):  # somebody else's annotation of that name
+        return Label(*map(int, numbers.split("."))) if whose == token else None
+    except (TypeError, ValueError):  # somebody else's annotation of that name
         return None
 
 

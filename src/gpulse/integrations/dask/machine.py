@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Any, Protocol
 
 from gpulse.errors import ClosedError
 from gpulse.integrations.dask.tracking import Column, needed
@@ -65,8 +66,18 @@ def own_gpus(devices: Sequence[Device], variable: str | None, *, first_only: boo
     else:
         words = visible(devices, variable)
         chosen = [next(device for device in devices if device.is_meant_by(word)) for word in words]
+    instances = {device.parent_uuid: device for device in reversed(devices) if device.parent_uuid is not None}
+    chosen = [
+        instances.get(device.uuid, device) for device in chosen
+    ]  # of a split GPU programs see the first part
     chosen = list({device.uuid: device for device in chosen}.values())
     return chosen[:1] if first_only else chosen
+
+
+class _Reader(Protocol):
+    """One part of a machine."""
+
+    def read(self, now: float) -> tuple[Any, list[Health]]: ...
 
 
 class WorkerMachine:
@@ -83,10 +94,14 @@ class WorkerMachine:
         self._gpus = gpus if any(column.is_of_gpus for column in tracked) else None
         self._opened = gpus
         self._node = Node(platform.node())
-        self._host = HostReader() if "host" in scopes else None
-        self._disks = DiskReader() if "disk" in scopes else None
-        self._filesystems = FilesystemReader() if "filesystem" in scopes else None
-        self._network = NetworkReader() if "network" in scopes else None
+        made: dict[Scope, tuple[str, Callable[[], _Reader]]] = {
+            "host": ("host", HostReader),
+            "disk": ("disks", DiskReader),
+            "filesystem": ("filesystems", FilesystemReader),
+            "network": ("network", NetworkReader),
+        }
+        self._parts = {part: make() for scope, (part, make) in made.items() if scope in scopes}
+        """By the part of a frame that each reads."""
         wants_process = any(
             column.scope in ("process", "cgroup") and not column.is_of_gpus for column in tracked
         )
@@ -102,29 +117,22 @@ class WorkerMachine:
         """
         if self._closed:
             raise ClosedError("this worker is no longer being read")
-        health: list[Health] = []
         if self._gpus is not None:
             self._gpus.start(now)
         frame = Frame(time=now, monotonic=monotonic(), node=self._node)
-        if self._host is not None:
-            host, found = self._host.read(now)
-            frame, health = frame._replace(host=host), [*health, *found]
-        if self._disks is not None:
-            disks, found = self._disks.read(now)
-            frame, health = frame._replace(disks=disks), [*health, *found]
-        if self._filesystems is not None:
-            filesystems, found = self._filesystems.read(now)
-            frame, health = frame._replace(filesystems=filesystems), [*health, *found]
-        if self._network is not None:
-            network, found = self._network.read(now)
-            frame, health = frame._replace(network=network), [*health, *found]
+        health: list[Health] = []
+        for part, reader in self._parts.items():
+            reading, found = reader.read(now)
+            frame = frame._replace(**{part: reading})
+            health += found
         if self._processes is not None:
             process, groups = self._processes.read_one(now, os.getpid())
             frame = frame._replace(processes=() if process is None else (process,), cgroups=groups)
         if self._gpus is not None:
             patience = 0.0 if self._sampled else _FIRST_PATIENCE
             gpus, found = self._gpus.collect(now, tick_patience=_TICK_PATIENCE, patience=patience)
-            frame, health = frame._replace(gpus=gpus), [*health, *found]
+            frame = frame._replace(gpus=gpus)
+            health += found
         self._sampled = True
         return frame._replace(health=tuple(health))
 
@@ -135,8 +143,9 @@ class WorkerMachine:
         self._closed = True
         if self._opened is not None:
             self._opened.close()
-        if self._filesystems is not None:
-            self._filesystems.close()
+        filesystems = self._parts.get("filesystems")
+        if isinstance(filesystems, FilesystemReader):
+            filesystems.close()
 
 
 def open_gpus(

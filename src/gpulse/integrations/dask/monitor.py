@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpulse._version import __version__
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gpulse.dask")
 Result = TypeVar("Result")
+Record = tuple[bytes, Iterator[bytes]]
+"""The first line of a worker's file, and the rest."""
 
 
 class NotAttachedError(GpulseError):
@@ -106,7 +109,7 @@ class Monitor:
         Raises:
             GpulseError: No monitor is attached, or it runs already.
         """
-        return self._sync(self._ask, "begin")
+        return self._sync(self._obeyed, "begin")
 
     def stop(self) -> Any:
         """Stop recording; the last measurements of every worker are in when this returns.
@@ -114,7 +117,7 @@ class Monitor:
         Raises:
             GpulseError: No monitor is attached, or it does not run.
         """
-        return self._sync(self._ask, "end")
+        return self._sync(self._obeyed, "end")
 
     def new_job(self, job: int | None = None) -> Any:
         """Go on with the next job, or with the one that is named; its number. Only with `job_type='manual'`.
@@ -176,7 +179,9 @@ class Monitor:
             GpulseError: No monitor is attached, or there is no such metric or worker.
         """
         return self._sync(
-            self._with_records, lambda records: peak.peaks(_tables(records), metric, workers, per_job=per_job)
+            self._with_records,
+            lambda records: peak.peaks(_tables(records, metric), metric, workers, per_job=per_job),
+            workers,
         )
 
     @staticmethod
@@ -198,10 +203,11 @@ class Monitor:
         return self.client.sync(function, *arguments)  # type: ignore[no-untyped-call]
 
     async def _attach(self, wanted: Settings) -> None:
-        from gpulse.integrations.dask.plugin import worker_plugin  # noqa: PLC0415  a client that looks needs neither
+        from gpulse.integrations.dask.plugin import packed_plugin  # noqa: PLC0415  a client that looks needs neither
         from gpulse.integrations.dask.scheduler import SchedulerMonitor, already_monitored, check_place  # noqa: PLC0415
 
-        for_workers = worker_plugin(wanted)
+        names = tuple(metric.name for metric in wanted.custom)
+        monitor = SchedulerMonitor(wanted._replace(custom=()), names, packed_plugin(wanted))
         try:
             status: Status = await self._ask("status")
         except NotAttachedError:
@@ -209,17 +215,14 @@ class Monitor:
         else:
             if status.running:
                 raise already_monitored()
-            await self._check(check_place, wanted)
+            await self._check(check_place, wanted._replace(custom=()))
             await self._detach()
-        await self._answered(self.client.register_plugin(SchedulerMonitor(wanted), name=PLUGIN))
+        await self._answered(self.client.register_plugin(monitor, name=PLUGIN))
         try:
-            await self._answered(self.client.register_plugin(for_workers, name=PLUGIN))
-            notes: list[str] = await self._ask("settle")
+            await self._obeyed("settle")
         except BaseException:
             await self._detach()
             raise
-        for note in notes:
-            _log.warning("%s", note)
 
     async def _check(self, check: Callable[..., Any], wanted: Settings) -> None:
         error = await self._answered(self.client.run_on_scheduler(check, wanted))  # type: ignore[no-untyped-call]
@@ -227,17 +230,16 @@ class Monitor:
             raise error
 
     async def _detach(self) -> None:
-        try:
-            await self._ask("status")
-        except NotAttachedError:
-            return
-        # Workers first: they bring their last rows to a scheduler that still knows what they are.
-        await self._answered(self.client.unregister_worker_plugin(PLUGIN))  # type: ignore[no-untyped-call]
-        await self._ask("close")
-        await self._answered(self.client.unregister_scheduler_plugin(PLUGIN))
+        with suppress(NotAttachedError):
+            await self._ask("leave")
+
+    async def _obeyed(self, operation: str) -> None:
+        """Have the scheduler do something, and say what troubles workers had with it."""
+        for trouble in await self._ask(operation):
+            _log.warning("%s", trouble)
 
     async def _with_records(
-        self, use: Callable[[Mapping[int, tuple[bytes, Iterator[bytes]]]], Result]
+        self, use: Callable[[Mapping[int, Record]], Result], workers: Sequence[int] | None = None
     ) -> Result:
         """Let a function read the records, which are fetched page by page while it does."""
         loop = asyncio.get_running_loop()
@@ -249,8 +251,9 @@ class Monitor:
                 blocks, position = page.result()
                 yield from map(unpacked, blocks)
 
-        found: list[tuple[int, str]] = await self._ask("gather")
-        records = {index: (header.encode(), chunks(index)) for index, header in found}
+        found: dict[int, str] = dict(await self._ask("gather"))
+        wanted = peak.asked_workers(found, workers)
+        records = {index: (found[index].encode(), chunks(index)) for index in wanted}
         return await asyncio.to_thread(use, records)
 
     async def _ask(self, operation: str, *arguments: Any) -> Any:
@@ -284,11 +287,10 @@ async def perform(
 ) -> tuple[str, Any]:
     """On the scheduler: do what a client wants of the monitor there."""
     if version != __version__:
-        raise_here = GpulseError(
+        return "failed", GpulseError(
             f"here is gpulse {version}, and where the scheduler runs {__version__}",
             hint="install the same version in both places",
         )
-        return "failed", raise_here
     monitor = dask_scheduler.plugins.get(PLUGIN)
     if monitor is None:
         return "unknown", None
@@ -298,7 +300,11 @@ async def perform(
         return "failed", error
 
 
-def _tables(records: Mapping[int, tuple[bytes, Iterator[bytes]]]) -> dict[int, WorkerTable]:
+def _tables(records: Mapping[int, Record], metric: str | None = None) -> dict[int, WorkerTable]:
+    """The records as tables; without fetching anything, see to it that a metric is in them."""
+    if metric is not None:
+        for header, _ in records.values():
+            peak.check_metric(parse(header, ()).tracked, metric)
     return {
         index: parse(header, chunks, f"the record of worker {index}")
         for index, (header, chunks) in records.items()

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from distributed import Worker
 
 
+def packed_plugin(settings: Settings) -> bytes:
+    """The plugin for every worker, as dask sends it.
+
+    Raises:
+        ArgumentError: A custom metric cannot travel.
+    """
+    packed: bytes = cloudpickle.dumps(_carrier(_packed(settings)))
+    return packed
+
+
 def _packed(settings: Settings) -> bytes:
     try:
         packed: bytes = cloudpickle.dumps(WorkerMonitor(settings))
@@ -30,16 +40,11 @@ def _packed(settings: Settings) -> bytes:
     return packed
 
 
-def worker_plugin(settings: Settings) -> WorkerPlugin:
-    """The plugin for every worker.
+def _carrier(packed: bytes) -> WorkerPlugin:
+    """What travels whole, and lets the worker itself load the rest, or not.
 
-    A plugin that cannot be loaded keeps a worker from joining its cluster. This one travels whole, and what it holds
-    is loaded by the worker itself, or not.
-
-    Raises:
-        ArgumentError: A custom metric cannot travel.
+    A plugin that cannot be loaded keeps a worker from joining its cluster.
     """
-    packed = _packed(settings)
 
     class Carrier(WorkerPlugin):
         name = PLUGIN

@@ -26,7 +26,7 @@ class Executing(NamedTuple):
     """Their graphs, each once; None where only the scheduler can tell."""
 
 
-class Batch(NamedTuple):
+class Parcel(NamedTuple):
     """Measurements on their way to the scheduler."""
 
     rows: str
@@ -57,7 +57,7 @@ class Recorder:
             source: Where frames come from; not closed.
             interval_seconds: Time from one measurement to the next.
             frames: Reads the columns.
-            custom: Reads people's own.
+            custom: Reads people's own; not closed.
             executing: What the worker is at.
             elapsed: Seconds since the start of monitoring, of a moment on the monotonic clock.
             taken: Gets each frame as well, in the thread.
@@ -85,7 +85,6 @@ class Recorder:
         self._sampler.stop()
         if self._thread.is_alive():
             self._thread.join(patience_seconds)
-        self._custom.close()
 
     def take(self, frame: Frame) -> None:
         """Make a measurement of a frame."""
@@ -100,14 +99,14 @@ class Recorder:
                 del self._waiting[0]
                 self._lost += 1
 
-    def batch(self) -> Batch | None:
+    def parcel(self) -> Parcel | None:
         """What waits to be sent, which is the caller's from now on; None when nothing does."""
         with self._lock:
             if not self._waiting:
                 return None
             waiting, self._waiting = self._waiting, []
             lost, self._lost = self._lost, 0
-            return Batch("".join(waiting), len(waiting), self._last, lost)
+            return Parcel("".join(waiting), len(waiting), self._last, lost)
 
     def _run(self) -> None:
         try:
@@ -120,5 +119,5 @@ class Recorder:
 
 def same_once(labels: Sequence[Label | None]) -> tuple[Label | None, ...]:
     """Each graph once; what has no number says nothing beside what has one."""
-    known = sorted({label for label in labels if label is not None}, key=lambda label: label[:2])
-    return tuple(known) or (None,)
+    known = {label[:2]: label for label in labels if label is not None}
+    return tuple(known[numbers] for numbers in sorted(known)) or (None,)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 
 from gpulse.integrations.dask.jobs import NOTHING, Label
 
-_KEPT_SECONDS = 120.0
+_KEPT_SECONDS = 900.0
+"""Rows can be late: a worker keeps them while the scheduler does not take them."""
 
 
 class Resting:
-    """A short history of labels."""
+    """A history of labels."""
 
     def __init__(self) -> None:
-        self._since: deque[tuple[float, Label]] = deque([(float("-inf"), NOTHING)])
+        self._since: list[tuple[float, Label]] = [(float("-inf"), NOTHING)]
 
     @property
     def now(self) -> Label:
@@ -22,16 +22,16 @@ class Resting:
         return self._since[-1][1]
 
     def note(self, timestamp: float, label: Label) -> None:
-        """From this moment on it is this label; what is long past is forgotten."""
+        """From this moment on it is this label; what is long past is forgotten, some of it at a time."""
         if label[:2] != self.now[:2]:
             self._since.append((max(timestamp, self._since[-1][0]), label))
-        while len(self._since) > 1 and self._since[1][0] < timestamp - _KEPT_SECONDS:
-            self._since.popleft()
+        past = self._place(timestamp - _KEPT_SECONDS)
+        if past > len(self._since) / 2:
+            del self._since[:past]
 
     def at(self, timestamp: float) -> Label:
         """The label of a moment."""
-        place = bisect_right(self._since, timestamp, key=lambda entry: entry[0])
-        return self._since[max(0, place - 1)][1]
+        return self._since[self._place(timestamp)][1]
 
     def filled(self, lines: bytes) -> bytes:
         """Lines with a label wherever a worker could not tell one."""
@@ -41,6 +41,9 @@ class Resting:
             self._labelled(line) if line.startswith(b",") else line
             for line in lines.splitlines(keepends=True)
         )
+
+    def _place(self, timestamp: float) -> int:
+        return max(0, bisect_right(self._since, timestamp, key=lambda entry: entry[0]) - 1)
 
     def _labelled(self, line: bytes) -> bytes:
         label = self.at(float(line.split(b",", 3)[2].strip()))

@@ -24,13 +24,20 @@ class Member:
         self.here = True
         self.joined = False
         """Whether it has said that it can be monitored."""
+        self.lost = 0
+        """Measurements that it had to give up."""
         self.troubles: list[str] = []
         self._life = ""
         self._number = 0
 
+    @property
+    def is_named(self) -> bool:
+        """Whether somebody gave it its name: by itself dask calls workers by their address."""
+        return self.name != self.address
+
     def is_new(self, life: str, number: int) -> bool:
         """Whether a batch was not taken before: one whose answer was lost on the way comes again."""
-        if (life, number) == (self._life, self._number):
+        if life == self._life and number <= self._number:
             return False
         self._life, self._number = life, number
         return True
@@ -43,7 +50,9 @@ class Member:
 
     def status(self) -> WorkerStatus:
         """How it stands."""
-        dumping = () if self.record.trouble is None else (self.record.trouble,)
+        more = [] if self.record.trouble is None else [self.record.trouble]
+        if self.lost:
+            more.append(f"{self.lost} measurements were given up: the scheduler did not take them")
         return WorkerStatus(
             self.index,
             self.address,
@@ -54,7 +63,7 @@ class Member:
             self.here,
             self.record.measurements,
             self.record.last,
-            (*self.troubles, *dumping),
+            (*self.troubles, *more),
         )
 
 
@@ -69,45 +78,70 @@ class Roster:
         """
         self._begin = begin
         self.members: list[Member] = []
+        self._at: dict[str, Member] = {}
+        self._on: dict[str, list[Member]] | None = None
+        """By machine, those that are present; None when that has to be found out anew."""
 
     def arrived(self, address: str, name: object) -> Member:
-        """A worker is there: one that was known by its address, or by a name of its own, is the same one."""
-        known = self.at(address) or self._namesake(address, str(name))
-        if known is None:
-            known = Member(len(self.members), address, str(name), self._begin(len(self.members)))
-            self.members.append(known)
-        known.address, known.name, known.here, known.joined = address, str(name), True, False
-        return known
+        """A worker is there; one that came back is the one it was."""
+        called = str(name)
+        member = self._returned(address, called)
+        if member is None:
+            member = Member(len(self.members), address, called, self._begin(len(self.members)))
+            self.members.append(member)
+        member.address, member.name, member.here, member.joined = address, called, True, False
+        self._at[address], self._on = member, None
+        return member
+
+    def joined(self, member: Member, host: str, pid: int, gpus: Iterable[str]) -> None:
+        """A worker has said who it is, and can be monitored."""
+        member.host, member.pid, member.gpus, member.joined = host, pid, tuple(gpus), True
+        self._on = None
 
     def left(self, address: str) -> Member | None:
         """A worker is gone; its record stays."""
-        member = self.at(address)
+        member = self._at.get(address)
         if member is not None:
             member.here = member.joined = False
+            self._on = None
         return member
 
     def at(self, address: str) -> Member | None:
-        """The worker at an address, whether it is still there or not."""
-        return next((member for member in self.members if member.address == address), None)
+        """The worker that was last at an address, whether it is still there or not."""
+        return self._at.get(address)
+
+    def here(self) -> list[Member]:
+        """Those that are there."""
+        return [member for member in self.members if member.here]
 
     def present(self) -> list[Member]:
         """Those that are there and can be monitored."""
         return [member for member in self.members if member.here and member.joined]
 
-    def speakers(self) -> dict[str, Member]:
-        """The first worker of each host, which speaks to a head for its machine."""
-        first: dict[str, Member] = {}
-        for member in self.present():
-            first.setdefault(member.host, member)
-        return first
+    def on(self, host: str) -> list[Member]:
+        """Those of one machine; the first speaks to a head for it."""
+        if self._on is None:
+            self._on = {}
+            for member in self.present():
+                self._on.setdefault(member.host, []).append(member)
+        return self._on.get(host, [])
+
+    def speaks(self, member: Member) -> bool:
+        """Whether a worker is the first of its machine."""
+        return next(iter(self.on(member.host)), None) is member
 
     def close(self) -> None:
         """Forget the records."""
         for member in self.members:
             member.record.close()
 
-    def _namesake(self, address: str, name: str) -> Member | None:
-        """A worker that left and whose name somebody gave it: by itself dask calls workers by their address."""
-        if name == address:
-            return None
-        return next((member for member in self.members if member.name == name and not member.here), None)
+    def _returned(self, address: str, name: str) -> Member | None:
+        """The worker that has come back: by a name that somebody gave it, else by its address."""
+        if name != address:
+            for member in self.members:
+                if member.name == name and not member.here:
+                    return member
+        known = self._at.get(address)
+        if known is None or known.here:
+            return known
+        return None if known.is_named and name not in (known.name, address) else known

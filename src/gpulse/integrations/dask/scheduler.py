@@ -1,53 +1,54 @@
-"""In the scheduler: numbers jobs and graphs, leads the workers, and keeps what they measured."""
+"""In the scheduler: the home of a cluster's monitoring, which leads the workers and keeps what they measured."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from gpulse.errors import GpulseError
-from gpulse.integrations.dask.jobs import ANNOTATION, Label, Numbering, marked
+from gpulse.integrations.dask.labelling import CAUSE, Labelling
+from gpulse.integrations.dask.orders import Orders
 from gpulse.integrations.dask.record import Record
-from gpulse.integrations.dask.resting import Resting
 from gpulse.integrations.dask.roster import Member, Roster
 from gpulse.integrations.dask.rows import header
 from gpulse.integrations.dask.settings import Settings
 from gpulse.integrations.dask.status import Status
 from gpulse.integrations.dask.tracking import DEFAULT_ON_HOSTS, columns
-from gpulse.integrations.dask.wire import JOIN, ORDER, PLUGIN, ROWS, Order
+from gpulse.integrations.dask.wire import JOIN, PLUGIN, ROWS, Order
 
 if TYPE_CHECKING:
     from distributed import Scheduler
-    from distributed.scheduler import TaskState
 
-_ANSWER_SECONDS = 10.0
-"""A worker that has not obeyed by then is left alone."""
-_MOST_LOOKED_AT = 16
-"""Tasks of a worker that are looked at for what the cluster is at."""
-_LOOK_SECONDS = 0.1
-_UNSUBMITTED = frozenset({"released", "forgotten"})
-
-_log = logging.getLogger("distributed.scheduler.gpulse")
+_LOOK_SECONDS = 0.2
+_SHARE_OF_LOOKING = 200
+"""Looking at what the cluster is at takes no more than one part in so many of the scheduler's time."""
 
 UpdateGraph = Callable[..., Awaitable[None]]
 
 
 class SchedulerMonitor(SchedulerPlugin):
-    """The home of a cluster's monitoring: clients come and go, this stays until it is detached."""
+    """The plugin in the scheduler: clients come and go, this stays until it is detached."""
 
     name = PLUGIN
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, custom: tuple[str, ...], for_workers: bytes) -> None:
+        """Prepare to travel.
+
+        Args:
+            settings: Without people's functions, which need not be loadable here.
+            custom: The names of those.
+            for_workers: The plugin for every worker.
+        """
+        self._settings = settings
+        self._custom = custom
+        self._for_workers = for_workers
 
     async def start(self, scheduler: Scheduler) -> None:
         """Dask has put the plugin into the scheduler.
@@ -61,17 +62,18 @@ class SchedulerMonitor(SchedulerPlugin):
             stale: Any = scheduler.handlers[JOIN]
             await stale.__self__.close()
         self._scheduler = scheduler
-        self._tracked = self.settings.tracked
-        self._dumps = _dump_folder(self.settings) if self.settings.mem_limit is not None else None
+        self._tracked = self._settings.tracked
+        self._dumps = _Dumps(self._settings) if self._settings.mem_limit is not None else None
         self._roster = Roster(self._new_record)
-        self._numbering: Numbering | None = None
-        self._origin: float | None = None
+        self._orders = Orders(scheduler)
+        self._labels: Labelling | None = None
+        self._begun: float | None = None
+        """The monotonic time of the first start."""
         self._running = False
-        self._resting = Resting()
         self._looking: asyncio.Task[None] | None = None
+        self._errands: set[asyncio.Task[Any]] = set()
         self._notes: list[str] = []
-        self._causes: dict[str, Any] = {}
-        """By the id of a submission, the task that made it."""
+        self._has_looked_for_gpus = False
         self._submit: UpdateGraph = scheduler.stream_handlers["update-graph"]
         scheduler.stream_handlers["update-graph"] = self._submitted
         scheduler.handlers[JOIN] = self._joined
@@ -81,110 +83,137 @@ class SchedulerMonitor(SchedulerPlugin):
 
     async def close(self) -> None:
         """The scheduler ends, or monitoring is detached."""
-        if self._looking is not None:
-            self._looking.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._looking
-            self._looking = None
+        self._running = False
+        tasks = [*self._errands, *([] if self._looking is None else [self._looking])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._looking = None
         handlers = self._scheduler.stream_handlers
         if handlers.get("update-graph") == self._submitted:
             handlers["update-graph"] = self._submit
         for name in (JOIN, ROWS):
             self._scheduler.handlers.pop(name, None)
-        self._running = False
         self._roster.close()
         if self._dumps is not None:
-            with suppress(OSError):
-                os.rmdir(self._dumps)
+            self._dumps.close()
 
     # What dask tells.
 
-    def update_graph(
-        self, scheduler: Scheduler, *, client: str, tasks: Iterable[Any], stimulus_id: str = "", **_: Any
-    ) -> None:
-        """A graph was submitted: its tasks carry its numbers from now on, also to the workers."""
-        if self._numbering is None:
-            return
-        label = self._numbering.submitted(client, self._cause(stimulus_id))
-        mark = label.mark
-        for key in tasks:
-            task = scheduler.tasks.get(key)
-            if task is not None and (task.state in _UNSUBMITTED or marked(task.annotations) is None):
-                _mark(task, mark)
-        self._resting.note(self._elapsed(), label)
+    def update_graph(self, scheduler: Scheduler, *, client: str, tasks: Iterable[Any], **_: Any) -> None:  # noqa: ARG002  dask's signature
+        """A graph was submitted."""
+        if self._labels is not None:
+            self._labels.submitted(client, tasks, self._elapsed())
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """A worker has come."""
         self._roster.arrived(worker, scheduler.workers[worker].name)
 
-    async def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002  dask's signature
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002  dask's signature
         """A worker has gone; if it spoke to a head, another one of its machine does so now."""
-        was_speaking = any(member.address == worker for member in self._roster.speakers().values())
+        member = self._roster.at(worker)
+        was_speaking = member is not None and self._roster.speaks(member)
         gone = self._roster.left(worker)
-        if gone is None or not was_speaking or not self._running or self.settings.head is None:
+        if gone is None or not was_speaking or not self._running or self._settings.head is None:
             return
-        heir = self._roster.speakers().get(gone.host)
-        if heir is not None:
-            await self._order(heir, self._beginning(heir))
+        for heir in self._roster.on(gone.host)[:1]:
+            errand = asyncio.ensure_future(self._orders.give({heir: self._beginning(heir)}))
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:  # noqa: ARG002  dask's signature
         """A client has closed its connection."""
-        if self._numbering is not None:
-            self._numbering.left(client)
+        if self._labels is not None:
+            self._labels.numbering.left(client)
+            self._labels.look(self._elapsed())
 
     # What workers tell.
 
     async def _joined(self, worker: str, host: str, pid: int, gpus: Iterable[str]) -> dict[str, Any] | None:
         member = self._roster.at(worker) or self._roster.arrived(worker, worker)
-        member.host, member.pid, member.gpus, member.joined = host, pid, tuple(gpus), True
-        return self._beginning(member)._asdict() if self._running else None
+        self._roster.joined(member, host, pid, gpus)
+        if not self._running:
+            return None
+        self._look_for_gpus()
+        return self._beginning(member)._asdict()
 
     async def _brought(
-        self, worker: str, life: str, number: int, batch: dict[str, Any] | None, troubles: Iterable[str]
-    ) -> dict[int, str] | None:
-        member = self._roster.at(worker)
-        if member is None:
-            return None
+        self, worker: str, life: str, number: int, batch: Mapping[str, Any] | None, troubles: Iterable[str]
+    ) -> dict[int, str]:
+        member = self._roster.at(worker) or self._roster.arrived(worker, worker)
         member.complain(troubles)
-        if batch is not None and member.is_new(life, number):
-            self._look()
-            member.record.add(self._resting.filled(batch["rows"]), batch["measurements"], batch["last"])
-            if batch["lost"]:
-                member.complain(
-                    [f"{batch['lost']} measurements were given up: the scheduler did not take them"]
-                )
-        return None if self.settings.head is None else self._jobs_on(member.host)
+        if batch is not None and self._labels is not None and member.is_new(life, number):
+            lines = self._labels.resting.filled(batch["rows"])
+            member.record.add(lines, batch["measurements"], batch["last"])
+            member.lost += batch["lost"]
+        return (
+            self._jobs_on(member.host)
+            if self._settings.head is not None and self._roster.speaks(member)
+            else {}
+        )
 
     # What clients want.
 
-    async def begin(self) -> None:
-        """Start, or go on after a stop."""
+    async def settle(self) -> list[str]:
+        """Put the other half into the workers: what is worth knowing about them.
+
+        Raises:
+            GpulseError: There are workers, and none of them can be monitored.
+        """
+        self._scheduler.worker_plugins[PLUGIN] = self._for_workers  # also for those that come later
+        self._notes += await self._orders.put_plugin(self._roster.here(), self._for_workers)
+        self._notes += [
+            f"worker {member.index} ({member.address}) is not monitored: gpulse is not installed there, or its log says why"
+            for member in self._roster.here()
+            if not member.joined and not member.troubles
+        ]
+        if self._roster.here() and not self._roster.present():
+            raise GpulseError(self._notes[0], hint="pip install 'gpulse[dask]' where the workers run")
+        self._look_for_gpus()
+        return self._notes
+
+    async def begin(self) -> list[str]:
+        """Start, or go on after a stop; the troubles that workers had with it."""
         if self._running:
             raise GpulseError("monitoring runs already", hint="stop() ends it")
-        if self._origin is None:
-            self._origin = time.time()
-        if self._numbering is None:
-            self._numbering = Numbering(self.settings.job_type)
-            self._adopt()
         self._running = True
+        if (
+            PLUGIN not in self._scheduler.worker_plugins
+        ):  # whoever attached it did not live to the end of that
+            await self.settle()
+        self._look_for_gpus()
+        if self._begun is None:
+            self._begun = time.monotonic()
+        if self._labels is None:
+            self._labels = Labelling(self._scheduler, self._settings.job_type)
+            self._labels.adopt()
         self._looking = asyncio.create_task(self._watch())
-        await self._tell({member: self._beginning(member) for member in self._roster.present()})
+        return await self._orders.give({member: self._beginning(member) for member in self._roster.present()})
 
-    async def end(self) -> None:
-        """Stop; when this returns, the last measurements are here."""
+    async def end(self) -> list[str]:
+        """Stop; when this returns, the last measurements are here, but for those of workers that had troubles."""
         if not self._running:
             raise GpulseError("monitoring does not run", hint="start() begins it")
         self._running = False
-        await self._tell(dict.fromkeys(self._roster.present(), Order(stop=True)))
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        looking, self._looking = self._looking, None
+        troubles = await self._orders.give(dict.fromkeys(self._roster.present(), Order(stop=True)))
+        if looking is not None:
+            looking.cancel()
+        return troubles
+
+    async def leave(self) -> None:
+        """Take everything out of the cluster again, whoever of it is still alive."""
+        self._scheduler.worker_plugins.pop(PLUGIN, None)
+        # Workers first: they bring their last rows to a scheduler that still knows what they are.
+        await self._orders.take_plugin(self._roster.here())
+        await self.close()
+        self._scheduler.plugins.pop(PLUGIN, None)
 
     async def gather(self) -> list[tuple[int, str]]:
         """Take in what workers have measured so far: the index of each record and its first line."""
         if self._running:
-            await self._tell(dict.fromkeys(self._roster.present(), Order()))
-        first = header(self._tracked, [metric.name for metric in self.settings.custom])
+            await self._orders.give(dict.fromkeys(self._roster.present(), Order()))
+        first = header(self._tracked, self._custom)
         return [(member.index, first) for member in self._roster.members]
 
     async def page(self, index: int, position: int) -> tuple[list[bytes], int | None]:
@@ -193,40 +222,22 @@ class SchedulerMonitor(SchedulerPlugin):
 
     async def new_job(self, job: int | None) -> int:
         """Go on with another job."""
-        if self._numbering is None:
-            self._numbering = Numbering(self.settings.job_type)
-        number = self._numbering.new_job(job)
-        self._look()
+        if self._labels is None:
+            self._labels = Labelling(self._scheduler, self._settings.job_type)
+            self._labels.adopt()
+        number = self._labels.numbering.new_job(job)
+        self._labels.look(self._elapsed())
         return number
-
-    async def settle(self) -> list[str]:
-        """Once the workers have joined: what is worth knowing about them."""
-        here = self._roster.present()
-        if here and not any(member.gpus for member in here):
-            self._notes.append(self._without_gpus())
-        self._notes.extend(
-            f"worker {member.address} is not monitored: its log says why"
-            for member in self._roster.members
-            if member.here and not member.joined
-        )
-        return self._notes
-
-    def _without_gpus(self) -> str:
-        """Turn to the hosts where nothing was asked for that they could tell."""
-        note = "no worker has a GPU: what needs one stays empty"
-        if not self._tracked or not all(column.shape in ("gpus", "tasks") for column in self._tracked):
-            return note
-        self._tracked = (*self._tracked, *columns(DEFAULT_ON_HOSTS))
-        return f"{note}, and {' and '.join(DEFAULT_ON_HOSTS)} of the hosts are tracked as well"
 
     async def status(self) -> Status:
         """How it stands."""
-        settings, numbering = self.settings, self._numbering
+        settings = self._settings
+        numbering = None if self._labels is None else self._labels.numbering
         return Status(
             running=self._running,
-            started=self._origin is not None,
+            started=self._begun is not None,
             tracking=tuple(column.name for column in self._tracked),
-            custom=tuple(metric.name for metric in settings.custom),
+            custom=self._custom,
             job_type=settings.job_type,
             polling_interval=settings.interval_ms,
             mem_limit=settings.mem_limit,
@@ -243,106 +254,91 @@ class SchedulerMonitor(SchedulerPlugin):
 
     async def _submitted(self, **message: Any) -> None:
         """Stands before dask's own handler of submissions, which does not tell plugins which task made them."""
-        stimulus = message.get("stimulus_id") or f"update-graph-{time.time()}-{secrets.token_hex(4)}"
-        cause = message.get("submitting_task")
-        if cause is None:
-            await self._submit(**message)
-            return
-        self._causes[stimulus] = cause
+        token = CAUSE.set(message.get("submitting_task"))
         try:
-            await self._submit(**{**message, "stimulus_id": stimulus})
+            await self._submit(**message)
         finally:
-            self._causes.pop(stimulus, None)
-
-    def _cause(self, stimulus: str) -> Label | None:
-        task = self._scheduler.tasks.get(self._causes.get(stimulus, ""))
-        return None if task is None else marked(task.annotations)
-
-    def _adopt(self) -> None:
-        """Number what clients have submitted before and still wait for: one graph of a job each."""
-        if self._numbering is None:
-            return
-        for client, state in self._scheduler.clients.items():
-            waiting = [
-                task for task in state.wants_what if task.state not in ("memory", "erred", *_UNSUBMITTED)
-            ]
-            if not waiting:
-                continue
-            label = self._numbering.submitted(client)
-            while waiting:
-                task = waiting.pop()
-                if marked(task.annotations) is None:
-                    _mark(task, label.mark)
-                    waiting.extend(task.dependencies)
+            CAUSE.reset(token)
 
     async def _watch(self) -> None:
         while True:
-            self._look()
-            await asyncio.sleep(max(_LOOK_SECONDS, self.settings.interval_seconds / 2))
-
-    def _look(self) -> None:
-        """Note what the cluster is at now."""
-        if self._numbering is None or self._origin is None:
-            return
-        labels = (
-            marked(task.annotations)
-            for worker in self._scheduler.workers.values()
-            for task in islice(worker.processing, _MOST_LOOKED_AT)
-        )
-        label = self._numbering.resting(label for label in labels if label is not None)
-        self._resting.note(self._elapsed(), label)
+            begun = time.perf_counter()
+            if self._labels is not None:
+                self._labels.look(self._elapsed())
+            spent = time.perf_counter() - begun
+            await asyncio.sleep(max(_LOOK_SECONDS, _SHARE_OF_LOOKING * spent))
 
     def _elapsed(self) -> float:
-        return 0.0 if self._origin is None else time.time() - self._origin
+        return 0.0 if self._begun is None else time.monotonic() - self._begun
+
+    def _look_for_gpus(self) -> None:
+        """Once, as soon as there are workers: where none has a GPU, turn to the hosts."""
+        here = self._roster.present()
+        if self._has_looked_for_gpus or not here:
+            return
+        self._has_looked_for_gpus = True
+        if any(member.gpus for member in here) or not any(column.is_of_gpus for column in self._tracked):
+            return
+        note = "no worker has a GPU: what needs one stays empty"
+        if all(column.shape in ("gpus", "tasks") for column in self._tracked):
+            self._tracked = (*self._tracked, *columns(DEFAULT_ON_HOSTS))
+            note += f", and {' and '.join(DEFAULT_ON_HOSTS)} of the hosts are tracked as well"
+        self._notes.append(note)
 
     def _jobs_on(self, host: str) -> dict[int, str]:
         """By process, the job that each worker of a machine is at, as a head calls it."""
+        place = self._scheduler.address.partition("://")[2]
         found: dict[int, str] = {}
-        for member in self._roster.present():
+        for member in self._roster.on(host):
             worker = self._scheduler.workers.get(member.address)
-            if member.host != host or member.pid is None or worker is None:
-                continue
-            labels = [marked(task.annotations) for task in islice(worker.processing, _MOST_LOOKED_AT)]
-            newest = max(
-                (label for label in labels if label),
-                key=lambda label: label.serial,
-                default=self._resting.now,
-            )
-            if newest.job:
-                place = self._scheduler.address.partition("://")[2]
-                found[member.pid] = f"dask:{place}/{newest.job}"
+            job = 0 if worker is None or self._labels is None else self._labels.newest_on(worker).job
+            if job and member.pid is not None:
+                found[member.pid] = f"dask:{place}/{job}"
         return found
 
     def _beginning(self, member: Member) -> Order:
-        streams = self.settings.head is not None and self._roster.speakers().get(member.host) is member
-        return Order(running=True, origin=self._origin or 0.0, tracked=self._tracked, streams=streams)
-
-    async def _tell(self, orders: dict[Member, Order]) -> None:
-        await asyncio.gather(*(self._order(member, order) for member, order in orders.items()))
-
-    async def _order(self, member: Member, order: Order) -> None:
-        try:
-            call = getattr(self._scheduler.rpc(member.address), ORDER)
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await call(**order._asdict())
-        except TimeoutError:
-            member.complain([f"it did not answer within {_ANSWER_SECONDS:g} s"])
-        except OSError as error:
-            if member.here:
-                member.complain([f"it could not be reached: {error}"])
-        except Exception as error:  # noqa: BLE001  a fault in one worker stays with that worker
-            member.complain([f"it failed: {error!r}"])
-            _log.warning("worker %s: %r", member.address, error)
+        worker, labels = self._scheduler.workers.get(member.address), self._labels
+        return Order(
+            running=True,
+            elapsed=self._elapsed(),
+            sent=time.time(),
+            token="" if labels is None else labels.token,
+            adopted={} if labels is None or worker is None else dict(labels.adopted_on(worker)),
+            tracked=self._tracked,
+            streams=self._settings.head is not None and self._roster.speaks(member),
+        )
 
     def _new_record(self, index: int) -> Record:
-        path = None if self._dumps is None else os.path.join(self._dumps, f"worker-{index}.dump")
-        return Record(path, self.settings.mem_limit)
+        path = None if self._dumps is None else os.path.join(self._dumps.folder, f"worker-{index}.dump")
+        return Record(path, self._settings.mem_limit)
 
 
-def _mark(task: TaskState, mark: str) -> None:
-    if task.annotations is None:
-        task.annotations = {}
-    task.annotations[ANNOTATION] = mark
+class _Dumps:
+    """A folder of our own under the one that was named."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Make it.
+
+        Raises:
+            GpulseError: There can be none.
+        """
+        self._under = os.path.abspath(settings.dump_loc)
+        self._was_there = os.path.isdir(self._under)
+        self.folder = os.path.join(self._under, f"gpulse-{secrets.token_hex(4)}")
+        try:
+            os.makedirs(self.folder, mode=0o700)
+        except OSError as error:
+            raise GpulseError(
+                f"the scheduler cannot make {self.folder}: {error.strerror}",
+                hint="dump_loc names a folder on the scheduler's machine that its user may write",
+            ) from error
+
+    def close(self) -> None:
+        """Remove what was made, as far as nobody else uses it."""
+        with suppress(OSError):
+            os.rmdir(self.folder)
+            if not self._was_there:
+                os.rmdir(self._under)
 
 
 def already_monitored() -> GpulseError:
@@ -356,24 +352,7 @@ async def check_place(settings: Settings, dask_scheduler: Scheduler) -> GpulseEr
     """On the scheduler: what would keep a monitor from being attached, before another one is given up for it."""
     if settings.mem_limit is not None:
         try:
-            os.rmdir(_dump_folder(settings))
+            _Dumps(settings).close()
         except GpulseError as error:
             return error
     return None
-
-
-def _dump_folder(settings: Settings) -> str:
-    """A folder of our own under the one that was named.
-
-    Raises:
-        GpulseError: There can be none.
-    """
-    folder = os.path.join(os.path.abspath(settings.dump_loc), f"gpulse-{secrets.token_hex(4)}")
-    try:
-        os.makedirs(folder, mode=0o700)
-    except OSError as error:
-        raise GpulseError(
-            f"the scheduler cannot make {folder}: {error.strerror}",
-            hint="dump_loc names a folder on the scheduler's machine that its user may write",
-        ) from error
-    return folder

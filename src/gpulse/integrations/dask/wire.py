@@ -12,9 +12,9 @@ PLUGIN = "gpulse"
 JOIN = "gpulse_join"
 """A worker is here; the answer is an order, if monitoring runs."""
 ROWS = "gpulse_rows"
-"""A worker brings measurements."""
+"""A worker brings measurements; the answer is a dict, and nothing at all where nobody knows the question."""
 ORDER = "gpulse_order"
-"""The scheduler wants something of a worker."""
+"""The scheduler wants something of a worker; the answer is as above."""
 
 
 class Order(NamedTuple):
@@ -22,8 +22,14 @@ class Order(NamedTuple):
 
     running: bool = False
     stop: bool = False
-    origin: float = 0.0
-    """When monitoring was first started, by the scheduler's clock."""
+    elapsed: float = 0.0
+    """Seconds since monitoring was first started, when this was sent."""
+    sent: float = 0.0
+    """That moment by the scheduler's clock."""
+    token: str = ""
+    """Of the marks that count."""
+    adopted: Mapping[Any, str] = {}
+    """The marks of tasks that were here before they could carry one."""
     tracked: tuple[Column, ...] = ()
     streams: bool = False
     """Whether this worker speaks to the head for its machine."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from gpulse.integrations.dask.asking import CustomReader
-from gpulse.integrations.dask.jobs import Label, marked
+from gpulse.integrations.dask.jobs import Label, label_of, marked
 from gpulse.integrations.dask.machine import WorkerMachine, cadence, open_gpus, own_gpus
-from gpulse.integrations.dask.recorder import Batch, Executing, Recorder, same_once
+from gpulse.integrations.dask.recorder import Executing, Parcel, Recorder, same_once
 from gpulse.integrations.dask.rows import FrameReader
 from gpulse.integrations.dask.settings import Settings
 from gpulse.integrations.dask.wire import JOIN, ORDER, PLUGIN, ROWS, Order
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 _SEND_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
 """A scheduler that does not take rows in this time gets them again later; a worker that ends does not wait longer."""
+_STOP_SECONDS = 8.0
+"""For so long a stop goes on trying; the scheduler waits a little longer for its answer."""
+_RETRY_SECONDS = 0.2
+_LONGEST_UNDER_WAY = 10.0
+"""The scheduler waits no longer for an order to be obeyed: what looks longer is a clock that was set."""
 _TEARDOWN_SECONDS = 8.0
 """Whatever hangs, a worker that wants to end is not kept from it for longer."""
 _MOST_TROUBLES = 50
@@ -85,10 +90,13 @@ class Station:
         self._recorder: Recorder | None = None
         self._stream: HeadStream | None = None
         self._troubles: list[str] = []
+        self._custom = CustomReader(
+            settings.custom, worker, interval_seconds=settings.interval_seconds, report=self._report
+        )
         self._told: set[tuple[str, str | None, str]] = set()
         self._head_trouble: tuple[str | None, float] = (None, 0.0)
         """What is wrong with the head, and since when."""
-        self._unsent: Batch | None = None
+        self._unsent: Parcel | None = None
         self._batches = 0
         self._sending = asyncio.Lock()
         self._ordering = asyncio.Lock()
@@ -114,43 +122,51 @@ class Station:
             del self._worker.handlers[ORDER]
         async with self._ordering:
             await self._halt()
+        self._custom.close()
         if self._reader is not None:
             await asyncio.to_thread(self._reader.close)
 
-    async def _ordered(self, **order: Any) -> None:
-        """The scheduler wants something."""
+    async def _ordered(self, **order: Any) -> dict[str, int]:
+        """The scheduler wants something; how many measurements were lost over it."""
         wanted = Order.of(order)
+        received = time.time(), time.monotonic()
         async with self._ordering:
+            lost = 0
             if wanted.running:
-                await self._halt(for_now=True)
-                await self._begin(wanted)
-            elif wanted.stop:
                 await self._halt()
+                await self._begin(wanted, received)
+            elif wanted.stop:
+                lost = await self._halt(_STOP_SECONDS)
             else:
                 await self._send()
+            return {"lost": lost}
 
-    async def _begin(self, order: Order) -> None:
-        self._recorder = await asyncio.to_thread(self._prepared, order)
+    async def _begin(self, order: Order, received: tuple[float, float]) -> None:
+        try:
+            self._recorder = await asyncio.to_thread(self._prepared, order, received)
+        except Exception as error:
+            self._report(f"measuring could not begin: {error!r}")
+            await self._halt()
+            raise
         self._recorder.start()
         self._halting.clear()
         self._delivery = asyncio.create_task(self._deliver())
 
-    async def _halt(self, *, for_now: bool = False) -> None:
+    async def _halt(self, patience_seconds: float = 0.0) -> int:
+        """End the measuring, and bring the rest to the scheduler: how many it did not take in that time."""
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             self._halting.set()
             await asyncio.wait(
                 [delivery]
             )  # it may have been cancelled with everything else of a worker that ends
-        if self._recorder is None:
-            return
-        await asyncio.to_thread(self._recorder.stop)
-        await self._send()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.stop)
+        await self._send_rest(patience_seconds)
         self._recorder = None
-        if self._unsent is not None and not for_now:
-            _log.warning(
-                "the scheduler is gone: the last %d measurements are lost", self._unsent.measurements
-            )
+        lost = 0 if self._unsent is None else self._unsent.measurements
+        if lost:
+            _log.warning("the scheduler does not answer: the last %d measurements are lost", lost)
             self._unsent = None
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -159,6 +175,16 @@ class Station:
         if source is not None:
             await asyncio.to_thread(source.close)
             self._reader = None
+        return lost
+
+    async def _send_rest(self, patience_seconds: float) -> None:
+        """Try to send what there is, once or for a time."""
+        until = time.monotonic() + patience_seconds
+        while True:
+            await self._try_to_send()
+            if self._unsent is None or time.monotonic() >= until:
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def _find_gpus(self) -> None:
         """Also in the worker's own order, which is the order of every list in its record."""
@@ -177,7 +203,7 @@ class Station:
         if not self._settings.head:
             reader.only(frozenset(device.uuid for device in self._gpus))
 
-    def _prepared(self, order: Order) -> Recorder:
+    def _prepared(self, order: Order, received: tuple[float, float]) -> Recorder:
         if self._reader is None:
             self._find_gpus()
         settings, tracked = self._settings, order.tracked
@@ -192,21 +218,15 @@ class Station:
             )
             self._stream = self._streaming()
         self._source = source
-        custom = CustomReader(
-            settings.custom,
-            self._worker,
-            _handles(uuids) if settings.custom else [],
-            interval_seconds=settings.interval_seconds,
-            report=self._report,
-        )
+        self._custom.handles = _handles(uuids) if settings.custom else []
         wants_tasks = any(column.shape == "tasks" for column in tracked)
         return Recorder(
             source,
             settings.interval_seconds,
             frames=FrameReader(tracked, uuids, os.getpid()),
-            custom=custom,
-            executing=lambda: executing(self._worker, keys=wants_tasks),
-            elapsed=_clock(order.origin, self._worker.scheduler_delay),
+            custom=self._custom,
+            executing=lambda: executing(self._worker, order, keys=wants_tasks),
+            elapsed=_clock(order, self._worker.scheduler_delay, *received),
             taken=self._taken,
         )
 
@@ -247,13 +267,16 @@ class Station:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SEND_SECONDS):
                     await self._halting.wait()
-            try:
-                await self._send()
-            except Exception as error:  # noqa: BLE001  a fault in telling must not end the measuring
-                _log.warning("the scheduler did not take what was measured: %r", error)
             if self._recorder is not None and self._recorder.error is not None:
                 self._report(f"measuring has ended, which is a fault in gpulse: {self._recorder.error!r}")
-                return
+                self._recorder.error = None
+            await self._try_to_send()
+
+    async def _try_to_send(self) -> None:
+        try:
+            await self._send()
+        except Exception as error:  # noqa: BLE001  a fault in telling must end neither the measuring nor the worker
+            _log.warning("the scheduler did not take what was measured: %r", error)
 
     async def _send(self) -> None:
         """Bring to the scheduler what there is; what it does not take is kept for the next time."""
@@ -263,7 +286,7 @@ class Station:
                 return
             # Once: a scheduler that is slower than the measuring would keep us here.
             if self._recorder is not None:
-                self._unsent = self._recorder.batch()
+                self._unsent = self._recorder.parcel()
                 self._batches += self._unsent is not None
             if self._unsent is not None or self._troubles or self._stream is not None:
                 await self._sent()
@@ -283,9 +306,11 @@ class Station:
                 answer = await message
         except (OSError, TimeoutError):  # the scheduler is away, or gone with everything
             return False
+        if answer is None:  # nobody there knows what these are
+            return False
         self._unsent = None
         del self._troubles[: len(troubles)]
-        if self._stream is not None and answer is not None:
+        if self._stream is not None:
             self._stream.label({int(pid): job for pid, job in answer.items()})
         return True
 
@@ -301,7 +326,7 @@ class Station:
             self._report(f"head: {trouble}")
 
 
-def executing(worker: Worker, *, keys: bool) -> Executing:
+def executing(worker: Worker, order: Order, *, keys: bool) -> Executing:
     """The tasks that a worker executes now, and their graphs; may be called from any thread."""
     active = list(worker.active_keys)
     if not active:
@@ -309,21 +334,35 @@ def executing(worker: Worker, *, keys: bool) -> Executing:
     labels: list[Label | None] = []
     for key in active:
         task = worker.state.tasks.get(key)
-        labels.append(None if task is None else marked(task.annotations))
+        label = None if task is None else marked(task.annotations, order.token)
+        labels.append(label_of(order.adopted.get(key), order.token) if label is None else label)
     return Executing(tuple(map(str, active)) if keys else (), same_once(labels))
 
 
-def _clock(origin: float, delay: float) -> Callable[[float], float]:
-    """From moments on a clock of ours that nobody sets to seconds since an instant on the scheduler's clock."""
-    begun, clock = time.time() + delay - origin, time.monotonic()
-    return lambda moment: begun + moment - clock
+def _clock(order: Order, delay: float, wall: float, clock: float) -> Callable[[float], float]:
+    """From moments on a clock of ours that nobody sets to seconds since the start of monitoring.
+
+    Args:
+        order: Says how many those were when it was sent.
+        delay: What the scheduler's clock is ahead of ours.
+        wall: When the order was received, in epoch seconds.
+        clock: The same on the monotonic clock.
+    """
+    under_way = min(max(0.0, wall + delay - order.sent), _LONGEST_UNDER_WAY)
+    return lambda moment: order.elapsed + under_way + moment - clock
 
 
 def _handles(uuids: Sequence[str]) -> list[Any]:
-    """What people's functions get: NVML's handles, which are good as long as it is open."""
+    """What people's functions get: NVML's handles, which are good as long as it is open; None for a GPU that is lost."""
     import pynvml  # noqa: PLC0415  only where there are GPUs
 
-    return [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+    def handle(uuid: str) -> Any:
+        try:
+            return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except pynvml.NVMLError:
+            return None
+
+    return [handle(uuid) for uuid in uuids]
 
 
 def _is_dask_cuda(worker: Worker) -> bool:
