@@ -35,7 +35,7 @@ class Size(NamedTuple):
     """How much of everything."""
 
     tasks: int = 20_000
-    rounds: int = 8
+    rounds: int = 6
     hours: float = 8.0
     mem_limit: int = 1_000
 

@@ -26,6 +26,8 @@ class GpulseError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.add_note(f"try: {hint}")  # for Python's users, who see a traceback
 
 
 class UsageError(GpulseError):

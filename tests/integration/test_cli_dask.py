@@ -7,8 +7,9 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -60,14 +61,14 @@ def test_from_attaching_to_files(machine: DaskMachine) -> None:
         *("--custom", "metrics.py:counted", "--start"),
     )
     assert (
-        "recording: tasks, mem-util, compute-util, beat of 2 workers with 2 GPUs (NVIDIA H200), every 50 ms\n"
+        "recording: tasks, mem-util, compute-util, beat of 2 workers seeing 1 GPU each (NVIDIA H200), every 50 ms\n"
         f"end it with: gpulse dask stop {at}\n"
     ) == attached
     with machine.client() as client:
         client.gather(client.map(seen, range(2), pure=False))
 
     shown = ask(machine, "status", at)
-    assert "is monitored: 1 job (by client), 1 graph" in shown
+    assert "is monitored: newest job 1 (by client), 1 graph" in shown
     assert 2 == shown.count("  recording  1 NVIDIA H200  ")
     assert "stopped: " in ask(machine, "stop", at)
     assert f"wrote 2 files into {folder}: worker-0.csv, worker-1.csv\n" == ask(machine, "csv", at, folder)
@@ -87,6 +88,7 @@ def test_nothing_attached_is_3(machine: DaskMachine) -> None:
 
     assert (3, "", 2) == (ended.code, ended.out, ended.err.count("\n"))
     assert "no monitor is attached" in ended.err
+    assert "if one was, its scheduler" not in ended.err
     assert f"\n  try: gpulse dask attach {machine.address} --start\n" in ended.err
 
 
@@ -96,7 +98,7 @@ def test_what_makes_no_sense_is_refused(machine: DaskMachine) -> None:
     file.write_text(json.dumps({"address": machine.address}))
     ended = dask(machine, "attach", "--scheduler-file", file, "--interval=-1")
 
-    assert (2, "", 2) == (ended.code, ended.out, ended.err.count("\n"))
+    assert (2, "") == (ended.code, ended.out)
     assert "gpulse: --interval is a number of milliseconds from 50" in ended.err
     assert "\n  try: gpulse dask attach --help\n" in ended.err
 
@@ -140,6 +142,45 @@ def test_silence_is_not_waited_for_too_long() -> None:
 
     assert (1, "", 2) == (ended.code, ended.out, ended.err.count("\n"))
     assert "no Dask scheduler answers at tcp://127.0.0.1:" in ended.err
+    assert "the scheduler's own, not its dashboard's" in ended.err
+
+
+def answer(listener: socket.socket, said: bytes) -> None:
+    """Say the same to everybody, and hang up."""
+    with suppress(OSError):  # it was closed
+        while True:
+            with listener.accept()[0] as connection:
+                connection.sendall(said)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", bytes(64), b"\xff" * 64],
+    ids=["web", "zeros", "ones"],
+)
+def test_what_speaks_another_language_is_no_scheduler(said: bytes) -> None:
+    """Dask takes it for the length of a message, whatever it is."""
+    with silence() as listener:
+        answering = Thread(target=answer, args=(listener, said))
+        answering.start()
+        ended = run("dask", "status", place_of(listener))
+        listener.shutdown(socket.SHUT_RDWR)
+        answering.join()
+
+    assert (1, "", 2) == (ended.code, ended.out, ended.err.count("\n"))
+    assert "is no Dask scheduler: it answers with something else" in ended.err
+    assert "HOST:8786" in ended.err
+
+
+def test_a_mistyped_folder_may_have_been_meant() -> None:
+    """A name without a dot or slash is a host, too."""
+    ended = run("dask", "peaks", f"localhost:{free_port()}", "mem-util")
+
+    assert 1 == ended.code
+    assert "or a folder that `gpulse dask csv` wrote: there is none 'localhost:" in ended.err
 
 
 def test_ctrl_c_ends_the_waiting() -> None:

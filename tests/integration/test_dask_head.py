@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from gpulse.cluster.agent import backoff, link
-from gpulse.integrations.dask import Monitor
+from gpulse.integrations.dask import Monitor, relay
 from gpulse.integrations.dask.streaming import HeadStream, head_settings
 from gpulse.model.frame import Frame
 from gpulse.sources.simulated import DemoMachine
@@ -173,8 +173,9 @@ def test_the_place_of_an_agent_is_left_to_it(
 def test_nothing_is_lost_while_there_is_no_head(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that comes later gets what was before it; one that is killed gets the rest when it is back."""
+    """One that comes later gets what was before it; one that is killed is missed, and gets the rest when it is back."""
 
+    monkeypatch.setattr(relay, "_SILENCE_SECONDS", 1.5)
     monkeypatch.setattr(backoff, "GOOD_SECONDS", 0.0)
     monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.3)
     port, state = free_port(), tmp_path / "state"
@@ -184,19 +185,21 @@ def test_nothing_is_lost_while_there_is_no_head(
         given.stream.label({given.pid: JOBS[1]})
         head = cluster.head(*FAST, port=port, tuned=SOON)
         given.until(lambda: processes(head, JOBS[1]), "the head is found")
-        late = given.stream.trouble
+        given.until(lambda: given.stream.trouble is None, "all is well")
         head.kill()
         given.stream.label({given.pid: JOBS[2]})
         given.until(lambda: waits(state, JOBS[2]), "frames wait for the head")
+        late = given.until(lambda: given.stream.trouble, "the head is missed again")
         given.stream.label({given.pid: "dask:10.0.0.5:8786/4"})
         head = cluster.head(*FAST, port=port, tuned=SOON)
         given.until(lambda: processes(head, "dask:10.0.0.5:8786/4"), "the head is found again")
+        given.until(lambda: given.stream.trouble is None, "all is well again")
     shown = [len(processes(head, job)) for job in JOBS]
     head.end()
     found = read_stored(head.data_dir)
 
     assert f"not connected to the head at localhost:{port} yet" in early
-    assert late is None
+    assert f"the head at localhost:{port} has not answered for 1.5 s or longer: frames wait here" == late
     assert [1, 1, 1] == shown
     check_complete(found, read_taken(state / "1"), NODE)
     assert [] == [event for kind in ("gap", "frames_dropped", "run_killed") for event in found.said(kind)]

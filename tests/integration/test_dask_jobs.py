@@ -16,7 +16,7 @@ from dask.delayed import delayed
 from gpulse.integrations.dask import Monitor
 from tests.integration import dask_tasks as tasks
 from tests.integration.cluster import until
-from tests.integration.dask_machine import DaskMachine, dask_machine, read_rows
+from tests.integration.dask_machine import DaskMachine, Row, dask_machine, read_rows, rows_until
 
 pytestmark = pytest.mark.slow
 
@@ -261,33 +261,25 @@ def test_idle_workers(machine: DaskMachine, watched: Watched) -> None:
     """A worker with nothing to do has the label of the cluster: 0 before, the graph during, the job after it, 0 in the end."""
 
     (busy, idle) = machine.workers.values()
-    _measured(watched, 1)
+    (index,) = (w.index for w in watched.monitor.status().workers if w.address == idle.address)
+
+    def rows_now() -> list[Row]:
+        watched.monitor.to_csv(watched.folder)
+        return read_rows(watched.folder / f"worker-{index}.csv")
+
+    def labelled(label: tuple[int, int]) -> None:
+        rows_until(rows_now, lambda rows: bool(rows) and rows[-1].label == label, f"the label {label}")
+
+    labelled((0, 0))
     with machine.client() as client:
         client.submit(tasks.seen, times=4, key="work", workers=[busy.address]).result()
-        _measured(watched, 3)
-    _measured(watched, 3)
+        labelled((1, 0))
+    labelled((0, 0))
     watched.monitor.stop()
-    watched.monitor.to_csv(watched.folder)
 
-    (index,) = (w.index for w in watched.monitor.status().workers if w.address == idle.address)
-    rows = read_rows(watched.folder / f"worker-{index}.csv")
+    rows = rows_now()
     assert [(0, 0), (1, 1), (1, 0), (0, 0)] == [label for label, _ in groupby(rows, lambda row: row.label)]
     assert [[]] == [tasks for tasks, _ in groupby(row.cells["tasks"] for row in rows)]
-
-
-def _measured(watched: Watched, times: int) -> None:
-    """Wait until every worker was measured so many times more."""
-
-    def counted() -> list[int]:
-        watched.monitor.to_csv(watched.folder)  # which takes in what there is
-        return [worker.measurements for worker in watched.monitor.status().workers]
-
-    before = counted()
-    until(
-        lambda: all(now >= then + times for then, now in zip(before, counted(), strict=True)),
-        f"{times} measurements",
-        20.0,
-    )
 
 
 def test_jobs_by_hand(machine: DaskMachine, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from distributed.protocol import pickle
 
@@ -130,7 +131,7 @@ def test_workers_are_indices_and_ranges() -> None:
     assert [8, 0, 1, 2] == dask_record._indices("8, 0-2,1")
 
 
-@pytest.mark.parametrize("text", ["", "a", "0,", "-1", "1-", "0-99999999999", "0.5"])
+@pytest.mark.parametrize("text", ["", "a", "0,", "-1", "1-", "1-0", "0-99999999999", "0.5"])
 def test_what_is_no_list_of_workers_is_refused(text: str) -> None:
     """With what would be one."""
     with pytest.raises(click.UsageError, match="such as 0,8"):
@@ -213,6 +214,39 @@ def test_names_of_an_export_are_completed(tmp_path: Path) -> None:
     assert ["mem-util"] == completed("mem-", place=file)
 
 
+@pytest.mark.parametrize(
+    "words", [("plot", "{}", "--metric"), ("plot", "{}", "-o", "x.png", "--metric"), ("peaks", "{}")]
+)
+def test_a_shell_completes_the_names_of_an_export(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Also where the folder was named, and the option that is completed has no value yet."""
+    (tmp_path / "worker-0.csv").write_text("job,dag,timestamp,mem-util,mine\n")
+    shell = ShellComplete(dask.command, {}, "dask", "_DASK_COMPLETE")
+    items = shell.get_completions([word.format(tmp_path) for word in words], "m")
+
+    assert ["mem-util", "mine"] == [item.value for item in items]
+
+
+@pytest.mark.parametrize(
+    ("unit", "metric"),
+    [
+        ("bytes", "total-mem"),
+        ("percent", "mem-util"),
+        ("percent", "compute-util"),
+        ("ratio", "sm_active_ratio"),
+        ("bytes", "host.memory_total_bytes"),
+        ("percent", "cpu_percent"),
+        ("bits/second", "network.link_bits_per_second"),
+        ("", "tasks"),
+        ("", "heap_bytes"),
+        ("", "my-util"),
+    ],
+)
+def test_units_are_those_of_the_catalogue(unit: str, metric: str) -> None:
+    """What somebody's own metric means is not guessed, whatever its name."""
+
+    assert unit == tracked.unit_of(metric)
+
+
 def test_the_help_loads_neither_dask_nor_a_drawing_library() -> None:
     """It is there at once."""
     code = (
@@ -265,6 +299,13 @@ def test_without_a_job_there_are_no_peaks(folder: Path) -> None:
         ("'x' was not tracked", "peaks --help", "peaks FOLDER x"),
         ("there is no worker 7", "peaks --help", "peaks FOLDER mem-util --workers 7"),
         ("there is no worker-0.csv", "`gpulse dask csv` was given", "peaks / mem-util"),
+        (
+            "there is no file or folder nosuch",
+            "a folder that `gpulse dask csv` wrote",
+            "plot nosuch -o x.png",
+        ),
+        ("there is no file or folder nosuch", "or one of the", "plot nosuch -o x.png --kind cluster"),
+        ("is no address", "wrote: there is none './nosuch'", "peaks ./nosuch mem-util"),
         ("cannot draw 'x.foo'", "-o x.png", "plot FOLDER -o x.foo"),
         ("there are 2 in FOLDER", "FOLDER/worker-0.csv", "plot FOLDER -o x.png --kind lines"),
         ("is one worker's file", "the folder, FOLDER", "plot FOLDER/worker-0.csv -o x.png --kind cluster"),
@@ -307,6 +348,10 @@ def test_the_one_worker_of_a_folder_needs_no_name(folder: Path) -> None:
         ("`gpulse dask stop`, or `gpulse dask detach` which", "stop(), or detach() which"),
         ("`gpulse dask start` begins it", "monitor.start() begins it"),
         ("--mem-limit, --dump-loc and --job-type", "mem_limit, dump_loc and job_type"),
+        (
+            "--mem-limit is at least 1, or left out for no limit, not 0",
+            "mem_limit is at least 1, or None for no limit, not 0",
+        ),
         ("restart() and my_mem_limit", "restart() and my_mem_limit"),
         ("a file that `gpulse dask csv` wrote", "a file that Monitor.to_csv() wrote"),
         ("it failed: ^[[2J^Jno", "it failed: \x1b[2J\nno"),

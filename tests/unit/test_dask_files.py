@@ -98,6 +98,13 @@ def test_a_file_that_a_spreadsheet_wrote_is_read() -> None:
         (b"1,1,0.4,[],abc\n", "'abc' is no value"),
         (b"one,1,0.4,[],[]\n", "'one' is no value"),
         (b"1,1,nan,[],[]\n", "'nan' is no value"),
+        (b"1,1,1e300,[],[]\n", "'1e300' is no value"),
+        (b"9223372036854775808,1,0.4,[],[]\n", "'9223372036854775808' is no value"),
+        (b"1," + b"9" * 30 + b",0.4,[],[]\n", "is no value"),
+        (b"-1,1,0.4,[],[]\n", "'-1' is no value"),
+        (b'1,1,0.4,[],[1\n1,1,0.6,[],"2],3"\n', "'.1' is no value"),
+        (b'1,1,0.4,[],"[[1"\n1,1,0.6,[],2]]\n1,1,0.8,[],"3,4,5"\n', "'..1' is no value"),
+        (b'1,1,0.4,[],"[1,""~~"",2"\n1,1,0.6,[],"3],""~~"",4"\n', "is no value"),
         (b"1,1,0.4,[],\xff\n", "no text"),
         (b"1,1,0.4,[]," + b"[" * 100_000 + b"\n", "is no value"),
     ],
@@ -109,6 +116,20 @@ def test_a_broken_line_is_named(line: bytes, why: str, tmp_path: Path) -> None:
 
     with pytest.raises(RecordingError, match=r"worker-3\.csv, line 8002: .*" + why.replace("{", r"\{")):
         rows(read_table(path))
+
+
+def test_cells_with_any_text_are_read() -> None:
+    """Also that which stands between cells that are read at once."""
+    content = b'1,1,0.2,"[""~~"", ""\\""~~\\""""]",1\n1,1,0.4,"""~~""",2\n'
+
+    assert [[1, 1, 0.2, ["~~", '"~~"'], 1], [1, 1, 0.4, "~~", 2]] == rows(parse(HEADER, [content]))
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    """Nobody could say which of them is meant."""
+
+    with pytest.raises(RecordingError, match="line 1: two columns are called 'mem-util'"):
+        parse(HEADER + b",mem-util", [])
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,27 @@ def test_the_first_worker_of_each_machine_speaks_for_it() -> None:
 
     assert ["tcp://a:1", "tcp://b:1"] == before
     assert ["tcp://a:2", "tcp://b:1"] == after
+
+
+def test_a_dump_that_is_gone_costs_what_was_in_it(tmp_path: Path) -> None:
+    """The rest can still be had, and it is said."""
+    path = tmp_path / "dump"
+    record = Record(str(path), 5)
+    record.add(batch(1), 5, 1.0)
+    record.add(batch(2), 4, 2.0)
+    path.unlink()
+
+    assert 5 == everything(record).count(b"\n")
+    assert "removed or cut off" in (record.trouble or "")
+    record.add(batch(3), 5, 3.0)
+    assert 10 == everything(record).count(b"\n")
+
+
+def test_workers_that_dask_numbers_are_others_each_time() -> None:
+    """It uses the numbers again; only the address tells that one has come back."""
+    roster = Roster(lambda _: Record())
+    roster.arrived("tcp://h:1", 0)
+    roster.left("tcp://h:1")
+
+    assert 1 == roster.arrived("tcp://h:2", 0).index
+    assert 0 == roster.arrived("tcp://h:1", 3).index

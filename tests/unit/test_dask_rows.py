@@ -177,7 +177,8 @@ class Scalar:
 def test_answers_of_functions_become_json() -> None:
     """Numbers of array libraries too, and never NaN; anything else is said to be none."""
     assert [1, None, "x", [7, None], {"a": 2.5}] == plain([1, nan, "x", (Scalar(), None), {"a": 2.5}])
-    for wrong in (object(), {1, 2}, [[[[[1]]]]]):
+    assert "a\\udcffb" == plain("a\udcffb")
+    for wrong in (object(), {1, 2}, [[[[[1]]]]], 10**5000):
         with pytest.raises(TypeError, match="it answered with"):
             plain(wrong)
 
@@ -222,6 +223,22 @@ def test_a_custom_metric_that_raises_is_told_once(reports: list[str]) -> None:
     assert "'broken' fails" in reports[0]
     assert "raise KeyError" in reports[0]
     assert "asking.py" not in reports[0]
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_a_custom_metric_that_wants_to_end_the_program_just_fails(
+    reports: list[str], ending: type[BaseException]
+) -> None:
+    """Its thread goes on to be asked."""
+
+    @custom_metric("leaving", per_device=False)
+    def leaving(worker: object, handles: object) -> int:  # noqa: ARG001
+        raise ending
+
+    with closing(asking([leaving], reports)) as reader:
+        assert [[None], [None]] == [reader.cells() for _ in range(2)]
+
+    assert [True] == [ending.__name__ in report for report in reports]
 
 
 def test_a_custom_metric_that_hangs_holds_nobody_up(reports: list[str]) -> None:

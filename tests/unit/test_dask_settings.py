@@ -99,6 +99,9 @@ def test_gpus_are_asked_for_no_more_than_the_columns_need() -> None:
         ({"dump_loc": ""}, "path of a folder"),
         ({"dump_loc": None}, "path of a folder"),
         ({"custom_metrics": [print]}, "@custom_metric"),
+        ({"custom_metrics": 5}, "is a list"),
+        ({"custom_metrics": CustomMetric("power", max)}, "is a list"),
+        ({"mem_limit": 10**400}, "at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_is_allowed(given: dict[str, Any], words: str) -> None:
@@ -128,7 +131,7 @@ def test_custom_metrics_alone_are_enough() -> None:
             made(**twice)
 
 
-@pytest.mark.parametrize("name", ["", " ", "a\nb", "timestamp", 5, print])
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "timestamp", "tasks", "worker", 5, print])
 def test_a_custom_metric_has_a_name(name: Any) -> None:
     """Also when somebody forgets the parentheses."""
     with pytest.raises(ArgumentError):

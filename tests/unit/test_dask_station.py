@@ -186,10 +186,13 @@ async def test_a_stop_goes_on_trying_while_the_scheduler_is_busy(tmp_path: Path)
             await asyncio.sleep(1)
         return {}
 
-    async with station(scheduler, tmp_path) as (_, worker):
+    async with station(scheduler, tmp_path) as (made, worker):
         await worker.handlers[ORDER](**started())
         await scheduler.asked.wait()
         scheduler.answer = answer
+        while busy == 3:  # noqa: ASYNC110  there is something to bring
+            await asyncio.sleep(0.01)
+        assert made._unsent is not None
         said = await worker.handlers[ORDER](**Order(stop=True)._asdict())
 
     assert {"lost": 0} == said

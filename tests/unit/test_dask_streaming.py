@@ -13,7 +13,7 @@ import pytest
 
 from gpulse.cluster.client.address import agent_address
 from gpulse.errors import ClosedError, GpulseError, UsageError
-from gpulse.integrations.dask.relay import Labels, Relay
+from gpulse.integrations.dask.relay import Answers, Labels, Relay
 from gpulse.integrations.dask.streaming import HeadSettings, HeadStream, _config, head_settings
 from gpulse.model.frame import Frame
 from gpulse.model.process import Owner, ProcessReading
@@ -274,6 +274,36 @@ def test_stints_of_processes_that_ended_are_forgotten(proc: Path, monkeypatch: p
 
     assert (ONE, 100.0) == identities(shown)[7]
     assert 12 > len(labels._stints)
+
+
+def test_a_head_that_goes_silent_is_told_until_it_answers() -> None:
+    """In the same words all the while; frames of which none waits for long are no trouble, however rare."""
+
+    answers = Answers("gpu-head:8090")
+    silent = "the head at gpu-head:8090 has not answered for 5 s or longer: frames wait here"
+    told: list[str | None] = [answers.trouble(50.0)]
+    for second in (100.0, 101.0, 104.0):
+        answers.asked(second)
+        told.append(answers.trouble(second))
+    told += [answers.trouble(second) for second in (104.9, 105.0, 900.0)]
+    answers.answered()
+    told.append(answers.trouble(901.0))
+    answers.asked(1000.0)
+    told.append(answers.trouble(1001.0))
+
+    assert [None] * 5 + [silent] * 2 + [None] * 2 == told
+
+
+def test_each_frame_asks_for_an_answer() -> None:
+    """Also one that only says that there is none."""
+
+    asked: list[int] = []
+    relay = Relay(0.01, given=lambda: asked.append(1))
+    relay.offer(at(0))
+    relay.sample(NOON)
+    relay.sample(NOON + 1)
+
+    assert 2 == len(asked)
 
 
 def test_a_stream_that_was_never_started_can_be_stopped(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpulse.terminal.dask import Peaks, gpus_of, peak_lines, status_lines, value_of
+from gpulse.terminal.dask import Peaks, newest_job, peak_lines, status_lines, value_of, workers_in_words
 from gpulse.terminal.table import painter
 
 PLAIN = painter(color=False)
@@ -60,7 +60,7 @@ def test_a_status_is_a_table() -> None:
     lines = shown(status(worker(0), worker(1, here=False, gpus=(), pid=None, last=None)))
 
     assert [
-        "the cluster at tcp://head:8786 is monitored: 2 jobs (by client), 1 graph",
+        "the cluster at tcp://head:8786 is monitored: newest job 2 (by client), 1 graph",
         "every 200 ms: mem-util",
         "",
         "worker  name  state      GPUs           measurements  last at  host       pid",
@@ -72,10 +72,14 @@ def test_a_status_is_a_table() -> None:
 def test_a_status_says_everything_that_was_asked_for() -> None:
     """The limit, the head, the custom metrics, how jobs are counted, and whether it records."""
     lines = shown(
-        status(running=False, custom=("power",), mem_limit=9000, head="h:8090", job_type="manual", jobs=1)
+        status(
+            running=False, custom=("power",), mem_limit=9000, head="h:8090", job_type="manual", job=7, jobs=9
+        )
     )
 
-    assert "the cluster at tcp://head:8786 is not monitored now: 1 job (by new-job), 1 graph" == lines[0]
+    assert (
+        "the cluster at tcp://head:8786 is not monitored now: newest job 7 (by new-job), 1 graph" == lines[0]
+    )
     assert (
         "every 200 ms: mem-util, power (custom), 9,000 measurements in memory, streamed to the head at h:8090"
         == lines[1]
@@ -111,12 +115,28 @@ def test_a_status_fits_the_terminal(width: int) -> None:
     assert [] == [line for line in shown(status(hostile), width) if len(line) > width or "\x1b" in line]
 
 
-def test_gpus_are_counted() -> None:
-    """By their names."""
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ("0 workers", []),
+        ("2 workers without a GPU", [(), ()]),
+        ("1 worker seeing 1 GPU (A)", [("A",)]),
+        ("1 worker seeing 2 GPUs (A, B)", [("A", "B")]),
+        ("2 workers seeing 2 GPUs each (A)", [("A", "A"), ("A", "A")]),
+        ("2 workers seeing 1 GPU each (A, B)", [("A",), ("B",)]),
+        ("3 workers seeing 0 to 2 GPUs each (A)", [("A", "A"), (), ("A",)]),
+    ],
+)
+def test_gpus_of_workers_are_not_added_up(words: str, gpus: list[tuple[str, ...]]) -> None:
+    """Two workers of one machine may see the same ones."""
 
-    assert "no GPU" == gpus_of([worker(0, gpus=())])
-    assert "1 GPU (A)" == gpus_of([worker(0, gpus=("A",))])
-    assert "3 GPUs (A, B)" == gpus_of([worker(0, gpus=("A", "B")), worker(1, gpus=("A",))])
+    assert words == workers_in_words([worker(index, gpus=names) for index, names in enumerate(gpus)])
+
+
+def test_the_newest_job_is_no_count() -> None:
+    """Numbers can be left out by hand."""
+
+    assert ["no job yet", "newest job 7"] == [newest_job(number) for number in (0, 7)]
 
 
 def test_peaks_are_a_table() -> None:
@@ -129,7 +149,23 @@ def test_peaks_are_a_table() -> None:
         "     0    1  50.25%      -",
         "     0    2    100%     3%",
         "     8    1      7%      -",
-    ] == list(peak_lines("mem-util", peaks, width=80, paint=PLAIN))
+    ] == list(peak_lines("mem-util", peaks, "percent", width=26, paint=PLAIN))
+
+
+def test_peaks_are_not_cut_on_a_narrow_terminal() -> None:
+    """A line a GPU then: half a number would be another number."""
+    peaks = [Peaks(0, 1, [50.25, None]), Peaks(8, 12, [100])]
+
+    assert [
+        "highest mem-util",
+        "worker  job  GPU    peak",
+        "     0    1    0  50.25%",
+        "     0    1    1       -",
+        "     8   12    0    100%",
+    ] == list(peak_lines("mem-util", peaks, "percent", width=25, paint=PLAIN))
+    assert ["highest heap", "worker        peak", "     0  12,345,678"] == list(
+        peak_lines("heap", [Peaks(0, None, [12_345_678])], width=15, paint=PLAIN)
+    )
 
 
 def test_one_value_has_the_name_of_its_metric() -> None:
@@ -144,21 +180,25 @@ def test_one_value_has_the_name_of_its_metric() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "metric", "value"),
+    ("text", "unit", "value"),
     [
-        ("9.4G", "total-mem", 10_093_173_145),
-        ("612M", "memory_used_bytes", 612 << 20),
-        ("34.0 MB/s", "pcie_rx_bytes_per_second", 34_000_000),
-        ("87%", "sm_active_ratio", 0.873),
-        ("259W", "host.power_watts", 258.8),
-        ("51C", "temperature_celsius", 51),
-        ("1905MHz", "sm_clock_hertz", 1_905_000_000),
-        ("12,345", "power", 12345),
-        ("-", "power", None),
-        ("-", "compute-util", None),
+        ("9.4G", "bytes", 10_093_173_145),
+        ("612M", "bytes", 612 << 20),
+        ("34.0 MB/s", "bytes/second", 34_000_000),
+        ("87%", "ratio", 0.873),
+        ("50.25%", "percent", 50.25),
+        ("87.35%", "percent", 87.345678),
+        ("259W", "watts", 258.8),
+        ("51C", "celsius", 51),
+        ("1905MHz", "hertz", 1_905_000_000),
+        ("34.5kJ", "joules", 34_512.0),
+        ("16", "lanes", 16),
+        ("12,345", "", 12345),
+        ("-", "", None),
+        ("-", "percent", None),
     ],
 )
-def test_values_have_the_unit_of_their_name(text: str, metric: str, value: float | None) -> None:
+def test_values_have_their_unit(text: str, unit: str, value: float | None) -> None:
     """As everywhere else on the terminal."""
 
-    assert text == value_of(metric, value)
+    assert text == value_of(value, unit)

@@ -95,6 +95,13 @@ def test_boxes_and_clusters_of_every_size(workers: int, gpus: int, tmp_path: Pat
         (2, [[1, 1, 5.0, [50], None, [], {"eth0": 1.5}, 1e300]]),
         (3, [[1, 0, 5.0, [None, None], None, [], {}, -3], [1, 0, 5.2, [], 2**70, [], None, -3]]),
         (0, [[1, 1, 0.0, [1], 1, [1], {"x": None}, 10**400], [1, 1, 9.0, [1, 2], 1, [1, 2], {"y": 2}, 0]]),
+        (
+            1,
+            [
+                [1, 1, 0.0, [1e308, -1e308], 1, [1e307, 1], {"x": float("nan")}, 5e-324],
+                [1, 1, 0.2, [2, None], 1, [3, 4], {"x": -1e301}, 5e-324],
+            ],
+        ),
         (5, []),
     ],
 )
@@ -107,6 +114,38 @@ def test_odd_records_can_be_drawn(unknown: int, lines: list[list[Any]], tmp_path
     for draw, place in ((visualize.lines, worker), (visualize.boxes, worker), (visualize.cluster, tmp_path)):
         draw(place, job=job, save=path, **SMALL).draw_without_rendering()
         assert unknown == path.read_text().count("nothing is known")
+
+
+def test_a_number_too_large_to_be_one_is_unknown(tmp_path: Path) -> None:
+    """JSON has no limit."""
+    header, path = b"job,dag,timestamp,m", tmp_path / "run.html"
+    (worker,) = write_files(tmp_path, {0: (header, [b"1,1,0.0,[1e999]\n1,1,0.2,[-1e999]\n"])})
+
+    for draw, place in ((visualize.lines, worker), (visualize.boxes, worker), (visualize.cluster, tmp_path)):
+        draw(place, job=1, save=path, **SMALL).draw_without_rendering()
+        assert 1 == path.read_text().count("nothing is known")
+
+
+def test_many_jobs_are_marked_where_their_graphs_cannot_be_named(tmp_path: Path) -> None:
+    """In pictures and pages alike; few need no marks."""
+    for jobs, marks in ((3, 0), (40, 39)):
+        folder = export(
+            tmp_path / str(jobs), Plan(metrics=("mem-util",), lines=400, jobs=jobs, dags=10 if marks else 1)
+        )
+
+        visualize.cluster(folder, save=tmp_path / "run.html", **SMALL)
+
+        assert marks == (tmp_path / "run.html").read_text().count('<line class="job"')
+
+
+def test_a_page_can_be_read_on_a_telephone(worker: Path, tmp_path: Path) -> None:
+    """The picture keeps a width at which its letters can be read, and scrolls."""
+    visualize.lines(worker, 1, METRICS, save=tmp_path / "run.html")
+
+    text = (tmp_path / "run.html").read_text()
+    assert '<div class="wide">\n<svg' in text
+    assert ".wide { overflow-x: auto; }" in text
+    assert "min-width: 800px" in text
 
 
 def test_a_page_needs_nothing_else_and_escapes_everything(tmp_path: Path) -> None:
@@ -186,6 +225,7 @@ def test_a_notebook_shows_the_picture_once(worker: Path, monkeypatch: pytest.Mon
     [
         ({"job": 7}, "there is no job 7 in .*; there are 1, 2"),
         ({"job": -1}, "there is no job -1"),
+        ({"job": 10**400}, "there is no job 1000"),
         ({"job": "1"}, "a job is a number"),
         ({"job": True}, "a job is a number"),
         ({"metrics": ["power"]}, "'power' was not tracked; tracked was total-mem, mem-util, compute-util"),
@@ -258,3 +298,17 @@ def test_whoever_draws_nothing_loads_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "set()" == done.stdout.strip()
+
+
+def test_words_are_not_drawn_unless_somebody_asks(tmp_path: Path) -> None:
+    """All that have numbers are drawn when nothing is named; words that are named are refused."""
+    file = tmp_path / "worker-0.csv"
+    file.write_text(
+        'job,dag,timestamp,mem-util,word\n1,1,0.2,[1],"[""x""]"\n1,1,0.4,[2],"[""y""]"\n', encoding="utf-8"
+    )
+
+    for save in ("all.png", "all.html"):
+        visualize.cluster(tmp_path, save=tmp_path / save)
+        assert (tmp_path / save).stat().st_size > 1000
+    with pytest.raises(ValueError, match="'word' are no numbers"):
+        visualize.lines(file, 1, ["word"], save=tmp_path / "word.png")

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gpulse.integrations.dask.drawing.charts import Boxes, Chart, HeatMap, Lines, Panel
+from gpulse.integrations.dask.drawing.graphs import bands, job_starts, named
 from gpulse.integrations.dask.drawing.pieces import pieces
+from gpulse.integrations.dask.drawing.selection import Stretch
 from gpulse.integrations.dask.drawing.units import axis_of, time_ticks
 from gpulse.integrations.dask.drawing.views import boxes_chart, cluster_chart, lines_chart
 from gpulse.integrations.dask.files import WorkerTable, parse
@@ -40,7 +44,7 @@ def test_a_line_for_each_gpu_of_the_job() -> None:
     (first,), (second,) = (curve.pieces for curve in lines_of(chart).curves)
     assert ([0.2, 0.4], [7.0, 9.0]) == (first.times.tolist(), first.mean.tolist())
     assert ([0.2], [8.0]) == (second.times.tolist(), second.mean.tolist())
-    assert (0.2, 0.4) == (chart.start, chart.end)
+    assert [0.2, 0.6] == pytest.approx([chart.start, chart.end])
 
 
 def test_lines_of_several_graphs_at_one_moment_are_one_point() -> None:
@@ -97,7 +101,7 @@ def test_graphs_are_bands_from_their_first_line_to_their_last() -> None:
     )
 
     assert [("1", 0.0, 3.0), ("2", 7.0, 9.0)] == [(band.label, band.start, band.end) for band in chart.bands]
-    assert [False, True] == [band.is_odd for band in chart.bands]
+    assert [0, 1] == [band.shade for band in chart.bands]
 
 
 def test_graphs_that_alternate_are_one_band_each() -> None:
@@ -114,11 +118,145 @@ def test_graphs_at_the_same_time_lie_under_each_other() -> None:
     running = [(1,), (1, 2), (2, 3, 4, 5), (3,)]
     lines = [[1, dag, place / 5, 1] for place in range(40) for dag in running[place // 10]]
 
-    found = lines_chart(table(["m"], *lines), 1, ["m"], 10).bands
+    chart = lines_chart(table(["m"], *lines), 1, ["m"], 10)
 
+    found = chart.bands
+    assert chart.note.endswith("3 graphs are named at a time, and up to 1 more at once")
     assert [("1", 0), ("2", 1), ("3", 0), ("4", 2), ("", 2)] == [(band.label, band.lane) for band in found]
-    assert found[0].is_odd != found[2].is_odd
+    assert [0, 1, 2, 0, 1] == [band.shade for band in found]
     assert "job 1, graph 5" == found[4].words
+
+
+def test_graphs_one_after_the_other_share_a_lane_though_moments_are_not_evenly_apart() -> None:
+    """A line holds until the next, also when that comes a few milliseconds early."""
+    dice = random.Random(1)
+    moments = [place / 5 + dice.uniform(-0.02, 0.02) for place in range(1, 121)]
+    lines = [[1, 1 + place // 10, moment, 1] for place, moment in enumerate(moments)]
+
+    chart = lines_chart(table(["m"], *lines), 1, ["m"], 10)
+
+    assert [0] * 12 == [band.lane for band in chart.bands]
+    assert [0, 1] * 6 == [band.shade for band in chart.bands]
+    assert all(0 <= later.start - sooner.end < 0.05 for sooner, later in itertools.pairwise(chart.bands))
+
+
+def test_graphs_one_after_the_other_share_a_lane_though_workers_look_at_different_moments() -> None:
+    """On eight workers, each with moments of its own; the band before ends where the next begins."""
+    dice = random.Random(2)
+    tables = {}
+    for index in range(8):
+        moments = [place / 5 + index / 40 + dice.uniform(-0.01, 0.01) for place in range(1, 121)]
+        lines = [[1, 1 + int(moment / 2), moment, 1] for moment in moments]
+        tables[index] = table(["m"], *lines)
+
+    found = cluster_chart(tables, 1, ["m"], "run", 10).bands
+
+    assert [str(dag) for dag in range(1, 14)] == [band.label for band in found]
+    assert {0} == {band.lane for band in found}
+    assert all(sooner.shade != later.shade for sooner, later in itertools.pairwise(found))
+
+
+def test_graphs_at_the_same_time_on_different_workers_lie_under_each_other() -> None:
+    """Also a short one while a long one runs."""
+    tables = {
+        0: table(["m"], *([1, 1, place / 5, 1] for place in range(50))),
+        1: table(["m"], *([1, 2 if place in (20, 21) else 1, place / 5 + 0.1, 1] for place in range(50))),
+        2: table(["m"], *([1, 3 if place > 40 else 1, place / 5 + 0.05, 1] for place in range(60))),
+    }
+
+    found = cluster_chart(tables, 1, ["m"], "run", 10).bands
+
+    assert [("1", 0), ("2", 1), ("3", 1)] == [(band.label, band.lane) for band in found]
+
+
+def test_everything_lies_within_the_picture() -> None:
+    """Also a graph that begins in the last record, and a last box of one."""
+    tables = {
+        0: table(["m"], *([1, 1 + (place == 9), place / 5, 1] for place in range(10))),
+        1: table(["m"], *([1, 1 + (place > 3), place / 2, 1] for place in range(5))),
+    }
+    boxes = boxes_chart(tables[0], 1, ["m"], 3, (20, 10))
+    charts = [lines_chart(tables[0], 1, ["m"], 10), boxes, cluster_chart(tables, 1, ["m"], "run", 10)]
+
+    content = boxes.panels[0].content
+    assert isinstance(content, Boxes)
+    assert [2.0, 2.0, 2.5] == pytest.approx([chart.end for chart in charts])
+    assert boxes.end == content.rows[0].boxes[-1].end
+    for chart in charts:
+        assert [0, 0] == [band.lane for band in chart.bands]
+        assert all(chart.start <= band.start < band.end <= chart.end for band in chart.bands)
+
+
+def test_boxes_do_not_overlap() -> None:
+    """Though their records are not evenly apart."""
+    dice = random.Random(3)
+    lines = [[1, 1, place / 5 + dice.uniform(-0.05, 0.05), 1] for place in range(1, 60)]
+
+    content = boxes_chart(table(["m"], *lines), 1, ["m"], 4, (20, 10)).panels[0].content
+
+    assert isinstance(content, Boxes)
+    assert all(sooner.end <= later.start for sooner, later in itertools.pairwise(content.rows[0].boxes))
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [(0.5, list(range(1, 41))), (1.5, list(range(2, 41, 2))), (3.0, list(range(5, 41, 5))), (500, [])],
+)
+def test_every_so_many_th_graph_is_named_where_there_is_no_room_for_all(
+    room: float, expected: list[int]
+) -> None:
+    """Not the first few, whose numbers are short."""
+    found = bands([Stretch(1, dag, float(dag), dag + 0.9) for dag in range(1, 41)], with_jobs=False)
+
+    assert [str(dag) for dag in expected] == [band.label for band in named(found, room)][: len(expected)]
+    assert len(expected) >= len(named(found, room)) - 1
+
+
+def test_a_long_graph_between_short_ones_is_named() -> None:
+    """Whatever its number is; what would touch its name is not."""
+    short = [Stretch(1, dag, dag / 10, dag / 10 + 0.1) for dag in range(1, 100)]
+    found = bands(
+        [*short, Stretch(1, 137, 10.0, 10.8), Stretch(1, 110, 10.8, 10.9)],
+        with_jobs=False,
+    )
+
+    names = [band.label for band in named(found, 0.7)]
+
+    assert ["137", *(str(dag) for dag in range(10, 100, 10))] == names
+
+
+def test_jobs_begin_where_their_first_graph_does() -> None:
+    """The first needs no mark."""
+    found = bands([Stretch(job, 1, float(job), job + 0.9) for job in range(1, 5)], with_jobs=True)
+
+    assert [2.0, 3.0, 4.0] == job_starts(found)
+    assert ["2.1", "4.1"] == [band.label for band in named(found, 1.5)]
+
+
+def test_a_cell_of_a_map_is_its_highest_value_and_says_so() -> None:
+    """One record of thousands is seen; a mean would hide it."""
+    lines = [[1, 1, float(place), [99 if place == 1234 else 10] * 9] for place in range(6000)]
+
+    chart = cluster_chart({0: table(["m"], *lines)}, 1, ["m"], "run", 10)
+
+    content = chart.panels[0].content
+    assert isinstance(content, HeatMap)
+    assert [99.0] * 9 == content.cells[:, 123].tolist()
+    assert {10.0} == set(content.cells[:, 124].tolist())
+    assert chart.note.endswith("; a cell is the highest value of 10 s")
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 5e-324), (1e300, 1e300), (-1e300, 1e300), (1e18, 1e18 + 256), (-3e-310, 0.0)]
+)
+def test_an_axis_of_any_numbers(low: float, high: float) -> None:
+    """It holds them and has a few ticks."""
+    axis = axis_of("m", low, high)
+
+    room = 1e-9 * max(abs(low), abs(high), 1.0)
+    assert axis.low * axis.factor - room <= low <= high <= axis.high * axis.factor + room
+    assert axis.low < axis.high < math.inf
+    assert 2 <= len(axis.ticks) <= 8
 
 
 def test_a_worker_with_more_gpus_than_lines_can_be_told_apart() -> None:
@@ -179,11 +317,11 @@ def test_a_cluster_of_any_size(workers: int, gpus: int, kind: type, rows: int) -
 
     assert kind is type(chart.panels[0].content)
     assert rows == len(chart.panels[0].labels)
-    assert ("mean of each worker's GPUs" in chart.panels[0].title) == (gpus == 8)
+    assert ("highest of each worker's GPUs" in chart.panels[0].title) == (gpus == 8)
     assert f"run: {workers} workers" == chart.title
 
 
-def test_a_map_shows_means_and_leaves_what_is_unknown_open() -> None:
+def test_a_map_leaves_what_is_unknown_open() -> None:
     """A worker that came later or was away is a hole in its row."""
     early = table(["m"], *([1, 1, float(place), [10.0] * 5] for place in range(60)))
     late = table(["m"], *([1, 1, float(place), [30.0] * 5] for place in (*range(30, 40), *range(50, 60))))

@@ -136,14 +136,12 @@ def attach(
 
 
 def _say_attached(status: Status, place: scheduler.Place, *, at_once: bool) -> None:
-    from gpulse.terminal.dask import gpus_of  # noqa: PLC0415  --help needs none of it
+    from gpulse.terminal.dask import workers_in_words  # noqa: PLC0415  --help needs none of it
 
-    document = _document(status)
-    here = [worker for worker in document["workers"] if worker["here"]]
+    here = [worker for worker in _document(status)["workers"] if worker["here"]]
     what = f.plain(", ".join((*status.tracking, *status.custom)))
-    whom = f"{_count(len(here), 'worker')} with {gpus_of(here)}"
     state = "recording" if at_once else "ready to record"
-    shell.write(f"{state}: {what} of {whom}, every {status.polling_interval:g} ms")
+    shell.write(f"{state}: {what} of {workers_in_words(here)}, every {status.polling_interval:g} ms")
     shell.write(
         f"{'end it' if at_once else 'begin'} with: gpulse dask {'stop' if at_once else 'start'} {place.address}"
     )
@@ -277,9 +275,11 @@ def _say_written(paths: Sequence[Path], folder: str) -> None:
 
 
 def _recorded(status: Status) -> str:
+    from gpulse.terminal.dask import newest_job  # noqa: PLC0415  --help needs none of it
+
     measurements = sum(worker.measurements for worker in status.workers)
     workers = _count(len(status.workers), "worker")
-    return f"{_count(measurements, 'measurement')} of {workers}, {_count(status.jobs, 'job')}"
+    return f"{_count(measurements, 'measurement')} of {workers}, {newest_job(status.job)}"
 
 
 def _count(number: int, word: str) -> str:

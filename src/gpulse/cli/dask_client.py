@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import socket
+import struct
 import time
 import warnings
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ _AS_COMMANDS = tuple(
         (r"save='([^']*)'", r"-o \1"),
         (r"workers=\[0, 1\]", "--workers 0,1"),
         (r"job=1, or job=None", "--job 1, or no --job"),
+        ("or None for no limit", "or left out for no limit"),
         ("polling_interval", "--interval"),
         ("job_type", "--job-type"),
         ("mem_limit", "--mem-limit"),
@@ -153,16 +155,18 @@ def _check_scheduler(place: Place) -> None:
     except TimeoutError as error:
         raise UnreachableError(
             f"no Dask scheduler answers at {place.address} within {place.seconds:g} s",
-            hint="--timeout 30 if it is busy; else see whether the address is the scheduler's own",
+            hint="--timeout 30 if it is busy; else see whether the address is the scheduler's own, not its dashboard's",
         ) from error
+    except (MemoryError, OverflowError, struct.error) as error:
+        raise _foreign(place) from error
     except (OSError, TypeError, ValueError, ImportError, RuntimeError) as error:
+        if isinstance(error, ValueError) and place.address.startswith("tcp://"):
+            raise _foreign(place) from error
         if isinstance(error, TypeError) and place.address.startswith(("tls://", "wss://")):
             raise UnreachableError(
                 f"{place.address} needs certificates, and Dask's configuration names none", hint=_TLS_HINT
             ) from error
-        raise _unreachable(
-            place, getattr(error, "strerror", None) or str(error) or type(error).__name__
-        ) from error
+        raise _unreachable(place, _reason(error)) from error
     kind = str(identity.get("type"))
     if "Scheduler" not in kind:
         raise UnreachableError(
@@ -196,6 +200,19 @@ def _check_listening(place: Place) -> None:
     """See to it that somebody listens there: Dask would try again and again until its time is up."""
     if not place.address.startswith("ucx"):
         socket.create_connection((place.host, place.port), place.seconds).close()
+
+
+def _foreign(place: Place) -> UnreachableError:
+    """For what answers in another language: Dask takes the first bytes, whatever they are, for a length."""
+    return UnreachableError(
+        f"what listens at {place.address} is no Dask scheduler: it answers with something else than Dask's messages",
+        hint=f"{HINT}; the dashboard and what serves web pages have other ports",
+    )
+
+
+def _reason(error: Exception) -> str:
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return "what listens there ends the connection" if "before comm was established" in said else str(said)
 
 
 def _unreachable(place: Place, why: str) -> UnreachableError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,11 +45,23 @@ def peaks(*, workers: str | None, total: bool, as_json: bool, no_color: bool, **
     if folder is not None and given["metric"] is not None and Path(folder).is_dir():
         indices, found = _of_folder(folder, given["metric"], asked, per_job=not total)
     else:
-        place = scheduler.taken(given, "metric")
-        with dask_client.asking(place, "asking the scheduler") as monitor:
+        with _folders_too(folder):
+            place = scheduler.taken(given, "metric")
+        with _folders_too(folder), dask_client.asking(place, "asking the scheduler") as monitor:
             indices = asked if asked is not None else [worker.index for worker in monitor.status().workers]
             found = monitor.get_peaks(given["metric"], indices, per_job=not total)
     _show(given["metric"], list(_each(indices, found)), as_json=as_json, no_color=no_color)
+
+
+@contextmanager
+def _folders_too(text: str | None) -> Iterator[None]:
+    """When there is no such scheduler, say that there is no such folder either: that may be what was meant."""
+    try:
+        yield
+    except (scheduler.AddressError, dask_client.UnreachableError) as error:
+        if text is not None:
+            error.hint = f"{error.hint}; or a folder that `gpulse dask csv` wrote: there is none {f.plain(text[:100])!r}"
+        raise
 
 
 def _of_folder(
@@ -72,7 +85,8 @@ def _indices(text: str) -> list[int]:
     for word in (word.strip() for word in text.split(",")):
         first, dash, last = word.partition("-")
         numbers = (first, last) if dash else (first, first)
-        if not all(number.isdecimal() and int(number) < _MOST_WORKERS for number in numbers):
+        is_known = all(number.isdecimal() and int(number) < _MOST_WORKERS for number in numbers)
+        if not is_known or int(numbers[0]) > int(numbers[1]):
             raise click.UsageError(
                 f"--workers takes indices such as 0,8 and ranges such as 0-3, not {word!r}"
             )
@@ -100,7 +114,8 @@ def _show(metric: str, found: list[Peaks], *, as_json: bool, no_color: bool) -> 
     from gpulse.terminal.dask import peak_lines  # noqa: PLC0415  as above
 
     paint = shell.paint(no_color=no_color)
-    shell.write("\n".join(peak_lines(metric, found, width=shell.width(), paint=paint)))
+    unit = tracked.unit_of(metric)
+    shell.write("\n".join(peak_lines(metric, found, unit, width=shell.width(), paint=paint)))
 
 
 @click.command()
@@ -152,6 +167,11 @@ def plot(
     from gpulse.integrations.dask import visualize  # noqa: PLC0415  --help needs none of it
 
     named = tracked.split(metrics)
+    if not place.exists():
+        raise UsageError(
+            f"there is no file or folder {place}",
+            hint="a folder that `gpulse dask csv` wrote, or one of the files in it",
+        )
     size: dict[str, Any] = {"width": width, "height": height, "save": output}
     with dask_client.reworded(), Waiting("drawing"):
         if (kind or ("cluster" if place.is_dir() else "lines")) == "cluster":

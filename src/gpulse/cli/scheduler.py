@@ -26,6 +26,10 @@ HINT = f"HOST, HOST:{DEFAULT_PORT} or tcp://HOST:{DEFAULT_PORT}, as `dask schedu
 """What addresses look like."""
 
 
+class AddressError(UsageError):
+    """What was given is no address of a scheduler."""
+
+
 class Place(NamedTuple):
     """The scheduler that is meant."""
 
@@ -96,13 +100,13 @@ def parse_address(text: str) -> str:
     """`tcp://host:8786` of what somebody wrote: `host`, `host:port`, or either after `tcp://`, `tls://` and so on.
 
     Raises:
-        UsageError: It is no address of a scheduler.
+        AddressError: It is no address of a scheduler.
     """
     match = _ADDRESS.fullmatch(text.strip())
     scheme = (match[1] or "tcp").lower() if match else ""
     port = int(match[3] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port <= 65535:
-        raise UsageError(f"{text[:100]!r} is no address of a Dask scheduler", hint=HINT)
+        raise AddressError(f"{text[:100]!r} is no address of a Dask scheduler", hint=HINT)
     if scheme in ("http", "https"):
         raise UsageError(
             f"{text[:100]!r} is the address of a dashboard, not of a scheduler",

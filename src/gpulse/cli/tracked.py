@@ -13,12 +13,28 @@ if TYPE_CHECKING:
     import click
     from click.shell_completion import CompletionItem
 
+_OWN_UNITS = {"total-mem": "bytes", "mem-util": "percent", "compute-util": "percent"}
 _CUSTOM_HINT = "--custom metrics.py:power, where power is a function under @custom_metric(...)"
 
 
 def split(given: tuple[str, ...]) -> list[str]:
     """The names in lists with commas, of which there can be several."""
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
+
+
+def unit_of(metric: str) -> str:
+    """The unit of what was tracked under a name, `ratio` for shares of 1; of people's own metrics nothing is known."""
+    from gpulse.integrations.dask.tracking import ArgumentError, columns  # noqa: PLC0415  --help needs none of it
+    from gpulse.model.metric import CATALOGUE  # noqa: PLC0415
+
+    try:
+        (column,) = columns([metric])
+    except ArgumentError:
+        return ""
+    if column.scope is None:
+        return _OWN_UNITS.get(metric, "")
+    found = CATALOGUE[column.scope][column.metric]
+    return "ratio" if found.kind == "ratio" else found.unit
 
 
 def complete_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -29,16 +45,17 @@ def complete_names(ctx: click.Context, _parameter: click.Parameter, incomplete: 
     named = set(before.split(","))
     return [
         CompletionItem(f"{before}{comma}{name}")
-        for name in _recorded(ctx.params) or _known()
+        for name in _recorded(ctx) or _known()
         if name.startswith(last) and name not in named
     ]
 
 
-def _recorded(given: dict[str, Any]) -> list[str]:
+def _recorded(ctx: click.Context) -> list[str]:
     """The metrics of the export that was named, none when none was."""
     from gpulse.integrations.dask.files import read_table, worker_files  # noqa: PLC0415  --help needs none of it
 
-    place = given.get("place") or given.get("scheduler")
+    # After an option that still lacks its value, arguments are not told apart yet.
+    place = ctx.params.get("place") or ctx.params.get("scheduler") or next(iter(ctx.args), None)
     try:
         if place is None or not Path(place).exists():
             return []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpulse.model.device import ranges
 from gpulse.terminal import format as f
-from gpulse.terminal.table import Cell, Column, Paint, cut, render, wrapped
+from gpulse.terminal.table import Cell, Column, Paint, cut, render, width_of, wrapped
 
 Document = Mapping[str, Any]
 Value = float | int | None
@@ -23,18 +23,21 @@ _WORKER_COLUMNS = (
     Column("host", right=False, drop=4, least=8),
     Column("pid", drop=5),
 )
-_UNITS: tuple[tuple[str, Callable[[Value], str]], ...] = (
-    ("_bytes_per_second", f.rate),
-    ("_bytes", f.size),
-    ("total-mem", f.size),
-    ("-util", lambda value: f.UNKNOWN if value is None else f"{value:g}%"),
-    ("_ratio", f.share),
-    ("_watts", f.watts),
-    ("_celsius", f.celsius),
-    ("_hertz", f.megahertz),
-    ("_seconds", f.seconds),
-)
-"""How values of a metric are said, by how its name ends."""
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "bytes": f.size,
+    "bytes/second": f.rate,
+    "bits/second": f.bits,
+    "ratio": f.share,
+    "percent": lambda value: f"{round(value, 2):g}%",
+    "watts": f.watts,
+    "joules": lambda value: f"{f.count(value)}J",
+    "celsius": f.celsius,
+    "hertz": f.megahertz,
+    "seconds": f.seconds,
+    "1/second": lambda value: f"{f.count(value)}/s",
+}
+"""How values are said, by the unit that the catalogue has for their metric."""
+_GAP = 2
 
 
 class Peaks(NamedTuple):
@@ -72,46 +75,95 @@ def status_lines(status: Document, place: str, *, width: int, paint: Paint) -> I
             yield paint("notice", line)
 
 
-def gpus_of(workers: Iterable[Document]) -> str:
-    """The GPUs of some workers in words, such as `4 GPUs (NVIDIA H200)`."""
-    names = Counter(name for worker in workers for name in worker["gpus"])
-    count = names.total()
-    if not count:
-        return "no GPU"
-    return f"{count} GPU{'s' if count > 1 else ''} ({', '.join(map(f.plain, names))})"
+def workers_in_words(workers: Sequence[Document]) -> str:
+    """How many there are and how many GPUs each sees, such as `2 workers seeing 4 GPUs each (NVIDIA H200)`.
+
+    Workers of one machine may see the same ones, so they are not added up.
+    """
+    counts = sorted({len(worker["gpus"]) for worker in workers})
+    said = f"{len(workers):,} worker{'' if len(workers) == 1 else 's'}"
+    if not any(counts):
+        return f"{said} without a GPU" if workers else said
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    gpus = f"{number} GPU{'' if counts[-1] == 1 else 's'}{'' if len(workers) == 1 else ' each'}"
+    names = dict.fromkeys(f.plain(name) for worker in workers for name in worker["gpus"])
+    return f"{said} seeing {gpus} ({', '.join(names)})"
 
 
-def peak_lines(metric: str, peaks: Sequence[Peaks], *, width: int, paint: Paint) -> Iterator[str]:
-    """The highest values of a metric, a line a worker and job.
+def newest_job(number: int) -> str:
+    """It in words; numbers may have been left out, so it does not say how many there were."""
+    return f"newest job {number}" if number else "no job yet"
+
+
+def peak_lines(
+    metric: str, peaks: Sequence[Peaks], unit: str = "", *, width: int, paint: Paint
+) -> Iterator[str]:
+    """The highest values of a metric, a line a worker and job, or also a GPU where that would be too wide.
 
     Args:
         metric: Its name.
         peaks: What there is.
-        width: Columns of the terminal.
+        unit: Of the values, as the catalogue calls it; `ratio` for shares of 1.
+        width: Columns of the terminal. Values are never cut, which could make others of them.
         paint: Puts on colours.
     """
     most = max((len(peak.values) for peak in peaks), default=0)
-    titles = [f.plain(metric)] if most < 2 else [f"GPU {number}" for number in range(most)]
-    columns = [Column("worker"), Column("job", optional=True), *map(Column, titles)]
-    if most > 1:
+    gpus = [f"GPU {number}" for number in range(most)] if most > 1 else []
+    table = _wide(peaks, gpus or [f.plain(metric)], unit)
+    is_tall = _width(table) > width
+    if gpus or is_tall:
         yield from wrapped(f"highest {f.plain(metric)}", width)
-    rows = [
-        [
-            str(peak.worker),
-            f.UNKNOWN if peak.job is None else str(peak.job),
-            *_padded([value_of(metric, value) for value in peak.values], len(titles)),
-        ]
-        for peak in peaks
+    if is_tall:
+        table = _tall(peaks, unit, gpus=bool(gpus))
+    titles, *rows = table
+    yield from render([*map(Column, titles)], rows, max(width, _width(table)), paint)
+
+
+def value_of(value: Value, unit: str) -> str:
+    """A value as people read it."""
+    if value is None:
+        return f.UNKNOWN
+    if unit in _UNITS:
+        return _UNITS[unit](value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _wide(peaks: Sequence[Peaks], titles: Sequence[str], unit: str) -> list[list[str]]:
+    """A column a GPU."""
+    head, whose = _whose(peaks)
+    return [
+        [*head, *titles],
+        *(
+            [*who, *_padded([value_of(value, unit) for value in peak.values], len(titles))]
+            for who, peak in zip(whose, peaks, strict=True)
+        ),
     ]
-    yield from render(columns, rows, width, paint)
 
 
-def value_of(metric: str, value: Value) -> str:
-    """A value as people read it, in the unit that the name of its metric says."""
-    for ending, said in _UNITS:
-        if metric.endswith(ending):
-            return said(value)
-    return f.UNKNOWN if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+def _tall(peaks: Sequence[Peaks], unit: str, *, gpus: bool) -> list[list[str]]:
+    """A line a GPU."""
+    head, whose = _whose(peaks)
+    return [
+        [*head, *(["GPU"] if gpus else []), "peak"],
+        *(
+            [*who, *([str(number)] if gpus else []), value_of(value, unit)]
+            for who, peak in zip(whose, peaks, strict=True)
+            for number, value in enumerate(peak.values or [None])
+        ),
+    ]
+
+
+def _whose(peaks: Sequence[Peaks]) -> tuple[list[str], list[list[str]]]:
+    """Workers, and their jobs where these count."""
+    if all(peak.job is None for peak in peaks):
+        return ["worker"], [[str(peak.worker)] for peak in peaks]
+    return ["worker", "job"], [[str(peak.worker), str(peak.job)] for peak in peaks]
+
+
+def _width(table: Sequence[Sequence[str]]) -> int:
+    """Columns of the terminal that a table needs."""
+    wide = [max(map(width_of, column)) for column in zip(*table, strict=True)]
+    return sum(wide) + _GAP * (len(wide) - 1)
 
 
 def _headline(status: Document, place: str) -> str:
@@ -119,10 +171,10 @@ def _headline(status: Document, place: str) -> str:
     if not status["started"]:
         state = "has a monitor that was not started yet"
     numbered = "by client" if status["job_type"] == "client" else "by new-job"
-    jobs, dags = status["jobs"], status["dags"]
+    dags = status["dags"]
     return (
         f"the cluster at {f.plain(place)} {state}: "
-        f"{jobs} job{'' if jobs == 1 else 's'} ({numbered}), {dags} graph{'' if dags == 1 else 's'}"
+        f"{newest_job(status['job'])} ({numbered}), {dags} graph{'' if dags == 1 else 's'}"
     )
 
 

@@ -69,6 +69,7 @@ async def run_agent(
     stop: asyncio.Event,
     ready: Callable[[str], None] = lambda _: None,
     bandwidth: Callable[[bool], None] = lambda _: None,
+    answered: Callable[[], None] = lambda: None,
 ) -> None:
     """Be an agent until told to stop, or until a recording ends.
 
@@ -78,6 +79,7 @@ async def run_agent(
         stop: Set to end it.
         ready: Told once it runs, in words.
         bandwidth: Told whether the head wants PCIe traffic, which takes its time on some GPUs.
+        answered: Told whenever the head says welcome, or that it keeps what it got.
 
     Raises:
         GpulseError: Another agent has the state directory, the head refuses this one, or nothing can be sampled.
@@ -88,7 +90,7 @@ async def run_agent(
         source.close()
         raise
     try:
-        await _Agent(config, source, stop, bandwidth).run(ready)
+        await _Agent(config, source, stop, bandwidth, answered).run(ready)
     finally:
         if lock is not None:
             os.close(lock)
@@ -112,7 +114,12 @@ class _Agent:
     """The parts of an agent and how they speak to each other."""
 
     def __init__(
-        self, config: AgentConfig, source: Source, stop: asyncio.Event, bandwidth: Callable[[bool], None]
+        self,
+        config: AgentConfig,
+        source: Source,
+        stop: asyncio.Event,
+        bandwidth: Callable[[bool], None],
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._bandwidth = bandwidth
@@ -148,6 +155,7 @@ class _Agent:
             self._keeper.note,
             changes.again,
             time.monotonic,
+            answered,
         )
         self._link = Link(config.link, side, random.random)
         self._taker = Taker(

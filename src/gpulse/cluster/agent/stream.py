@@ -58,6 +58,8 @@ class Side(NamedTuple):
     """Has the next frame tell everything, since the head lacks frames that told it."""
     monotonic: Callable[[], float]
     """The clock of the frames."""
+    answered: Callable[[], None] = lambda: None
+    """Told whenever the head says welcome, or that it keeps what it got."""
 
 
 class _Sent(NamedTuple):
@@ -196,6 +198,7 @@ class Stream:
         self._sent = {
             run.note.id: run.note.acked for run in self._buffer.runs() if run.note.id in self.told_runs
         }
+        self._side.answered()
         if welcome.HasField("settings"):
             self._side.settings(welcome.settings)
 
@@ -224,6 +227,7 @@ class Stream:
 
     def _acknowledged(self, run: bytes, sequence: int) -> None:
         self._buffer.acknowledge(run, sequence)
+        self._side.answered()
         if run == self._buffer.run and self._earlier:
             # The head keeps things in order: it has also kept what hello said about earlier runs.
             settled = self._buffer.settle(self._earlier)

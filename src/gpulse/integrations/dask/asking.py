@@ -72,7 +72,12 @@ class CustomReader:
         return run.results.get(name)
 
     def _ask(self, name: str) -> Cell:
-        metric = self._metrics[name]
+        try:
+            return self._asked(self._metrics[name])
+        except (SystemExit, KeyboardInterrupt) as error:  # which would end the thread without a word
+            raise RuntimeError(f"it raised {error!r}") from error
+
+    def _asked(self, metric: CustomMetric) -> Cell:
         if not metric.per_device:
             return plain(metric(self._worker, list(self.handles)))
         return [None if handle is None else plain(metric(self._worker, handle)) for handle in self.handles]

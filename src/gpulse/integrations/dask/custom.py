@@ -10,6 +10,9 @@ from gpulse.integrations.dask.tracking import ALWAYS, ArgumentError, Column
 
 Function = Callable[[Any, Any], Any]
 
+_TAKEN = (*ALWAYS, "tasks", "worker")
+"""What columns of our own are called."""
+
 
 @dataclass(frozen=True)
 class CustomMetric:
@@ -56,16 +59,18 @@ def custom_metric(name: str, *, per_device: bool = True) -> Callable[[Function],
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ArgumentError(f"a custom metric needs a name: @custom_metric('power'), not {name!r}")
-    if name in ALWAYS:
-        raise ArgumentError(f"{name} is a column of every record; call the metric something else")
+    if name in _TAKEN:
+        raise ArgumentError(f"{name} is a column of gpulse's own; call the metric something else")
 
 
-def checked(metrics: Iterable[object] | None, tracked: Iterable[Column]) -> tuple[CustomMetric, ...]:
+def checked(metrics: object, tracked: Iterable[Column]) -> tuple[CustomMetric, ...]:
     """The metrics, if all of them are some and no two have one name.
 
     Raises:
         ArgumentError: One is none, or its name is taken.
     """
+    if metrics is not None and (isinstance(metrics, CustomMetric) or not isinstance(metrics, Iterable)):
+        raise ArgumentError(f"custom_metrics is a list: custom_metrics=[...], not {metrics!r}")
     taken = {column.name for column in tracked}
     found: list[CustomMetric] = []
     for metric in () if metrics is None else metrics:

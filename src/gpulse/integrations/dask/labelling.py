@@ -8,15 +8,15 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gpulse.integrations.dask.jobs import ANNOTATION, JobType, Label, Numbering, label_of, marked
+from gpulse.integrations.dask.jobs import ANNOTATION, NOTHING, Label, Numbering, label_of, marked
 from gpulse.integrations.dask.resting import Resting
 
 if TYPE_CHECKING:
     from distributed import Scheduler
     from distributed.scheduler import TaskState, WorkerState
 
-CAUSE: ContextVar[Any] = ContextVar("gpulse_cause", default=None)
-"""The key of the task that submits the graph which is being taken in."""
+CAUSE: ContextVar[Label | None] = ContextVar("gpulse_cause", default=None)
+"""The graph of the task that submits the one which is being taken in."""
 
 _SUBMITTED_ANEW = frozenset({"released", "forgotten"})
 _UNDER_WAY = frozenset({"waiting", "processing", "queued", "no-worker"})
@@ -28,14 +28,17 @@ _OF_WORKERS = "Client-worker-"
 class Labelling:
     """The numbers of one cluster, from the first start of its monitoring on."""
 
-    def __init__(self, scheduler: Scheduler, job_type: JobType) -> None:
+    def __init__(self, scheduler: Scheduler, numbering: Numbering) -> None:
         self.token = secrets.token_hex(3)
         """Tells our marks from those of an earlier monitor."""
-        self.numbering = Numbering(job_type)
+        self.numbering = numbering
         self.resting = Resting()
         self._scheduler = scheduler
         self._adopted: dict[Any, str] = {}
         """The marks of tasks that workers had before they could carry one."""
+        self._newest = NOTHING
+        self._of_worker: dict[str, Label] = {}
+        """For which graph each worker's own client has submitted last."""
 
     def adopt(self) -> None:
         """Number what clients have submitted before and still wait for: one graph of a job each."""
@@ -46,11 +49,29 @@ class Labelling:
             if waiting:
                 self._adopt(waiting, self.numbering.submitted(client).mark(self.token))
 
+    def cause(self, client: str, submitting_task: Any) -> Label | None:
+        """For which graph something is submitted that has just arrived, None when it is one of its own.
+
+        What a worker's client submits belongs to the graph of the task that does so. Dask does not know that task when it is
+        a coroutine or has handed its client to a thread; then it is the graph that this client last submitted for, or
+        the newest that executes.
+        """
+        task = None if submitting_task is None else self._scheduler.tasks.get(submitting_task)
+        label = None if task is None else self._of(task)
+        if label is None and client.startswith(_OF_WORKERS):
+            running = self.resting.now if self.resting.now.dag else self._newest
+            label = self._of_worker.get(client, running)
+        if label is None or not label.job:
+            return None
+        self._of_worker[client] = label
+        return label
+
     def submitted(self, client: str, keys: Iterable[Any], elapsed: float) -> None:
         """A graph is being taken in: its tasks carry its numbers from now on, also to the workers."""
-        tasks = self._scheduler.tasks
-        cause = tasks.get(CAUSE.get())
-        label = self.numbering.submitted(client, None if cause is None else self._of(cause))
+        tasks, cause = self._scheduler.tasks, CAUSE.get()
+        if cause is None and client.startswith(_OF_WORKERS):
+            return  # of a task that has no number itself; a worker's client is nobody's job
+        label = self._newest = self.numbering.submitted(client, cause)
         mark = label.mark(self.token)
         for key in keys:
             task = tasks.get(key)

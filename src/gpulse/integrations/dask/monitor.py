@@ -16,6 +16,7 @@ from gpulse.integrations.dask import tables
 from gpulse.integrations.dask.files import WorkerTable, parse, read_folder, write_files
 from gpulse.integrations.dask.record import unpacked
 from gpulse.integrations.dask.settings import Settings, settings
+from gpulse.integrations.dask.tracking import ArgumentError
 from gpulse.integrations.dask.wire import PLUGIN
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class NotAttachedError(GpulseError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no monitor is attached to this cluster; if one was, its scheduler has been started anew since, which "
-            "ended the monitoring and lost what was recorded",
+            "no monitor is attached to this cluster: none ever was, it was detached, or its scheduler has been started "
+            "anew since, which ended the monitoring and lost what was recorded",
             hint="attach(tracking=['mem-util', 'compute-util']), then start()",
         )
 
@@ -146,7 +147,8 @@ class Monitor:
         Raises:
             GpulseError: No monitor is attached, or a file cannot be written.
         """
-        return self._sync(self._with_records, lambda records: write_files(folder, records))
+        place = _folder(folder)
+        return self._sync(self._with_records, lambda records: write_files(place, records))
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> Any:
         """Write a file for each worker, `worker-0.parquet` and so on; their paths.
@@ -154,7 +156,8 @@ class Monitor:
         Raises:
             GpulseError: As for `to_csv`, or pyarrow is not installed.
         """
-        return self._sync(self._with_records, lambda records: tables.to_parquet(folder, _tables(records)))
+        place = _folder(folder)
+        return self._sync(self._with_records, lambda records: tables.to_parquet(place, _tables(records)))
 
     def to_pandas(self) -> Any:
         """Everything that was recorded, as one DataFrame whose first column is the worker's index.
@@ -200,6 +203,10 @@ class Monitor:
 
     def _sync(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         """The answer, or with an asynchronous client what to await for it."""
+        if self.client.status == "closed":
+            raise GpulseError(
+                "this client is closed", hint="Monitor(Client(...)), with one that is connected"
+            )
         return self.client.sync(function, *arguments)  # type: ignore[no-untyped-call]
 
     async def _attach(self, wanted: Settings) -> None:
@@ -298,6 +305,18 @@ async def perform(
         return "done", await getattr(monitor, operation)(*arguments)
     except (GpulseError, OSError) as error:
         return "failed", error
+
+
+def _folder(given: object) -> str:
+    """Where to export to.
+
+    Raises:
+        ArgumentError: That is no path.
+    """
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ArgumentError(f"an export needs the path of a folder, not {given!r}")
+    return path
 
 
 def _tables(records: Mapping[int, Record], metric: str | None = None) -> dict[int, WorkerTable]:

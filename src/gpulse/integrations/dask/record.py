@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 
 _BLOCK_BYTES = 1 << 16
 """Lines are compressed together once they are so long."""
@@ -50,8 +52,7 @@ class Record:
     def page(self, position: int) -> tuple[list[bytes], int | None]:
         """Some compressed blocks from one on, and the number of the block to go on with; None at the end.
 
-        Raises:
-            OSError: The file cannot be read.
+        What the file has lost is left out, and told by `trouble`.
         """
         blocks: list[bytes] = []
         size = 0
@@ -75,12 +76,23 @@ class Record:
 
     def _from(self, position: int) -> Iterator[bytes]:
         filed = len(self._ends) - 1
-        if position < filed and self._path is not None:
-            with open(self._path, "rb") as file:
-                file.seek(self._ends[position])
-                for start, end in zip(self._ends[position:], self._ends[position + 1 :], strict=False):
-                    yield file.read(end - start)
+        if position < filed:
+            yield from self._filed(position)
         yield from self._blocks[max(0, position - filed) :]
+
+    def _filed(self, position: int) -> Iterator[bytes]:
+        """Blocks of the file; what is not in it any more is an empty one, so that the others keep their numbers."""
+        sizes = [end - start for start, end in pairwise(self._ends[position:])]
+        try:
+            with open(self._path or "", "rb") as file:
+                file.seek(self._ends[position])
+                blocks = [file.read(size) for size in sizes]
+        except OSError:
+            blocks = [b""] * len(sizes)
+        for block, size in zip(blocks, sizes, strict=True):
+            if len(block) < size:
+                self.trouble = f"{self._path} was removed or cut off: what was in it is lost"
+            yield block if len(block) == size else zlib.compress(b"")
 
     def _press(self) -> None:
         if self._tail:
@@ -94,6 +106,8 @@ class Record:
         self._press()
         try:
             with open(self._path, "ab") as file:
+                if file.tell() < self._ends[-1]:
+                    raise OSError(errno.EIO, "it was removed or cut off")
                 file.truncate(self._ends[-1])
                 file.write(b"".join(self._blocks))
         except OSError as error:

@@ -74,7 +74,7 @@ class Recorder:
         self._lost = 0
         self._thread = threading.Thread(target=self._run, name="gpulse-dask", daemon=True)
         self.error: Exception | None = None
-        """Why measuring has ended, if nobody ended it."""
+        """What went wrong with a measurement, or ended them all."""
 
     def start(self) -> None:
         """Begin."""
@@ -111,9 +111,15 @@ class Recorder:
     def _run(self) -> None:
         try:
             for frame in self._sampler:
-                self.take(frame)
-                self._taken(frame)
+                self._take(frame)
         except Exception as error:  # noqa: BLE001  the end of a thread that nobody watches: told by `error`
+            self.error = error
+
+    def _take(self, frame: Frame) -> None:
+        try:
+            self.take(frame)
+            self._taken(frame)
+        except Exception as error:  # noqa: BLE001  a fault of ours in one measurement is not the end of all
             self.error = error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gpulse.errors import ClosedError
@@ -17,6 +17,8 @@ from gpulse.sources.family import Family
 from gpulse.sources.procfs import Roots
 
 _MOST_STINTS = 4096
+_SILENCE_SECONDS = 5.0
+"""A head that is there acknowledges frames every second or so."""
 
 
 class _Offered(NamedTuple):
@@ -28,14 +30,22 @@ class _Offered(NamedTuple):
 class Relay:
     """The source of an agent whose frames somebody else takes: each is given once, and only the newest."""
 
-    def __init__(self, patience_seconds: float, roots: Roots = Roots()) -> None:  # noqa: B008  frozen
+    def __init__(
+        self,
+        patience_seconds: float,
+        roots: Roots = Roots(),  # noqa: B008  frozen
+        *,
+        given: Callable[[], None] = lambda: None,
+    ) -> None:
         """Have nothing yet.
 
         Args:
             patience_seconds: For so long the next frame is waited for.
             roots: Where /proc is.
+            given: Told of each frame that goes to the agent.
         """
         self._patience = patience_seconds
+        self._given = given
         self._news = threading.Condition()
         self._newest: _Offered | None = None
         self._jobs: Mapping[int, str] = {}
@@ -70,6 +80,11 @@ class Relay:
         Raises:
             ClosedError: In the end there never was one.
         """
+        frame = self._next(now)
+        self._given()
+        return frame
+
+    def _next(self, now: float) -> Frame:
         with self._news:
             self._news.wait_for(lambda: self._newest is not None or self._is_ending, self._patience)
             offered, self._newest = self._newest, None
@@ -95,6 +110,39 @@ class Relay:
         detail = f"the Dask worker has measured nothing for {self._patience:g} s or longer"
         health = Health("sampler", "not_answering", detail, since, hint="is it busy, or stopped?")
         return Frame(now, time.monotonic(), node, health=(health,))
+
+
+class Answers:
+    """Whether a head answers to the frames that it is sent: every one of them asks for an answer."""
+
+    def __init__(self, target: str) -> None:
+        """Have sent nothing yet.
+
+        Args:
+            target: Where the head is.
+        """
+        self._target = target
+        self._lock = threading.Lock()
+        self._waiting_since: float | None = None
+
+    def asked(self, now: float) -> None:
+        """A frame goes there."""
+        with self._lock:
+            if self._waiting_since is None:
+                self._waiting_since = now
+
+    def answered(self) -> None:
+        """The head has said something; also for when no answer is waited for any more."""
+        with self._lock:
+            self._waiting_since = None
+
+    def trouble(self, now: float) -> str | None:
+        """The same words for as long as nothing comes, None as long as that is not long."""
+        with self._lock:
+            since = self._waiting_since
+        if since is None or now - since < _SILENCE_SECONDS:
+            return None
+        return f"the head at {self._target} has not answered for {_SILENCE_SECONDS:g} s or longer: frames wait here"
 
 
 class Labels:

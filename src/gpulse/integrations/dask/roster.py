@@ -27,19 +27,16 @@ class Member:
         self.lost = 0
         """Measurements that it had to give up."""
         self.troubles: list[str] = []
-        self._life = ""
-        self._number = 0
-
-    @property
-    def is_named(self) -> bool:
-        """Whether somebody gave it its name: by itself dask calls workers by their address."""
-        return self.name != self.address
+        self.head_trouble: str | None = None
+        """Why a head does not get what it streams, as long as that is so."""
+        self._numbers: dict[str, int] = {}
+        """By life of the worker, the batch that was taken last."""
 
     def is_new(self, life: str, number: int) -> bool:
         """Whether a batch was not taken before: one whose answer was lost on the way comes again."""
-        if life == self._life and number <= self._number:
+        if number <= self._numbers.get(life, 0):
             return False
-        self._life, self._number = life, number
+        self._numbers[life] = number
         return True
 
     def complain(self, troubles: Iterable[str]) -> None:
@@ -51,6 +48,10 @@ class Member:
     def status(self) -> WorkerStatus:
         """How it stands."""
         more = [] if self.record.trouble is None else [self.record.trouble]
+        if self.head_trouble is not None:
+            more.append(f"head: {self.head_trouble}")
+        if self.here and not self.joined:
+            more.append("it is not monitored: gpulse is not installed there, or its log says why")
         if self.lost:
             more.append(f"{self.lost} measurements were given up: the scheduler did not take them")
         return WorkerStatus(
@@ -85,7 +86,7 @@ class Roster:
     def arrived(self, address: str, name: object) -> Member:
         """A worker is there; one that came back is the one it was."""
         called = str(name)
-        member = self._returned(address, called)
+        member = self._returned(address, name)
         if member is None:
             member = Member(len(self.members), address, called, self._begin(len(self.members)))
             self.members.append(member)
@@ -135,13 +136,17 @@ class Roster:
         for member in self.members:
             member.record.close()
 
-    def _returned(self, address: str, name: str) -> Member | None:
-        """The worker that has come back: by a name that somebody gave it, else by its address."""
-        if name != address:
+    def _returned(self, address: str, name: object) -> Member | None:
+        """The worker that has come back: by a name that somebody gave it, else by its address.
+
+        By itself dask calls workers by their address, or numbers them and uses the numbers again.
+        """
+        if isinstance(name, str) and name != address:
             for member in self.members:
                 if member.name == name and not member.here:
                     return member
         known = self._at.get(address)
         if known is None or known.here:
             return known
-        return None if known.is_named and name not in (known.name, address) else known
+        was_named = known.name != known.address and not known.name.isdecimal()
+        return None if was_named and str(name) not in (known.name, address) else known

@@ -17,6 +17,7 @@ Cell = Any
 """What JSON can say: numbers, text, None, lists and objects of them."""
 _DECIMALS = 6
 _DEEPEST = 4
+_LARGEST = (1 << 63) - 1
 
 
 def header(tracked: Sequence[Column], custom: Iterable[str]) -> str:
@@ -54,7 +55,11 @@ def plain(value: object, depth: int = 0) -> Cell:
     if callable(item) and getattr(value, "shape", None) == ():
         value = item()  # a number of numpy's or cupy's
     match value:
-        case None | bool() | int() | str():
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case int() if abs(value) > _LARGEST:
+            raise TypeError("it answered with a number of more than 64 bits")
+        case None | bool() | int():
             return value
         case float():
             return value if isfinite(value) else None

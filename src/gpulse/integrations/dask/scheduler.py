@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from gpulse.errors import GpulseError
+from gpulse.integrations.dask.jobs import Numbering
 from gpulse.integrations.dask.labelling import CAUSE, Labelling
 from gpulse.integrations.dask.orders import Orders
 from gpulse.integrations.dask.record import Record
@@ -66,10 +67,15 @@ class SchedulerMonitor(SchedulerPlugin):
         self._dumps = _Dumps(self._settings) if self._settings.mem_limit is not None else None
         self._roster = Roster(self._new_record)
         self._orders = Orders(scheduler)
+        self._numbering = Numbering(self._settings.job_type)
         self._labels: Labelling | None = None
+        """From the first start on."""
         self._begun: float | None = None
         """The monotonic time of the first start."""
         self._running = False
+        self._is_closed = False
+        self._turn = asyncio.Lock()
+        """Clients that want something at the same time get it one after the other."""
         self._looking: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[Any]] = set()
         self._notes: list[str] = []
@@ -83,7 +89,7 @@ class SchedulerMonitor(SchedulerPlugin):
 
     async def close(self) -> None:
         """The scheduler ends, or monitoring is detached."""
-        self._running = False
+        self._running, self._is_closed = False, True
         tasks = [*self._errands, *([] if self._looking is None else [self._looking])]
         for task in tasks:
             task.cancel()
@@ -124,7 +130,7 @@ class SchedulerMonitor(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:  # noqa: ARG002  dask's signature
         """A client has closed its connection."""
         if self._labels is not None:
-            self._labels.numbering.left(client)
+            self._numbering.left(client)
             self._labels.look(self._elapsed())
 
     # What workers tell.
@@ -138,10 +144,17 @@ class SchedulerMonitor(SchedulerPlugin):
         return self._beginning(member)._asdict()
 
     async def _brought(
-        self, worker: str, life: str, number: int, batch: Mapping[str, Any] | None, troubles: Iterable[str]
+        self,
+        worker: str,
+        life: str,
+        number: int,
+        batch: Mapping[str, Any] | None,
+        troubles: Iterable[str],
+        head: str | None = None,
     ) -> dict[int, str]:
         member = self._roster.at(worker) or self._roster.arrived(worker, worker)
         member.complain(troubles)
+        member.head_trouble = head
         if batch is not None and self._labels is not None and member.is_new(life, number):
             lines = self._labels.resting.filled(batch["rows"])
             member.record.add(lines, batch["measurements"], batch["last"])
@@ -160,38 +173,49 @@ class SchedulerMonitor(SchedulerPlugin):
         Raises:
             GpulseError: There are workers, and none of them can be monitored.
         """
+        async with self._turn:
+            return await self._settle()
+
+    async def _settle(self) -> list[str]:
+        self._check_open()
         self._scheduler.worker_plugins[PLUGIN] = self._for_workers  # also for those that come later
         self._notes += await self._orders.put_plugin(self._roster.here(), self._for_workers)
-        self._notes += [
-            f"worker {member.index} ({member.address}) is not monitored: gpulse is not installed there, or its log says why"
-            for member in self._roster.here()
-            if not member.joined and not member.troubles
-        ]
+        self._notes += self._unmonitored()
         if self._roster.here() and not self._roster.present():
+            self._scheduler.worker_plugins.pop(PLUGIN, None)
             raise GpulseError(self._notes[0], hint="pip install 'gpulse[dask]' where the workers run")
         self._look_for_gpus()
         return self._notes
 
     async def begin(self) -> list[str]:
         """Start, or go on after a stop; the troubles that workers had with it."""
+        async with self._turn:
+            return await self._begin()
+
+    async def _begin(self) -> list[str]:
+        self._check_open()
         if self._running:
             raise GpulseError("monitoring runs already", hint="stop() ends it")
+        if PLUGIN not in self._scheduler.worker_plugins:
+            await self._settle()  # whoever attached it did not live to the end of that
         self._running = True
-        if (
-            PLUGIN not in self._scheduler.worker_plugins
-        ):  # whoever attached it did not live to the end of that
-            await self.settle()
         self._look_for_gpus()
         if self._begun is None:
             self._begun = time.monotonic()
         if self._labels is None:
-            self._labels = Labelling(self._scheduler, self._settings.job_type)
+            self._labels = Labelling(self._scheduler, self._numbering)
             self._labels.adopt()
         self._looking = asyncio.create_task(self._watch())
-        return await self._orders.give({member: self._beginning(member) for member in self._roster.present()})
+        troubles = await self._orders.give({m: self._beginning(m) for m in self._roster.present()})
+        return [*self._unmonitored(), *troubles]
 
     async def end(self) -> list[str]:
         """Stop; when this returns, the last measurements are here, but for those of workers that had troubles."""
+        async with self._turn:
+            return await self._end()
+
+    async def _end(self) -> list[str]:
+        self._check_open()
         if not self._running:
             raise GpulseError("monitoring does not run", hint="start() begins it")
         self._running = False
@@ -203,11 +227,14 @@ class SchedulerMonitor(SchedulerPlugin):
 
     async def leave(self) -> None:
         """Take everything out of the cluster again, whoever of it is still alive."""
-        self._scheduler.worker_plugins.pop(PLUGIN, None)
-        # Workers first: they bring their last rows to a scheduler that still knows what they are.
-        await self._orders.take_plugin(self._roster.here())
-        await self.close()
-        self._scheduler.plugins.pop(PLUGIN, None)
+        async with self._turn:
+            if self._is_closed:
+                return
+            self._scheduler.worker_plugins.pop(PLUGIN, None)
+            # Workers first: they bring their last rows to a scheduler that still knows what they are.
+            await self._orders.take_plugin(self._roster.here())
+            await self.close()
+            self._scheduler.plugins.pop(PLUGIN, None)
 
     async def gather(self) -> list[tuple[int, str]]:
         """Take in what workers have measured so far: the index of each record and its first line."""
@@ -222,17 +249,14 @@ class SchedulerMonitor(SchedulerPlugin):
 
     async def new_job(self, job: int | None) -> int:
         """Go on with another job."""
-        if self._labels is None:
-            self._labels = Labelling(self._scheduler, self._settings.job_type)
-            self._labels.adopt()
-        number = self._labels.numbering.new_job(job)
-        self._labels.look(self._elapsed())
+        number = self._numbering.new_job(job)
+        if self._labels is not None:
+            self._labels.look(self._elapsed())
         return number
 
     async def status(self) -> Status:
         """How it stands."""
-        settings = self._settings
-        numbering = None if self._labels is None else self._labels.numbering
+        settings, numbering = self._settings, self._numbering
         return Status(
             running=self._running,
             started=self._begun is not None,
@@ -243,9 +267,9 @@ class SchedulerMonitor(SchedulerPlugin):
             mem_limit=settings.mem_limit,
             dump_loc=settings.dump_loc,
             head=None if settings.head is None else settings.head.address,
-            job=0 if numbering is None else numbering.job,
-            jobs=0 if numbering is None else numbering.jobs,
-            dags=0 if numbering is None else numbering.graphs,
+            job=numbering.job,
+            jobs=numbering.jobs,
+            dags=numbering.graphs,
             workers=tuple(member.status() for member in self._roster.members),
             troubles=tuple(self._notes),
         )
@@ -254,7 +278,9 @@ class SchedulerMonitor(SchedulerPlugin):
 
     async def _submitted(self, **message: Any) -> None:
         """Stands before dask's own handler of submissions, which does not tell plugins which task made them."""
-        token = CAUSE.set(message.get("submitting_task"))
+        labels = self._labels
+        cause = None if labels is None else labels.cause(message["client"], message.get("submitting_task"))
+        token = CAUSE.set(cause)
         try:
             await self._submit(**message)
         finally:
@@ -267,6 +293,17 @@ class SchedulerMonitor(SchedulerPlugin):
                 self._labels.look(self._elapsed())
             spent = time.perf_counter() - begun
             await asyncio.sleep(max(_LOOK_SECONDS, _SHARE_OF_LOOKING * spent))
+
+    def _unmonitored(self) -> list[str]:
+        return [
+            f"worker {member.index} ({member.address}) is not monitored: gpulse is not installed there, or its log says why"
+            for member in self._roster.here()
+            if not member.joined
+        ]
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise GpulseError("the monitor was detached meanwhile", hint="attach() it again")
 
     def _elapsed(self) -> float:
         return 0.0 if self._begun is None else time.monotonic() - self._begun
@@ -281,8 +318,9 @@ class SchedulerMonitor(SchedulerPlugin):
             return
         note = "no worker has a GPU: what needs one stays empty"
         if all(column.shape in ("gpus", "tasks") for column in self._tracked):
-            self._tracked = (*self._tracked, *columns(DEFAULT_ON_HOSTS))
-            note += f", and {' and '.join(DEFAULT_ON_HOSTS)} of the hosts are tracked as well"
+            more = [name for name in DEFAULT_ON_HOSTS if name not in self._custom]
+            self._tracked = (*self._tracked, *columns(more))
+            note += f", and {' and '.join(more)} of the hosts are tracked as well"
         self._notes.append(note)
 
     def _jobs_on(self, host: str) -> dict[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, get_args
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_MS = round(SHORTEST_INTERVAL_SECONDS * 1000)
 _LONGEST_MS = 3_600_000
+_MOST_MEASUREMENTS = 10**12
 
 
 class Settings(NamedTuple):
@@ -87,9 +87,9 @@ def _interval(given: object) -> float:
 def _limit(given: object) -> int | None:
     if given is None:
         return None
-    if not isinstance(given, int | float) or isinstance(given, bool) or not math.isfinite(given) or given < 1:
+    if not isinstance(given, int | float) or isinstance(given, bool) or not 1 <= given <= _MOST_MEASUREMENTS:
         raise ArgumentError(
-            f"mem_limit is a number of measurements, at least 1, or None for no limit, not {given!r}"
+            f"mem_limit is a number of measurements, at least 1, or None for no limit, not {given!r:.50}"
         )
     return int(given)
 

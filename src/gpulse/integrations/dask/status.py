@@ -53,7 +53,7 @@ class Status(NamedTuple):
         here = sum(worker.here for worker in self.workers)
         tracked = ", ".join((*self.tracking, *self.custom))
         lines = [
-            f"{state}: {tracked} every {self.polling_interval:g} ms on {here} workers; {self.jobs} jobs, {self.dags} graphs"
+            f"{state}: {tracked} every {self.polling_interval:g} ms on {here} workers; newest job {self.job}, {self.dags} graphs"
         ]
         for worker in self.workers:
             gone = "" if worker.here else ", gone"

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpulse.errors import GpulseError, LogError, UsageError
-from gpulse.integrations.dask.relay import Relay
+from gpulse.integrations.dask.relay import Answers, Relay
 from gpulse.model.frame import Frame
 
 if TYPE_CHECKING:
@@ -95,9 +96,6 @@ def _certificates(path: str | os.PathLike[str]) -> str:
 class HeadStream:
     """An agent in a thread of this process."""
 
-    trouble: str | None
-    """Why the head does not get the frames, in words; None as long as nothing is known to be wrong."""
-
     def __init__(self, settings: HeadSettings, state: Path, *, interval_seconds: float = 0.2) -> None:
         """Prepare to stream.
 
@@ -106,16 +104,30 @@ class HeadStream:
             state: A directory of its own: what the head does not have yet waits there, also for a later stream.
             interval_seconds: How often a frame is offered.
         """
-        self.trouble = None
         self._settings = settings
         self._state = state
-        self._relay = Relay(max(_LEAST_PATIENCE_SECONDS, _PATIENCE_INTERVALS * interval_seconds))
+        self._target = settings.address.rpartition("://")[2]
+        self._answers = Answers(self._target)
+        self._relay = Relay(
+            max(_LEAST_PATIENCE_SECONDS, _PATIENCE_INTERVALS * interval_seconds),
+            given=lambda: self._answers.asked(time.monotonic()),
+        )
+        self._failure: str | None = None
+        """Why it ended."""
+        self._missing: str | None = None
+        """Set once the head was not there at first, until it is."""
         self._lock = threading.Lock()
         self._is_stopping = False
         self._welcome = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="gpulse-head", daemon=True)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the head does not get the frames now, in words; None as long as nothing is known to be wrong."""
+        silence = self._answers.trouble(time.monotonic()) if self._welcome else None
+        return self._failure or self._missing or silence
 
     def start(self) -> None:
         """Begin; neither the head nor the disk is waited for."""
@@ -156,9 +168,10 @@ class HeadStream:
             self._failed(f"streaming to the head ended: {error!r}")
         finally:
             self._relay.end()
+            self._answers.answered()
 
     def _failed(self, why: str) -> None:
-        self.trouble = why
+        self._failure = why
         _log.warning("no frames for the head from now on: %s", why)
 
     async def _be_agent(self) -> None:
@@ -171,18 +184,17 @@ class HeadStream:
             config,
             self._relay,
             stop=self._stop,
-            ready=lambda _: self._tried(address.target),
-            bandwidth=lambda _: self._welcomed(),
+            ready=lambda _: self._tried(),
+            answered=self._answered,
         )
 
-    def _tried(self, target: str) -> None:
+    def _tried(self) -> None:
         if not self._welcome:
-            self.trouble = (
-                f"not connected to the head at {target} yet (the log of the worker says why); frames wait"
-            )
+            self._missing = f"not connected to the head at {self._target} yet (the log of the worker says why); frames wait"
 
-    def _welcomed(self) -> None:
-        self._welcome, self.trouble = True, None
+    def _answered(self) -> None:
+        self._welcome, self._missing = True, None
+        self._answers.answered()
 
 
 def _config(settings: HeadSettings, address: Address, directory: Path) -> AgentConfig:

@@ -50,7 +50,7 @@ def lines(
     target = _checked(width, height, save)
     _check_job(job)
     table = read_table(worker_file)
-    names = _asked(table.tracked, metrics)
+    names = _asked([table], metrics)
     from gpulse.integrations.dask.drawing.views import lines_chart  # noqa: PLC0415  numpy, which may not be there
 
     return _drawn(lines_chart(table, job, names, height), width, height, target)
@@ -84,7 +84,7 @@ def boxes(
     _check_job(job)
     _check_freq(freq)
     table = read_table(worker_file)
-    names = _asked(table.tracked, metrics)
+    names = _asked([table], metrics)
     from gpulse.integrations.dask.drawing.views import boxes_chart  # noqa: PLC0415
 
     return _drawn(boxes_chart(table, job, names, freq, (width, height)), width, height, target)
@@ -115,8 +115,7 @@ def cluster(
     target = _checked(width, height, save)
     _check_job(job)
     tables: dict[int, WorkerTable] = read_folder(folder)
-    tracked = tuple(dict.fromkeys(name for table in tables.values() for name in table.tracked))
-    names = _asked(tracked, metrics)
+    names = _asked(list(tables.values()), metrics)
     from gpulse.integrations.dask.drawing.views import cluster_chart  # noqa: PLC0415
 
     return _drawn(
@@ -149,10 +148,13 @@ def _check_freq(freq: Any) -> None:
         raise ArgumentError(f"freq is the number of records in a box, from 1 on, not {freq!r}")
 
 
-def _asked(tracked: Sequence[str], metrics: Any) -> list[str]:
+def _asked(tables: Sequence[WorkerTable], metrics: Any) -> list[str]:
     """The metrics to draw, each once."""
+    tracked = tuple(dict.fromkeys(name for table in tables for name in table.tracked))
     if metrics is None:
-        named = [name for name in tracked if name != TASKS]
+        named = [
+            name for name in tracked if name != TASKS and not any(_is_text(table, name) for table in tables)
+        ]
     else:
         named = [metrics] if isinstance(metrics, str) else list(dict.fromkeys(metrics))
     for name in named:
@@ -161,6 +163,18 @@ def _asked(tracked: Sequence[str], metrics: Any) -> list[str]:
         known = ", ".join(name for name in tracked if name != TASKS) or "nothing that has numbers"
         raise ArgumentError(f"there is no metric to draw; tracked was {known}")
     return named
+
+
+def _is_text(table: WorkerTable, name: str) -> bool:
+    """Whether a metric's first answers are words, which nobody can draw."""
+    batch = next(iter(table.batches()), None)
+    if batch is None or name not in table.tracked:
+        return False
+    for value in batch.values(name):
+        parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,)
+        if any(part is not None for part in parts):
+            return any(not isinstance(part, int | float) for part in parts if part is not None)
+    return False
 
 
 def _drawn(chart: Chart, width: float, height: float, target: Path | None) -> Figure:

@@ -44,7 +44,7 @@ _LONGEST_UNDER_WAY = 10.0
 _TEARDOWN_SECONDS = 8.0
 """Whatever hangs, a worker that wants to end is not kept from it for longer."""
 _MOST_TROUBLES = 50
-_HEAD_SECONDS = 5.0
+_HEAD_SECONDS = 3.0
 """A head that cannot be reached for less is not worth a word."""
 
 _log = logging.getLogger("distributed.worker.gpulse")
@@ -94,8 +94,8 @@ class Station:
             settings.custom, worker, interval_seconds=settings.interval_seconds, report=self._report
         )
         self._told: set[tuple[str, str | None, str]] = set()
-        self._head_trouble: tuple[str | None, float] = (None, 0.0)
-        """What is wrong with the head, and since when."""
+        self._missed_since: float | None = None
+        """Since when something has been wrong with the head."""
         self._unsent: Parcel | None = None
         self._batches = 0
         self._sending = asyncio.Lock()
@@ -133,7 +133,7 @@ class Station:
         async with self._ordering:
             lost = 0
             if wanted.running:
-                await self._halt()
+                await self._halt(_ANSWER_SECONDS)
                 await self._begin(wanted, received)
             elif wanted.stop:
                 lost = await self._halt(_STOP_SECONDS)
@@ -157,9 +157,8 @@ class Station:
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             self._halting.set()
-            await asyncio.wait(
-                [delivery]
-            )  # it may have been cancelled with everything else of a worker that ends
+            # It may have been cancelled with everything else of a worker that ends.
+            await asyncio.wait([delivery])
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.stop)
         await self._send_rest(patience_seconds)
@@ -258,6 +257,9 @@ class Station:
         return subject not in {f"gpu {device.label}" for device in self._gpus}
 
     def _report(self, trouble: str) -> None:
+        if ("", None, trouble) in self._told:
+            return
+        self._told.add(("", None, trouble))
         if len(self._troubles) < _MOST_TROUBLES:
             self._troubles.append(trouble)
         _log.warning("%s", trouble)
@@ -268,7 +270,7 @@ class Station:
                 async with asyncio.timeout(_SEND_SECONDS):
                     await self._halting.wait()
             if self._recorder is not None and self._recorder.error is not None:
-                self._report(f"measuring has ended, which is a fault in gpulse: {self._recorder.error!r}")
+                self._report(f"a measurement failed, which is a fault in gpulse: {self._recorder.error!r}")
                 self._recorder.error = None
             await self._try_to_send()
 
@@ -281,7 +283,6 @@ class Station:
     async def _send(self) -> None:
         """Bring to the scheduler what there is; what it does not take is kept for the next time."""
         async with self._sending:
-            self._mind_head()
             if self._unsent is not None and not await self._sent():
                 return
             # Once: a scheduler that is slower than the measuring would keep us here.
@@ -299,8 +300,11 @@ class Station:
                 worker=self._worker.address,
                 life=self._life,
                 number=self._batches,
-                batch=None if batch is None else {**batch._asdict(), "rows": batch.rows.encode()},
+                batch=None
+                if batch is None
+                else {**batch._asdict(), "rows": batch.rows.encode("utf-8", "backslashreplace")},
                 troubles=troubles,
+                head=self._head(),
             )
             async with asyncio.timeout(_ANSWER_SECONDS):
                 answer = await message
@@ -314,16 +318,14 @@ class Station:
             self._stream.label({int(pid): job for pid, job in answer.items()})
         return True
 
-    def _mind_head(self) -> None:
-        """Say once why the head does not get the frames, if that lasts."""
+    def _head(self) -> str | None:
+        """Why the head does not get the frames, if that lasts."""
         trouble = None if self._stream is None else self._stream.trouble
-        now = time.monotonic()
-        if trouble != self._head_trouble[0]:
-            self._head_trouble = trouble, now
-        key = ("head", None, trouble or "")
-        if trouble is not None and now - self._head_trouble[1] >= _HEAD_SECONDS and key not in self._told:
-            self._told.add(key)
-            self._report(f"head: {trouble}")
+        if trouble is None:
+            self._missed_since = None
+            return None
+        self._missed_since = self._missed_since or time.monotonic()
+        return trouble if time.monotonic() - self._missed_since >= _HEAD_SECONDS else None
 
 
 def executing(worker: Worker, order: Order, *, keys: bool) -> Executing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
@@ -10,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpulse.export.curves import printable
+from gpulse.integrations.dask.drawing.graphs import Band
 from gpulse.integrations.dask.drawing.pieces import Piece, pieces, runs
-from gpulse.integrations.dask.drawing.selection import Measured, Selection, Stretch
+from gpulse.integrations.dask.drawing.selection import Measured, Selection
 from gpulse.integrations.dask.drawing.units import Axis, axis_of, written
 
 Array = NDArray[np.float64]
 
 _MOST_POINTS = 1500
-_MOST_LANES = 3
 _MOST_TOGETHER = 4
 _LANE_INCHES = 0.2
 _MAP_COLUMNS = 600
@@ -74,7 +75,12 @@ class HeatMap(NamedTuple):
     start: float
     end: float
     cells: Array
-    """NaN where nothing is known."""
+    """The highest value in each; NaN where nothing is known."""
+
+    @property
+    def cell_seconds(self) -> float:
+        """For how long a cell stands."""
+        return (self.end - self.start) / _MAP_COLUMNS
 
     def ticks(self, most: int) -> list[tuple[float, str]]:
         """Names of rows with their middles; those of groups where there is no room for each, and of those some."""
@@ -130,19 +136,6 @@ class Panel(NamedTuple):
                 return labels
 
 
-class Band(NamedTuple):
-    """The time in which a graph ran."""
-
-    label: str
-    """Its number; empty when there is no lane for it alone."""
-    words: str
-    start: float
-    end: float
-    lane: int
-    """0 unless another graph ran at the same time."""
-    is_odd: bool
-
-
 class Chart(NamedTuple):
     """A whole picture."""
 
@@ -158,6 +151,11 @@ class Chart(NamedTuple):
         """How many graphs ran at the same time, as far as they are drawn apart."""
         return max((band.lane + 1 for band in self.bands), default=0)
 
+    @property
+    def more(self) -> int:
+        """How many more ran at the same time than are drawn apart."""
+        return max((band.more for band in self.bands), default=0)
+
 
 def shortened(text: str, most: int) -> str:
     """Foreign text, harmless and no longer than that."""
@@ -165,32 +163,16 @@ def shortened(text: str, most: int) -> str:
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"
 
 
-def span(times: Iterable[Array], step: float) -> tuple[float, float]:
-    """From when to when a picture goes."""
-    known = [found for found in times if len(found)]
+def span(selections: Iterable[Selection]) -> tuple[float, float]:
+    """From when to when a picture goes: until nothing more is known."""
+    known = [
+        (float(found.times[0]), float(found.times[-1]) + found.step)
+        for found in selections
+        if len(found.times)
+    ]
     if not known:
         return 0.0, 1.0
-    start, end = min(float(found[0]) for found in known), max(float(found[-1]) for found in known)
-    return start, max(end, start + step)
-
-
-def bands(stretches: Iterable[Stretch], with_jobs: bool) -> tuple[Band, ...]:
-    """When which graph ran, those at the same time under each other."""
-    found: list[Band] = []
-    newest: list[Band] = []
-    for stretch in sorted(stretches, key=lambda stretch: (stretch.start, stretch.dag)):
-        lane = next(
-            (place for place, band in enumerate(newest) if band.end <= stretch.start + 1e-6), len(newest)
-        )
-        is_shared = lane >= _MOST_LANES
-        label = f"{stretch.job}.{stretch.dag}" if with_jobs else str(stretch.dag)
-        words = f"job {stretch.job}, graph {stretch.dag}"
-        before = newest[lane] if lane < len(newest) else None
-        is_odd = bool(len(newest) % 2) if before is None else before.is_odd ^ (before.words != words)
-        band = Band(label, words, stretch.start, stretch.end, min(lane, _MOST_LANES - 1), is_odd)
-        newest[lane : lane + 1] = [band]
-        found.append(band._replace(label="") if is_shared else band)
-    return tuple(found)
+    return min(start for start, _ in known), max(end for _, end in known)
 
 
 class Row(NamedTuple):
@@ -260,18 +242,16 @@ def _boxes(selected: Selection, values: Array, freq: int) -> Iterator[Box]:
                     float(found) for found in np.percentile(known, (0, 25, 50, 75, 100))
                 )
                 start, last = float(selected.times[part.start]), float(selected.times[part.stop - 1])
-                yield Box(start, last + selected.step, low, q1, median, q3, high, len(known))
+                after = float(selected.times[part.stop]) if part.stop < len(selected.times) else math.inf
+                yield Box(start, min(last + selected.step, after), low, q1, median, q3, high, len(known))
 
 
 def _cells(selected: Selection, values: Array, start: float, end: float) -> Array:
-    """Means of the columns of a map; a moment holds until the next one."""
+    """The highest values of the columns of a map; a moment holds until the next one."""
     width = (end - start) / _MAP_COLUMNS
     places = np.clip(((selected.times - start) / width).astype(np.int64), 0, _MAP_COLUMNS - 1)
-    known = ~np.isnan(values)
-    sums = np.bincount(places[known], values[known], _MAP_COLUMNS)
-    counts = np.bincount(places[known], minlength=_MAP_COLUMNS)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cells = np.where(counts > 0, sums / counts, np.nan)
+    cells = np.full(_MAP_COLUMNS, np.nan)
+    np.fmax.at(cells, places, values)
     return _held(cells, places, int(np.ceil(selected.gap / width)))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from gpulse.export.curves import printable
 from gpulse.integrations.dask.drawing.charts import (
     Array,
-    Band,
     Boxes,
     Chart,
     Content,
@@ -22,6 +21,7 @@ from gpulse.integrations.dask.drawing.charts import (
     Panel,
     shortened,
 )
+from gpulse.integrations.dask.drawing.graphs import Band
 from gpulse.integrations.dask.drawing.pieces import Piece
 from gpulse.integrations.dask.drawing.units import written
 
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
     def span(self, band: Band) -> tuple[float, float]:
         """From where to where a band goes."""
-        return self.x(max(band.start, self.chart.start)), self.x(min(band.end, self.chart.end))
+        return self.x(band.start), self.x(band.end)
 
     def y(self, panel: Panel, number: int, value: float) -> float:
         """How far down a value of a curve is, in its lane or on the panel's own scale."""

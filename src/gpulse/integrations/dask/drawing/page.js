@@ -55,7 +55,8 @@ svg.addEventListener("pointermove", (event) => {
   const moment = chart.start + ((point.x - chart.left) / (chart.right - chart.left)) * (chart.end - chart.start);
   const graphs = chart.bands.filter((band) => band[0] <= moment && moment < band[1]).map((band) => band[2]);
   const lines = panel.labels ? mapLines(panel, moment, Math.min(Math.max(point.y, panel.top), panel.bottom - 0.01)) : seriesLines(panel, moment);
-  told.textContent = [clock(moment), ...graphs.slice(0, 6), ...lines].join("\n");
+  const more = graphs.length > 6 ? [`and ${graphs.length - 6} more at once`] : [];
+  told.textContent = [clock(moment), ...graphs.slice(0, 6), ...more, ...lines].join("\n");
   told.style.display = "block";
   const right = event.clientX + 16 + told.offsetWidth > window.innerWidth;
   told.style.left = `${Math.max(4, right ? event.clientX - 16 - told.offsetWidth : event.clientX + 16)}px`;

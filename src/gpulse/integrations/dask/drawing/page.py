@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpulse.export.curves import printable
 from gpulse.integrations.dask.drawing.charts import Boxes, Chart, Lines, Panel
+from gpulse.integrations.dask.drawing.graphs import job_starts, named
 from gpulse.integrations.dask.drawing.marks import LEFT, WIDE, Place, content_marks, right_edge, safe
 from gpulse.integrations.dask.drawing.pointing import told
 from gpulse.integrations.dask.drawing.units import time_ticks, time_unit, written
@@ -17,6 +18,7 @@ _LANE, _HEAD, _FOOT = 18, 34, 44
 _LEAST_PANEL, _LEAST_LANE = 90.0, 24.0
 _MOST_NAMED = 12
 _LETTER = 7.0
+_MOST_MARKS = 150
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -39,7 +41,9 @@ def page(chart: Chart, ratio: float) -> str:
             _file("page.css"),
             "</style></head><body>",
             f'<h1>{safe(chart.title)}</h1><p class="quiet">{safe(chart.note)}</p>',
+            '<div class="wide">',
             *_svg(chart, places),
+            "</div>",
             '<div id="told"></div>',
             f'<script type="application/json" id="data">{data}</script>',
             f"<script>\n{_file('page.js')}</script>",
@@ -80,18 +84,24 @@ def _svg(chart: Chart, places: list[Place]) -> Iterator[str]:
 
 
 def _strip(chart: Chart) -> Iterator[str]:
-    """The graphs by number, where there is room for it."""
+    """The graphs by number, all or some of them."""
+    if not chart.bands:
+        return
     place = Place(chart, 0, 0)
-    if chart.bands:
-        name = "job.graph" if "." in chart.bands[0].label else "graph"
-        yield f'<text x="{LEFT - 8}" y="{chart.lanes * _LANE / 2 + 4:.1f}" text-anchor="end">{name}</text>'
+    name = "job.graph" if "." in chart.bands[0].label else "graph"
+    yield f'<text x="{LEFT - 8}" y="{chart.lanes * _LANE / 2 + 4:.1f}" text-anchor="end">{name}</text>'
     for band in chart.bands:
         left, right = place.span(band)
-        top = band.lane * _LANE
-        shade = "odd" if band.is_odd else "even"
-        yield f'<rect class="{shade}" x="{left:.1f}" y="{top + 1}" width="{right - left:.1f}" height="{_LANE - 3}"><title>{safe(band.words)}</title></rect>'
-        if band.label and right - left >= _LETTER * len(band.label) + 4:
-            yield f'<text class="number" x="{(left + right) / 2:.1f}" y="{top + 12}" text-anchor="middle" pointer-events="none">{safe(band.label)}</text>'
+        yield f'<rect class="g{band.shade}" x="{left:.1f}" y="{band.lane * _LANE + 1}" width="{right - left:.1f}" height="{_LANE - 3}"><title>{safe(band.words)}</title></rect>'
+    second = (right_edge(chart) - LEFT) / (chart.end - chart.start)
+    longest = max(len(band.label) for band in chart.bands)
+    found = named(chart.bands, (_LETTER * longest + 4) / second)
+    for band in found:
+        yield f'<text class="number" x="{place.x(band.middle):.1f}" y="{band.lane * _LANE + 12}" text-anchor="middle" pointer-events="none">{safe(band.label)}</text>'
+    starts = job_starts(chart.bands)
+    if len(found) < len(chart.bands) and len(starts) <= _MOST_MARKS:
+        for start in starts:
+            yield f'<line class="job" x1="{place.x(start):.1f}" x2="{place.x(start):.1f}" y1="{chart.lanes * _LANE - 2}" y2="{chart.lanes * _LANE + 4}"/>'
 
 
 def _panel(chart: Chart, panel: Panel, place: Place) -> Iterator[str]:
@@ -100,8 +110,7 @@ def _panel(chart: Chart, panel: Panel, place: Place) -> Iterator[str]:
         yield from _legend(chart, panel, place)
         for band in chart.bands:
             left, right = place.span(band)
-            shade = "odd" if band.is_odd else "even"
-            yield f'<rect class="{shade} shade" x="{left:.1f}" y="{place.top:.1f}" width="{right - left:.1f}" height="{place.height:.1f}"/>'
+            yield f'<rect class="g{band.shade} shade" x="{left:.1f}" y="{place.top:.1f}" width="{right - left:.1f}" height="{place.height:.1f}"/>'
         yield from _lanes(panel, place) if panel.has_lanes else _scale(panel, place)
     yield from content_marks(panel, place)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
 """Okabe and Ito's palette, which people with any colour vision can tell apart, without its yellow."""
-BANDS = ("#DCE6EF", "#EFE7D6")
-"""Two shades for graphs that follow each other."""
+BANDS = ("#DCE6EF", "#EFE7D6", "#E3EBDC")
+"""Two shades for graphs that follow each other, and one for graphs between them."""
 
 
 class Paper(NamedTuple):

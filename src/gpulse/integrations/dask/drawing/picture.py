@@ -10,13 +10,13 @@ import numpy as np
 from gpulse.export.report.canvas import GREY, PALE
 from gpulse.integrations.dask.drawing.charts import (
     Array,
-    Band,
     Boxes,
     Chart,
     HeatMap,
     Lines,
     Panel,
 )
+from gpulse.integrations.dask.drawing.graphs import Band, job_starts, named
 from gpulse.integrations.dask.drawing.heat_map import draw_heat_map
 from gpulse.integrations.dask.drawing.paper import BANDS, COLORS, Paper
 from gpulse.integrations.dask.drawing.units import time_ticks, time_unit, written
@@ -29,6 +29,7 @@ _LEFT, _NAMES, _RIGHT, _SCALE = 1.0, 0.5, 0.35, 0.75
 _HEAD, _FOOT, _GAP, _LANE = 0.85, 0.6, 0.5, 0.24
 _LETTER = 0.085
 """Inches of a digit."""
+_MARKS_PER_INCH = 10
 
 
 def draw(figure: Figure, chart: Chart) -> None:
@@ -67,28 +68,33 @@ def _draw_strip(paper: Paper, chart: Chart, down: float) -> None:
     axes.set_xticks([])
     axes.set_yticks([chart.lanes / 2])
     axes.set_yticklabels(["job.graph" if "." in chart.bands[0].label else "graph"])
-    for (lane, is_odd), spans in _spans(chart.bands).items():
-        axes.broken_barh(spans, (lane + 0.08, 0.84), color=BANDS[is_odd], linewidth=0)
-    for band in chart.bands:
-        start, end = max(band.start, chart.start), min(band.end, chart.end)
-        inches = (end - start) / (chart.end - chart.start) * paper.inside
-        if band.label and inches >= _LETTER * len(band.label) + 0.06:
-            axes.text(
-                (start + end) / 2,
-                band.lane + 0.52,
-                band.label,
-                fontsize=9,
-                color="#333333",
-                ha="center",
-                va="center",
-            )
+    for (lane, shade), spans in _spans(chart.bands).items():
+        axes.broken_barh(spans, (lane + 0.08, 0.84), color=BANDS[shade], linewidth=0)
+    second = paper.inside / (chart.end - chart.start)
+    longest = max(len(band.label) for band in chart.bands)
+    found = named(chart.bands, (_LETTER * longest + 0.06) / second)
+    for band in found:
+        axes.text(
+            band.middle,
+            band.lane + 0.52,
+            band.label,
+            fontsize=9,
+            color="#333333",
+            ha="center",
+            va="center",
+        )
+    starts = job_starts(chart.bands)
+    if len(found) < len(chart.bands) and len(starts) <= paper.inside * _MARKS_PER_INCH:
+        axes.vlines(
+            starts, chart.lanes - 0.08, chart.lanes + 0.3, color="#333333", linewidth=1.4, clip_on=False
+        )
 
 
-def _spans(bands: Iterable[Band]) -> dict[tuple[int, bool], list[tuple[float, float]]]:
+def _spans(bands: Iterable[Band]) -> dict[tuple[int, int], list[tuple[float, float]]]:
     """Where bands begin and how long they are, by their lane and shade."""
-    found: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for band in bands:
-        found.setdefault((band.lane, band.is_odd), []).append((band.start, band.end - band.start))
+        found.setdefault((band.lane, band.shade), []).append((band.start, band.end - band.start))
     return found
 
 
@@ -97,11 +103,11 @@ def _draw_panel(paper: Paper, axes: Axes, panel: Panel, chart: Chart) -> None:
     if isinstance(panel.content, HeatMap):
         draw_heat_map(paper, axes, panel, panel.content)
         return
-    for (_, is_odd), spans in _spans(chart.bands).items():
+    for (_, shade), spans in _spans(chart.bands).items():
         axes.broken_barh(
             spans,
             (0, 1),
-            color=BANDS[is_odd],
+            color=BANDS[shade],
             alpha=0.45,
             linewidth=0,
             zorder=0.2,

@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 _NUMBERS = frozenset((int, float, type(None)))
 _GAP_STEPS = 2.5
 _LEAST_GAP_SECONDS = 0.5
+_LARGEST = 1e300
+"""What is beyond cannot be drawn, and is unknown."""
 
 
 class Measured(NamedTuple):
@@ -70,16 +72,16 @@ def select(table: WorkerTable, job: int | None, metrics: Sequence[str]) -> Selec
         for matrix in matrices:
             matrix.add(batch.values(matrix.metric))
     jobs, dags, times = np.concatenate(labels).T
-    chosen = np.ones(len(times), np.bool_) if job is None else jobs == job
+    chosen = np.ones(len(times), np.bool_) if job is None else jobs == _as_float(job)
     first = np.flatnonzero(chosen)
     first = first[np.diff(times[first], prepend=-np.inf) != 0]
     step = _step(times)
     runs = np.cumsum(np.diff(times, prepend=times[:1]) > _gap(step))
-    graphs = np.stack((jobs, dags, runs, times))[:, chosen]
+    graphs = np.stack((jobs, dags, runs, times, _ends(times, step)))[:, chosen]
     return Selection(
         times[first],
         tuple(Measured(each.metric, each.names, each.array()[first]) for each in matrices),
-        tuple(sorted(_stretches(graphs, step), key=lambda stretch: stretch.start)),
+        tuple(sorted(_stretches(graphs, _gap(step)), key=lambda stretch: stretch.start)),
         step,
         frozenset(int(number) for number in np.unique(jobs)),
     )
@@ -108,20 +110,27 @@ def _gap(step: float) -> float:
     return max(_GAP_STEPS * step, _LEAST_GAP_SECONDS)
 
 
-def _stretches(graphs: Array, step: float) -> Iterator[Stretch]:
-    """When each graph ran, from rows of jobs, graphs, runs of the record and times.
+def _ends(times: Array, step: float) -> Array:
+    """Until when each line holds: until the next moment, and no longer than usual."""
+    moments = np.append(np.unique(times), np.inf)
+    after: Array = moments[np.searchsorted(moments, times, side="right")]
+    return np.asarray(np.minimum(times + step, after), np.float64)
+
+
+def _stretches(graphs: Array, gap: float) -> Iterator[Stretch]:
+    """When each graph ran, from rows of jobs, graphs, runs of the record, times and until when they hold.
 
     Pauses of a graph that are too short to be seen are none, but a gap of the record is.
     """
     graphs = graphs[:, graphs[1] > 0]
     if not graphs.size:
         return
-    bearable = max(_gap(step), (graphs[3].max() - graphs[3].min()) / 200)
+    bearable = max(gap, (graphs[3].max() - graphs[3].min()) / 200)
     graphs = graphs[:, np.lexsort(graphs[::-1])]
     is_new = (np.diff(graphs[:3], axis=1) != 0).any(axis=0) | (np.diff(graphs[3]) > bearable)
     for part in np.split(graphs, np.flatnonzero(is_new) + 1, axis=1):
         job, dag = int(part[0, 0]), int(part[1, 0])
-        yield Stretch(job, dag, float(part[3, 0]), float(part[3, -1]) + step)
+        yield Stretch(job, dag, float(part[3, 0]), float(part[4, -1]))
 
 
 class _Matrix:
@@ -158,6 +167,7 @@ class _Matrix:
         for part in self._parts:
             whole[down : down + len(part), : part.shape[1]] = part
             down += len(part)
+        whole[~(np.abs(whole) <= _LARGEST)] = np.nan
         return whole
 
     def _add_bare(self, values: list[Any]) -> None:

@@ -27,6 +27,8 @@ _SCALES = {
     "1/second": ((1e6, "millions/s"), (1.0, "1/s")),
     "1": _COUNTS,
 }
+_LEAST_RANGE, _LEAST_SHARE = 1e-300, 1e-9
+"""What differs by less is the same."""
 
 
 class Axis(NamedTuple):
@@ -144,7 +146,7 @@ def _share_axis(factor: float, lowest: float, highest: float, whole: bool) -> Ax
 
 def _axis(unit: str, factor: float, lowest: float, highest: float) -> Axis:
     low, high = lowest / factor, highest / factor
-    if high <= low:
+    if high - low <= max(_LEAST_RANGE, abs(low) * _LEAST_SHARE):
         high = low + max(1.0, abs(low) * 0.1)
     step = _round_step((high - low) / 4)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step

@@ -9,9 +9,9 @@ import numpy as np
 
 from gpulse.integrations.dask.drawing.charts import (
     Chart,
+    HeatMap,
     Panel,
     Row,
-    bands,
     box_panel,
     has_lanes,
     lines_panel,
@@ -19,6 +19,7 @@ from gpulse.integrations.dask.drawing.charts import (
     shortened,
     span,
 )
+from gpulse.integrations.dask.drawing.graphs import bands, in_turn
 from gpulse.integrations.dask.drawing.selection import Measured, Selection, Stretch, check_job, select
 from gpulse.integrations.dask.files import WorkerTable
 
@@ -26,13 +27,15 @@ _BOXES_PER_INCH = 25
 _MOST_LINES = 8
 """Lines that share an axis; more become rows of colours."""
 _ROWS_PER_INCH = 16
+_SLACK_STEPS = 1.25
+"""Workers look at different moments: graphs that overlap by no more ran one after the other."""
 
 
 def lines_chart(table: WorkerTable, job: int | None, metrics: Sequence[str], height: float) -> Chart:
     """A line for each GPU of a worker."""
     selected = select(table, job, metrics)
     inches = panel_inches(height, len(metrics))
-    time = span([selected.times], selected.step)
+    time = span([selected])
     panels = []
     for measured in selected.metrics:
         rows = list(_rows("", selected, measured))
@@ -68,17 +71,18 @@ def cluster_chart(
     check_job(job, set().union(*(selected.jobs for selected in every.values())), folder)
     selections = {index: selected for index, selected in every.items() if len(selected.times)}
     step = float(np.median([selected.step for selected in selections.values()] or [1.0]))
-    start, end = span((selected.times for selected in selections.values()), step)
+    start, end = span(selections.values())
     inches = panel_inches(height, len(metrics))
     said = "" if job is None else f", job {job}"
-    return Chart(
+    chart = Chart(
         f"{shortened(folder, 60)}: {_many(len(selections), 'worker')}{said}",
         _length(start, end),
         start,
         end,
-        bands(_together(selections.values(), step), job is None),
+        bands(in_turn(_together(selections.values(), step), _SLACK_STEPS * step), job is None),
         tuple(_cluster_panel(metric, selections, (start, end), inches) for metric in metrics),
     )
+    return _explained(chart, step)
 
 
 def panel_inches(height: float, count: int) -> float:
@@ -90,11 +94,11 @@ def _of_worker(
     table: WorkerTable, job: int | None, selected: Selection, panels: Sequence[Panel], note: str
 ) -> Chart:
     check_job(job, selected.jobs, table.source)
-    start, end = span([selected.times], selected.step)
+    start, end = span([selected])
     said = "" if job is None else f", job {job}"
     every = f", one every {selected.step:.3g} s" if len(selected.times) > 1 else ""
     records = f"{_many(len(selected.times), 'record')}{every}"
-    return Chart(
+    chart = Chart(
         f"{shortened(table.source.removesuffix('.csv'), 60)}{said}",
         f"{_length(start, end)}, {records}{note}",
         start,
@@ -102,6 +106,18 @@ def _of_worker(
         bands(selected.stretches, job is None),
         tuple(panels),
     )
+    return _explained(chart, selected.step)
+
+
+def _explained(chart: Chart, step: float) -> Chart:
+    """With what a person has to know who reads it."""
+    maps = [panel.content for panel in chart.panels if isinstance(panel.content, HeatMap)]
+    note = chart.note
+    if maps and maps[0].cell_seconds > step:
+        note += f"; a cell is the highest value of {_length(0.0, maps[0].cell_seconds)}"
+    if chart.more:
+        note += f"; {chart.lanes} graphs are named at a time, and up to {chart.more} more at once"
+    return chart._replace(note=note)
 
 
 def _cluster_panel(
@@ -118,9 +134,9 @@ def _cluster_panel(
         return lines_panel(metric, rows, inches)
     if len(rows) <= inches * _ROWS_PER_INCH:
         return map_panel(metric, rows, *time)
-    means = [_mean(name, list(several)) for name, several in groupby(rows, key=lambda row: row.group)]
-    remark = ", mean of each worker's GPUs" if len(means) < len(rows) else ""
-    return map_panel(metric, means, *time)._replace(remark=remark)
+    highest = [_highest(name, list(several)) for name, several in groupby(rows, key=lambda row: row.group)]
+    remark = ", highest of each worker's GPUs" if len(highest) < len(rows) else ""
+    return map_panel(metric, highest, *time)._replace(remark=remark)
 
 
 def _rows(group: str, selected: Selection, measured: Measured) -> Iterator[Row]:
@@ -129,13 +145,10 @@ def _rows(group: str, selected: Selection, measured: Measured) -> Iterator[Row]:
         yield Row(label, group, selected, measured.values[:, place])
 
 
-def _mean(group: str, rows: Sequence[Row]) -> Row:
+def _highest(group: str, rows: Sequence[Row]) -> Row:
     """Rows of a worker as one, where there is no room for each."""
-    values = np.stack([row.values for row in rows])
-    known = ~np.isnan(values)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
-    return Row(group, group, rows[0].selected, mean)
+    values = np.fmax.reduce([row.values for row in rows])
+    return Row(group, group, rows[0].selected, values)
 
 
 def _together(selections: Iterable[Selection], step: float) -> Iterator[Stretch]:
