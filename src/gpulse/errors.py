@@ -26,8 +26,6 @@ class GpulseError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint is not None:
-            self.add_note(f"try: {hint}")  # for Python's users, who see a traceback
 
 
 class UsageError(GpulseError):
@@ -44,6 +42,7 @@ class MissingExtraError(UsageError):
             f"{feature} needs packages that are not installed",
             hint=f"pip install 'gpulse[{extra}]'",
         )
+        self.add_note(f"try: {self.hint}")  # Python's users see a traceback, which shows no hint
 
 
 class CollectionError(GpulseError):

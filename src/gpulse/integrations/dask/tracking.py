@@ -27,6 +27,11 @@ _MOST_SUGGESTED = 3
 class ArgumentError(UsageError, ValueError):
     """An argument that does not make sense; a ValueError too, as people expect in Python."""
 
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        if hint is not None:
+            self.add_note(f"try: {hint}")
+
 
 class Column(NamedTuple):
     """One tracked metric."""
