@@ -29,13 +29,15 @@ _WORKERS = 2
 _TRACKING = ["tasks", "total-mem", "mem-util", "compute-util"]
 _SETTLE_SECONDS = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+_UNREST = 0.01
+"""Two equal runs that differ by more cannot tell whether the target is met."""
 
 
 class Size(NamedTuple):
     """How much of everything."""
 
     tasks: int = 20_000
-    rounds: int = 6
+    rounds: int = 5
     hours: float = 8.0
     mem_limit: int = 1_000
 
@@ -134,8 +136,10 @@ def overhead(report: Report, size: Size) -> None:
             )
         )
     report.tables.append(table)
-    wall = ratios["at 200 ms"][0].median
-    report.targets.append(Target(f"{what}: wall time against without", f"{wall:.3f}", "1.010", wall <= 1.01))
+    wall, unrest = ratios["at 200 ms"][0].median, ratios["without again"][0]
+    is_quiet = max(abs(unrest.low - 1), abs(unrest.high - 1)) <= _UNREST
+    met = wall <= 1 + _UNREST if is_quiet else None
+    report.targets.append(Target(f"{what}: wall time against without", f"{wall:.3f}", "1.010", met))
     report.notes.append(
         "Ratios are taken round by round; `without again` is what the machine's own unrest makes of two equal runs. CPU is that "
         "of the scheduler and the workers together."
