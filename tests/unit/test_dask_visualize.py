@@ -107,12 +107,13 @@ def test_boxes_and_clusters_of_every_size(workers: int, gpus: int, tmp_path: Pat
 )
 def test_odd_records_can_be_drawn(unknown: int, lines: list[list[Any]], tmp_path: Path) -> None:
     """One line, nothing known, no GPUs, values by name, numbers that are huge or negative, no line at all."""
-    header, content = as_bytes(("mem-util", "a", "b", "c", "d"), lines)
+    names = ("mem-util", "a", "b", "c", "d")
+    header, content = as_bytes(names, lines)
     (worker,) = write_files(tmp_path, {0: (header, [content])})
     job, path = 1 if lines else None, tmp_path / "run.html"
 
     for draw, place in ((visualize.lines, worker), (visualize.boxes, worker), (visualize.cluster, tmp_path)):
-        draw(place, job=job, save=path, **SMALL).draw_without_rendering()
+        draw(place, job=job, metrics=names, save=path, **SMALL).draw_without_rendering()
         assert unknown == path.read_text().count("nothing is known")
 
 
@@ -301,14 +302,19 @@ def test_whoever_draws_nothing_loads_nothing() -> None:
 
 
 def test_words_are_not_drawn_unless_somebody_asks(tmp_path: Path) -> None:
-    """All that have numbers are drawn when nothing is named; words that are named are refused."""
+    """Nor what was never known: all that have numbers are drawn when nothing is named. Words that are named are refused."""
     file = tmp_path / "worker-0.csv"
-    file.write_text(
-        'job,dag,timestamp,mem-util,word\n1,1,0.2,[1],"[""x""]"\n1,1,0.4,[2],"[""y""]"\n', encoding="utf-8"
-    )
+    written = [
+        "job,dag,timestamp,mem-util,word,load1",
+        '1,1,0.2,[1],"[""x""]",',
+        '1,1,0.4,[2],"[""y""]",',
+        "",
+    ]
+    file.write_text("\n".join(written), encoding="utf-8")
 
     for save in ("all.png", "all.html"):
         visualize.cluster(tmp_path, save=tmp_path / save)
         assert (tmp_path / save).stat().st_size > 1000
+    assert "nothing is known" not in (tmp_path / "all.html").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="'word' are no numbers"):
         visualize.lines(file, 1, ["word"], save=tmp_path / "word.png")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ def lines(
     Args:
         worker_file: A file that `Monitor.to_csv` wrote.
         job: The number of the job; None is everything.
-        metrics: Names of metrics that were tracked; None is all that have numbers.
+        metrics: Names of metrics that were tracked; None is all that have numbers and were ever known.
         width: In inches.
         height: In inches.
         save: A file to draw to instead of showing it; its ending says which kind: .png, .svg, .pdf and what else
@@ -70,7 +70,7 @@ def boxes(
     Args:
         worker_file: A file that `Monitor.to_csv` wrote.
         job: The number of the job; None is everything.
-        metrics: Names of metrics that were tracked; None is all that have numbers.
+        metrics: Names of metrics that were tracked; None is all that have numbers and were ever known.
         width: In inches.
         height: In inches.
         save: As for `lines`.
@@ -102,7 +102,7 @@ def cluster(
 
     Args:
         folder: Where `Monitor.to_csv` wrote its files.
-        metrics: Names of metrics that were tracked; None is all that have numbers.
+        metrics: Names of metrics that were tracked; None is all that have numbers and were ever known.
         job: The number of a job; None is everything.
         width: In inches.
         height: In inches.
@@ -152,29 +152,42 @@ def _asked(tables: Sequence[WorkerTable], metrics: Any) -> list[str]:
     """The metrics to draw, each once."""
     tracked = tuple(dict.fromkeys(name for table in tables for name in table.tracked))
     if metrics is None:
-        named = [
-            name for name in tracked if name != TASKS and not any(_is_text(table, name) for table in tables)
-        ]
+        known, words = _answers(tables)
+        named = [name for name in tracked if name != TASKS and name not in words]
+        named = [name for name in named if name in known] or named
     else:
         named = [metrics] if isinstance(metrics, str) else list(dict.fromkeys(metrics))
     for name in named:
         check_metric(tracked, name)
     if not named:
-        known = ", ".join(name for name in tracked if name != TASKS) or "nothing that has numbers"
-        raise ArgumentError(f"there is no metric to draw; tracked was {known}")
+        there = ", ".join(name for name in tracked if name != TASKS) or "nothing that has numbers"
+        raise ArgumentError(f"there is no metric to draw; tracked was {there}")
     return named
 
 
-def _is_text(table: WorkerTable, name: str) -> bool:
-    """Whether a metric's first answers are words, which nobody can draw."""
-    batch = next(iter(table.batches()), None)
-    if batch is None or name not in table.tracked:
-        return False
-    for value in batch.values(name):
-        parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,)
-        if any(part is not None for part in parts):
-            return any(not isinstance(part, int | float) for part in parts if part is not None)
-    return False
+def _answers(tables: Sequence[WorkerTable]) -> tuple[set[str], set[str]]:
+    """The metrics that ever had a value, and those whose values are words, which nobody can draw."""
+    known: set[str] = set()
+    words: set[str] = set()
+    for table in tables:
+        waiting = set(table.tracked) - known
+        for batch in table.batches():
+            for name in sorted(waiting):
+                first = next(
+                    (part for value in batch.values(name) for part in _parts(value) if part is not None), None
+                )
+                if first is not None:
+                    known.add(name)
+                    waiting.discard(name)
+                    if not isinstance(first, int | float):
+                        words.add(name)
+            if not waiting:
+                break
+    return known, words
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,)
 
 
 def _drawn(chart: Chart, width: float, height: float, target: Path | None) -> Figure:
