@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpulse.model.finding import Diagnosis
     from gpulse.model.frame import Frame
     from gpulse.model.snapshot import Snapshot
+    from gpulse.profiling.profiler import profile
     from gpulse.sampling.sampler import Sampler
     from gpulse.sources.recording import Recording
 
@@ -30,6 +31,7 @@ __all__ = [
     "Snapshot",
     "__version__",
     "diagnose",
+    "profile",
     "record",
     "snapshot",
 ]
@@ -42,6 +44,7 @@ _HOMES = {
     "Sampler": "gpulse.sampling.sampler",
     "Snapshot": "gpulse.model.snapshot",
     "diagnose": "gpulse.diagnosis.engine",
+    "profile": "gpulse.profiling.profiler",
     "record": "gpulse.api",
     "snapshot": "gpulse.api",
 }

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gpulse.errors import ClosedError
 from gpulse.integrations.dask.tracking import Column, needed
-from gpulse.model.device import Device, Node, visible
+from gpulse.model.device import Node
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
 from gpulse.model.metric import Scope
@@ -50,28 +50,6 @@ def cadence(tracked: Sequence[Column], interval_seconds: float) -> Cadence:
 def patience() -> Patience:
     """For a driver that is asked from a process whose own work comes first."""
     return Patience(call=_CALL_PATIENCE)
-
-
-def own_gpus(devices: Sequence[Device], variable: str | None, *, first_only: bool = False) -> list[Device]:
-    """The GPUs of a worker, in the order in which CUDA shows them to it.
-
-    Args:
-        devices: Those of the machine, each followed by its MIG instances.
-        variable: CUDA_VISIBLE_DEVICES, None when it is not set.
-        first_only: Only the first of them is the worker's: dask-cuda lets each worker see all and begin with its own.
-    """
-    if variable is None:
-        split = {device.parent_uuid for device in devices}
-        chosen = [device for device in devices if device.uuid not in split]
-    else:
-        words = visible(devices, variable)
-        chosen = [next(device for device in devices if device.is_meant_by(word)) for word in words]
-    instances = {device.parent_uuid: device for device in reversed(devices) if device.parent_uuid is not None}
-    chosen = [
-        instances.get(device.uuid, device) for device in chosen
-    ]  # of a split GPU programs see the first part
-    chosen = list({device.uuid: device for device in chosen}.values())
-    return chosen[:1] if first_only else chosen
 
 
 class _Reader(Protocol):

@@ -17,12 +17,12 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from gpulse.integrations.dask.asking import CustomReader
 from gpulse.integrations.dask.jobs import Label, label_of, marked
-from gpulse.integrations.dask.machine import WorkerMachine, cadence, open_gpus, own_gpus
+from gpulse.integrations.dask.machine import WorkerMachine, cadence, open_gpus
 from gpulse.integrations.dask.recorder import Executing, Parcel, Recorder, same_once
 from gpulse.integrations.dask.rows import FrameReader
 from gpulse.integrations.dask.settings import Settings
 from gpulse.integrations.dask.wire import JOIN, ORDER, PLUGIN, ROWS, Order
-from gpulse.model.device import Device
+from gpulse.model.device import Device, own_gpus
 from gpulse.model.frame import Frame
 from gpulse.sources.base import Source
 from gpulse.sources.machine import LocalMachine

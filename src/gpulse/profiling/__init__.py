@@ -1,0 +1,1 @@
+"""Blocks of people's own code: what the GPUs did while they ran."""

@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+from math import isclose
+from pathlib import Path
+
+import pytest
+
+import gpulse
+from gpulse.model.device import Device
+from gpulse.model.finding import Diagnosis
+from gpulse.model.frame import GpuReading
+from gpulse.model.metric import Values
+from gpulse.model.process import GpuProcess
+from gpulse.profiling.account import Account, Ledger
+from gpulse.profiling.judging import judged
+from gpulse.profiling.report import Report
+from gpulse.profiling.spans import Spans
+from gpulse.profiling.summary import Summary
+from gpulse.profiling.view import energy, moment
+from gpulse.sources.recording import Recording
+from tests.unit.frames import GIB, NOON
+
+RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+ME = 4711
+
+
+def spans(*runs: tuple[float, float]) -> Spans:
+    """A block with these runs, told in the order in which they happened."""
+    made = Spans()
+    moments = [(start, True) for start, _ in runs] + [(end, False) for _, end in runs]
+    for at, begins in sorted(moments):
+        (made.enter if begins else made.leave)(at)
+    return made
+
+
+def reading(
+    at: float,
+    values: Values,
+    *,
+    index: int = 0,
+    gpm_at: float | None = None,
+    slow_at: float | None = None,
+    own_bytes: int | None = None,
+) -> GpuReading:
+    """What a GPU says at a time, in seconds since noon; power and processes are of that very time."""
+    read_at = {"second": NOON + at}
+    if gpm_at is not None:
+        read_at["gpm"] = NOON + gpm_at
+    if slow_at is not None:
+        read_at["slow"] = NOON + slow_at
+    processes = () if own_bytes is None else (GpuProcess(ME, "compute", own_bytes),)
+    return GpuReading(Device(index, f"GPU-{index}", "NVIDIA H200"), values, processes, read_at)
+
+
+class Scene:
+    """A ledger that is told what happens, in seconds since noon."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.ledger.pid = ME
+        self.account = Account("step")
+
+    def run(self, start: float, end: float | None = None, account: Account | None = None) -> None:
+        """A run of the block."""
+        self.ledger.take_event((start, account or self.account, True))
+        if end is not None:
+            self.ledger.take_event((end, account or self.account, False))
+
+    def see(self, at: float, *gpus: GpuReading) -> None:
+        """One look at the GPUs."""
+        self.ledger.take(gpus, NOON + at, at)
+
+    def watts(self, *powers: float, step: float = 1.0) -> None:
+        """Looks at a GPU that draws this much, one after the other."""
+        for place, power in enumerate(powers):
+            self.see(place * step, reading(place * step, {"power_instant_watts": power}))
+
+    def report(self, now: float = 100.0, account: Account | None = None) -> Report:
+        """What is told about the block."""
+        return Report.of(
+            account or self.account, now, Diagnosis("-"), interval_seconds=0.1, held=self.ledger.held
+        )
+
+
+def test_runs_that_overlap_are_one_time() -> None:
+    """Threads in the same block at once, and a block within itself, use the GPU once."""
+    made = spans((1.0, 3.0), (2.0, 5.0), (2.5, 2.75))
+
+    assert (3, 4.0, 5.25) == (made.count, made.seconds(9.0), made.runs_seconds(9.0))
+    assert (4.0, 3.0) == made.within(0.0, 10.0)
+
+
+def test_a_part_of_a_block_has_its_own_middle() -> None:
+    """What a stretch of time gives to a block depends on where in it the block was."""
+    made = spans((1.0, 2.0), (4.0, 8.0))
+
+    assert (2.0, 0.5 * (0.5 + 3.5)) == made.within(1.0, 5.0)
+    assert (0.0, 0.0) == made.within(2.0, 4.0)
+
+
+def test_a_moment_is_in_a_block_or_not() -> None:
+    """Also while it is open."""
+    made = spans((1.0, 2.0))
+    made.enter(5.0)
+
+    assert [False, True, True, False, False, True] == [made.cover(at) for at in (0.5, 1, 2, 2.5, 4.9, 7)]
+
+
+def test_an_end_without_a_begin_is_nothing() -> None:
+    """As in a process that was forked inside the block."""
+    made = spans((1.0, 2.0))
+    made.leave(9.0)
+
+    assert (1, 0, 1.0) == (made.count, made.depth, made.seconds(10.0))
+
+
+def test_energy_is_the_area_under_the_power() -> None:
+    """Power runs straight from one reading to the next."""
+    scene = Scene()
+    scene.run(0.0, 3.0)
+    scene.watts(100, 200, 400, 400)
+
+    assert 150 + 300 + 400 == scene.report().energy_joules
+    assert pytest.approx(850 / 3) == scene.report().gpus[0].power_watts
+
+
+def test_a_short_block_has_the_power_around_it() -> None:
+    """Its energy is read off the line between two readings, and nothing claims that one fell into it."""
+    scene = Scene()
+    scene.run(0.70, 0.80)
+    scene.watts(100, 200)
+    report = scene.report()
+
+    assert isclose(17.5, report.energy_joules or 0)
+    assert (0, None, True) == (
+        report.samples,
+        report.memory_peak_bytes,
+        isclose(0.1, report.measured_seconds),
+    )
+
+
+def test_many_short_runs_cost_what_one_long_one_does() -> None:
+    """However a second is cut up."""
+    scene, whole = Scene(), Account("whole")
+    scene.run(0.0, 4.0, whole)
+    for place in range(400):
+        scene.run(place / 100, (place + 1) / 100)
+    scene.watts(100, 300, 50, 50, 700)
+
+    assert isclose(scene.report().energy_joules or 0, scene.report(account=whole).energy_joules or 1)
+    assert 400 == scene.report().runs
+
+
+def test_nested_blocks_each_have_all_of_their_time() -> None:
+    """What is inside is also what the outer one used."""
+    scene, inner = Scene(), Account("inner")
+    scene.run(0.0, 4.0)
+    scene.run(1.0, 2.0, inner)
+    scene.watts(100, 100, 100, 100, 100)
+
+    assert (400, 100) == (scene.report().energy_joules, scene.report(account=inner).energy_joules)
+
+
+def test_power_that_was_not_known_gives_no_energy() -> None:
+    """Neither zero nor what it was before: the time is left out, and said to be."""
+    scene = Scene()
+    scene.run(0.0, 4.0)
+    for at, watts in enumerate((100, 100, None, None, None)):
+        scene.see(float(at), reading(float(at), {} if watts is None else {"power_instant_watts": watts}))
+    gpu = scene.report().gpus[0]
+
+    assert (100, 1.0, 4.0) == (gpu.energy_joules, gpu.measured_seconds, scene.report().measured_seconds)
+
+
+def test_without_any_power_there_is_no_energy() -> None:
+    """A MIG instance, for one, cannot say what it draws."""
+    scene = Scene()
+    scene.run(0.0, 2.0)
+    for at in (0.0, 1.0, 2.0):
+        scene.see(at, reading(at, {"memory_used_bytes": GIB}))
+
+    assert (None, None, GIB) == (
+        scene.report().energy_joules,
+        scene.report().gpus[0].power_watts,
+        scene.report().memory_peak_bytes,
+    )
+
+
+def test_average_power_serves_where_there_is_no_other() -> None:
+    """Older GPUs report no power of the instant."""
+    scene = Scene()
+    scene.run(0.0, 2.0)
+    for at in (0.0, 1.0, 2.0):
+        scene.see(at, reading(at, {"power_watts": 70.0}))
+
+    assert 140 == scene.report().energy_joules
+
+
+def test_the_counter_of_energy_puts_the_power_right() -> None:
+    """Power is looked at now and then, the counter has seen it all."""
+    scene = Scene()
+    scene.run(0.0, 5.0)
+    for at in range(7):
+        counted: Values = {"power_instant_watts": 100.0, "energy_joules_total": 1000 + 110 * (at // 5) * 5.0}
+        scene.see(float(at), reading(float(at), counted, slow_at=at // 5 * 5.0))
+
+    assert isclose(550, scene.report().energy_joules or 0)
+
+
+def test_the_counter_of_energy_speaks_only_of_blocks_that_were_open_all_the_time() -> None:
+    """A bias of what ran before is not the block's."""
+    scene, later = Scene(), Account("later")
+    scene.run(0.0, 2.0)
+    scene.run(2.0, 11.0, later)
+    for at in range(13):
+        counted: Values = {"power_instant_watts": 100.0, "energy_joules_total": 1000 + 120 * (at // 5) * 5.0}
+        scene.see(float(at), reading(float(at), counted, slow_at=at // 5 * 5.0))
+
+    assert 200 == scene.report().energy_joules
+    assert isclose(300 + 600 + 100, scene.report(account=later).energy_joules or 0)
+
+
+@pytest.mark.parametrize("counted", [0.0, 2000.0, -50.0])
+def test_a_counter_that_tells_another_story_is_not_believed(counted: float) -> None:
+    """One that stands still, or that was set back, is no reason to doubt the power."""
+    scene = Scene()
+    scene.run(0.0, 5.0)
+    for at in range(7):
+        values: Values = {"power_instant_watts": 100.0, "energy_joules_total": 1000 + counted * (at // 5)}
+        scene.see(float(at), reading(float(at), values, slow_at=at // 5 * 5.0))
+
+    assert 500 == scene.report().energy_joules
+
+
+def test_memory_peaks_at_readings_inside_the_block() -> None:
+    """What others held before or after is not the block's."""
+    scene = Scene()
+    scene.run(0.5, 2.5)
+    for at, used in enumerate((60, 20, 30, 70)):
+        scene.see(float(at), reading(float(at), {"memory_used_bytes": used * GIB}, own_bytes=used * GIB // 2))
+    report = scene.report()
+
+    assert (2, 30 * GIB, 15 * GIB) == (
+        report.samples,
+        report.memory_peak_bytes,
+        report.process_memory_peak_bytes,
+    )
+
+
+def test_activity_speaks_of_the_time_before_its_reading() -> None:
+    """GPM's mean between two samples comes a look later, and goes to the blocks of its own time."""
+    scene, later = Scene(), Account("later")
+    scene.run(0.0, 1.0)
+    scene.run(1.0, 2.0, later)
+    scene.see(0.0, reading(0.0, {}, gpm_at=0.0))
+    scene.see(1.0, reading(1.0, {"sm_active_ratio": 0.1}, gpm_at=0.0))
+    scene.see(2.0, reading(2.0, {"sm_active_ratio": 0.9}, gpm_at=1.0))
+    scene.see(3.0, reading(3.0, {"sm_active_ratio": 0.3}, gpm_at=2.0))
+
+    assert {"sm_active_ratio": 0.9} == scene.report().activity
+    assert {"sm_active_ratio": 0.3} == scene.report(account=later).activity
+
+
+def test_only_gpus_of_this_process_count_once_it_is_on_some() -> None:
+    """Eight ranks that see eight GPUs each would otherwise each claim them all."""
+    scene = Scene()
+    scene.run(0.0, 1.0)
+    for at in (0.0, 1.0):
+        scene.see(
+            at,
+            reading(at, {"power_instant_watts": 100.0}, index=0),
+            reading(at, {"power_instant_watts": 300.0}, index=1, own_bytes=GIB),
+        )
+
+    assert ["1"] == [gpu.label for gpu in scene.report().gpus]
+    assert 300 == scene.report().energy_joules
+
+
+def test_gpus_come_in_the_order_of_their_numbers() -> None:
+    """The tenth after the second."""
+    scene = Scene()
+    scene.run(0.0, 1.0)
+    for at in (0.0, 1.0):
+        scene.see(at, *(reading(at, {"power_instant_watts": 1.0}, index=index) for index in (10, 2, 0)))
+
+    assert ["0", "2", "10"] == [gpu.label for gpu in scene.report().gpus]
+
+
+def test_time_between_two_samplings_is_not_made_up() -> None:
+    """When the thread has ended meanwhile, nobody knows what was drawn."""
+    scene = Scene()
+    scene.watts(100, 100)
+    scene.ledger.stop()
+    scene.run(5.0, 6.0)
+    scene.see(9.0, reading(9.0, {"power_instant_watts": 900.0}))
+
+    assert (None, 0.0) == (scene.report().energy_joules, scene.report().measured_seconds)
+
+
+def test_a_block_that_was_reset_begins_anew() -> None:
+    """While it is open, from that moment on."""
+    scene = Scene()
+    scene.run(0.0)
+    scene.watts(100, 100, 100)
+    scene.account.restart(2.0)
+    scene.see(3.0, reading(3.0, {"power_instant_watts": 100.0}))
+
+    assert (1, True, 1.0, 100) == (
+        scene.report(3.0).runs,
+        scene.report().is_open,
+        scene.report(3.0).seconds,
+        scene.report().energy_joules,
+    )
+
+
+@pytest.mark.parametrize("name", ["disk_small", "fp32_cnn"])
+def test_a_long_block_is_judged_like_a_recording_of_it(name: str) -> None:
+    """The rules are those of `gpulse why`, over the seconds that lie in the block."""
+    frames = list(Recording(RECORDINGS / f"{name}.jsonl.gz"))
+    ledger, account = Ledger(), Account("epoch")
+    ledger.take_event((frames[0].monotonic - 1, account, True))
+    for frame in frames:
+        ledger.take(frame.gpus, frame.time, frame.monotonic)
+        ledger.take_frame(frame)
+    expected = {finding.id for finding in gpulse.diagnose(frames).findings}
+
+    assert expected
+    assert expected == {finding.id for finding in judged(account, None).findings}
+
+
+def test_a_block_that_was_hardly_open_is_not_judged() -> None:
+    """Seconds that are half somebody else's say nothing about it."""
+    frames = list(Recording(RECORDINGS / "disk_small.jsonl.gz"))
+    ledger, account = Ledger(), Account("load")
+    for frame in frames:
+        at = frame.monotonic
+        ledger.take_event((at - 0.05, account, True))
+        ledger.take_event((at - 0.02, account, False))
+        ledger.take(frame.gpus, frame.time, at)
+        ledger.take_frame(frame)
+    diagnosis = judged(account, None)
+
+    assert () == diagnosis.findings
+    assert "Not enough data: a block must be open for 10 s on end to be judged." == diagnosis.verdict
+
+
+def test_a_report_reads_well() -> None:
+    """What it took, a line for each GPU, and a word about what cannot be told."""
+    scene = Scene()
+    scene.run(0.0, 2.0)
+    for at in (0.0, 1.0, 2.0):
+        values: Values = {
+            "power_instant_watts": 350.0,
+            "memory_used_bytes": 30 * GIB,
+            "gpu_utilization_ratio": 0.97,
+            "sm_active_ratio": 0.5,
+        }
+        scene.see(at, reading(at, values, gpm_at=at, own_bytes=29 * GIB))
+    expected = """\
+step: 2.0 s, 700 J, peak 30.0 GiB (29.0 GiB of this process)
+  GPU  NAME         ENERGY  POWER  PEAK MEM  PROCESS  BUSY   SM  SAMPLES
+    0  NVIDIA H200   700 J   350W     30.0G    29.0G   97%  50%        3
+  -"""
+
+    assert expected == str(scene.report())
+
+
+def test_names_are_harmless_wherever_they_are_shown() -> None:
+    """A block's name may come from a file that somebody else wrote."""
+    account = Account("<script>alert(1)</script>\x1b[2J")
+    report = Report.of(account, 1.0, Diagnosis("<b>"), interval_seconds=0.1)
+    shown = report._repr_html_() + Summary((report,))._repr_html_()
+
+    assert "<script>" not in shown
+    assert "<b><" not in shown
+    assert "\x1b" not in str(report) + str(Summary((report,)))
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [(None, "-"), (0.0123, "0.012 J"), (512, "512 J"), (7321, "7.3 kJ"), (9e5, "0.25 kWh")],
+)
+def test_energy_has_a_unit_that_fits(joules: float | None, text: str) -> None:
+    """From a step to a night."""
+
+    assert text == energy(joules)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (1.8e-5, "18 µs"), (0.0042, "4.2 ms"), (0.25, "250 ms"), (75.0, "1:15")]
+)
+def test_times_have_a_unit_that_fits(value: float | None, text: str) -> None:
+    """From a step to a night."""
+
+    assert text == moment(value)
