@@ -81,8 +81,22 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
 
 
 @pytest.fixture
-def frames(source: Source) -> list[Frame]:
-    """Some frames of a source; a live one is given the time that it needs to change."""
+def frames(request: pytest.FixtureRequest, source: Source, taken: dict[Make, list[Frame]]) -> list[Frame]:
+    """Some frames of a source."""
+    make: Make = request.node.callspec.params["source"]
+    if make not in taken:
+        taken[make] = _taken(source)
+    return taken[make]
+
+
+@pytest.fixture(scope="module")
+def taken() -> dict[Make, list[Frame]]:
+    """The frames of each source, which nobody changes: taken by the first test that looks at them."""
+    return {}
+
+
+def _taken(source: Source) -> list[Frame]:
+    """Some frames; a live source is given the time that it needs to change."""
     if not isinstance(source, LocalMachine):
         return [source.sample(time.time()) for _ in range(FRAMES)]
     found = []

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, NamedTuple, Self
@@ -22,8 +22,10 @@ from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.sealing import Sealer
+from gpulse.store.history.segments import Segment
 from gpulse.store.journal import NOTHING
 from gpulse.store.log.log import Log
+from gpulse.store.remote.forwarder import Forwarder
 from gpulse.store.view import StoreView
 
 log = logging.getLogger(__name__)
@@ -90,6 +92,9 @@ class Archive(StoreView):
         self._accepted = self._log.last
         """Up to which position entries were taken in; one that failed to sync may be on disk behind it."""
         self._behind = False
+        self.holds: list[Callable[[], int]] = []
+        """Who else reads the log: each says up to which position it is not needed any more."""
+        self._forwarder: Forwarder | None = None
         self._gpus_version = 0
         self._gpus: list[StoredGpu] | None = None
         """Asked for with every query, and hardly ever another list."""
@@ -110,6 +115,11 @@ class Archive(StoreView):
                 f"the log in {self._log.directory} ends at record {self._log.last}, but {known} were read from it before",
                 hint="put the log back that belongs there, or use another --data-dir",
             )
+
+    @property
+    def accepted(self) -> int:
+        """Up to which position of the log everything is on disk, and known here."""
+        return self._accepted
 
     @property
     def is_behind(self) -> bool:
@@ -178,6 +188,15 @@ class Archive(StoreView):
             if not self._behind:
                 log.error("the book cannot follow the log: %s", error.message)
             self._behind = True  # from now on it catches up from the log
+        finally:
+            if self._forwarder is not None:
+                self._forwarder.wake(self._accepted)
+
+    def forward_to(self, forwarder: Forwarder) -> None:
+        """Tell somebody of every commit, and keep the log until it was sent on."""
+        with self._lock:
+            self._forwarder = forwarder
+            forwarder.wake(self._accepted)
 
     def _remember(self, position: int, entry: Entry) -> None:
         if entry.batch is not None:
@@ -216,15 +235,32 @@ class Archive(StoreView):
             self._recent.drop_through(self._history.sealed_to)
         kept = min(self.book.checkpoint(), self._history.sealed_to)
         with self._lock:
-            self._log.drop_before(kept + 1)
+            self._shorten_log(kept)
         return missing
+
+    def _shorten_log(self, kept: int) -> None:
+        """Drop what is elsewhere up to a position, unless somebody waits for it."""
+        kept = min([kept, *(needless() for needless in self.holds)])
+        forwarder = self._forwarder
+        if forwarder is not None:
+            self._log.shorten(forwarder.limit_bytes, kept + 1)
+            kept = min(kept, forwarder.confirmed)
+        self._log.drop_before(kept + 1)
 
     def relieve(self) -> None:
         """Forget the older half of what is in memory: it is in the log, and will be found again once it is sealed."""
         self._recent.drop_through((self._history.sealed_to + self._recent.last) // 2)
 
-    def tidy(self, now: float, *, keep_seconds: float, limit_bytes: int | None) -> list[str]:
+    def tidy(
+        self, now: float, *, keep_seconds: float, limit_bytes: int | None, book_seconds: float | None = None
+    ) -> list[str]:
         """Merge small pieces of history and drop what is too old or too much; what was dropped.
+
+        Args:
+            now: Epoch seconds.
+            keep_seconds: How long samples are kept.
+            limit_bytes: How much all of it may take.
+            book_seconds: How long everything else is kept, the same when None.
 
         Raises:
             GpulseError: It could not be done; nothing is lost, and it can be tried again.
@@ -237,8 +273,13 @@ class Archive(StoreView):
         dropped = self._sealer.retain(now, None if forever else keep_seconds, limit_bytes)
         self._history.refresh()
         if not forever:
-            self.book.drop_before(now - keep_seconds)
+            self.book.drop_before(now - (keep_seconds if book_seconds is None else book_seconds))
         return list(dropped)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The sealed pieces of history, oldest first; another object when they have changed."""
+        return self._history.segments
 
     @property
     def unsealed_bytes(self) -> int:
@@ -301,7 +342,7 @@ class Archive(StoreView):
         return list(known)
 
 
-_ABOUT_GPUS = frozenset({"devices", "node"})
+_ABOUT_GPUS = frozenset({"devices", "node", "shared"})
 
 
 def _pieces(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

@@ -115,7 +115,9 @@ class Steps(NamedTuple):
     lows: NDArray[np.float64]
     highs: NDArray[np.float64]
     ends: NDArray[np.float64]
-    """When the last sample of each step was taken."""
+    """When the last sample of each step was taken; NaN where nobody knows."""
+    counts: NDArray[np.int64] | None = None
+    """Of how many samples each mean is, where that was counted."""
 
 
 class Holding(NamedTuple):
@@ -278,6 +280,12 @@ class HeadStore(Store, SummarySource, Protocol):
         self, pids: Collection[int], *, start: float, end: float, nodes: Collection[int] | None = None
     ) -> list[StoredProcess]:
         """The processes of some pids that lived in `[start, end)`: most have descendants that nobody asks for."""
+
+    def job_names(self) -> list[str]:
+        """The jobs that processes belong to, whenever they lived."""
+
+    def of_jobs(self, names: Collection[str]) -> list[StoredProcess]:
+        """The processes of some jobs, whenever they lived."""
 
     def last_events(
         self, *, start: float, end: float, every: float, kinds: Collection[str], nodes: Collection[int]

@@ -71,6 +71,14 @@ class StoreView:
         """The processes of some pids; see `store.base.HeadStore`."""
         return self._book.processes(start=start, end=end, nodes=nodes, pids=pids)
 
+    def job_names(self) -> list[str]:
+        """The jobs that processes belong to, whenever they lived."""
+        return self._book.job_names()
+
+    def of_jobs(self, names: Collection[str]) -> list[StoredProcess]:
+        """The processes of some jobs, whenever they lived."""
+        return self._book.of_jobs(names)
+
     def query(
         self,
         scope: Scope,

@@ -19,8 +19,8 @@ from gpulse.model.columns import Layout
 from gpulse.model.session import Session
 from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
 from gpulse.store.book.events import find_events, last_events
-from gpulse.store.book.facts import apply_fact
 from gpulse.store.book.file import BookFile
+from gpulse.store.book.foreign import Reached, take_fact
 from gpulse.store.book.frames import FrameEvents, apply_frame
 from gpulse.store.book.step import Step, steps_of
 from gpulse.store.book.told import Told
@@ -33,6 +33,8 @@ _ROWS_AT_ONCE = 10_000
 _WATERMARK = """
 INSERT INTO runs (run, last) VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET last = max(last, excluded.last)
 """
+_JOB = "json_extract(identity, '$.owner.job')"
+"""As the index has it."""
 _GPUS = """
 SELECT node, nodes.name, uuid, "index", mig_index, gpus.name, device FROM gpus LEFT JOIN nodes ON nodes.id = node
 ORDER BY node, "index", mig_index, uuid
@@ -117,7 +119,7 @@ class Book:
             if step.position <= _applied(database):
                 return False
             for fact in step.facts:
-                apply_fact(database, fact)
+                take_fact(database, fact)
             database.executemany(_WATERMARK, step.watermarks.items())
             for frame in step.events:
                 apply_frame(database, frame)
@@ -248,6 +250,23 @@ class Book:
             for node, pid, began, first_seen, ended, identity in rows
         ]
 
+    def job_names(self) -> list[str]:
+        """The jobs that processes belong to, whenever they lived."""
+        rows = self._file.rows(f"SELECT DISTINCT {_JOB} FROM processes WHERE {_JOB} IS NOT NULL")
+        return [name for (name,) in rows if isinstance(name, str)]
+
+    def of_jobs(self, names: Collection[str]) -> list[StoredProcess]:
+        """The processes of some jobs, whenever they lived, those seen first before the others."""
+        rows = self._file.rows(
+            "SELECT node, pid, start_time, first_seen, ended, identity FROM processes "
+            f"WHERE {_JOB} IN (SELECT value FROM json_each(?)) ORDER BY first_seen, node, pid, start_time",
+            [json.dumps(list(names))],
+        )
+        return [
+            StoredProcess(node, pid, began, first_seen, ended, Told(identity))
+            for node, pid, began, first_seen, ended, identity in rows
+        ]
+
     def latest(self, kind: str) -> dict[int, tuple[float, dict[str, Any]]]:
         """By node its last event of a kind that holds a whole state (`health`, `findings`), and when that was.
 
@@ -272,6 +291,41 @@ class Book:
             with suppress(ValueError):
                 found[int(layout)] = Layout.from_json(text)
         return found
+
+    @property
+    def is_past_told(self) -> bool:
+        """Whether other heads were told of everything that was before this one began to share."""
+        return bool(self._file.rows("SELECT 1 FROM meta WHERE key = 'past_told'"))
+
+    def last_numbers(self) -> tuple[int, int]:
+        """The numbers of the newest event and the newest process; they are numbered as they come."""
+        query = "SELECT (SELECT ifnull(max(id), 0) FROM events), (SELECT ifnull(max(id), 0) FROM processes)"
+        event, process = self._file.rows(query)[0]
+        return int(event), int(process)
+
+    def past_events(self, last: int) -> Iterator[StoredEvent]:
+        """Every event up to a number, in the order in which they came, without holding many."""
+        query = f"SELECT id, time, kind, node, detail FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT {_ROWS_AT_ONCE}"
+        after = 0
+        while rows := self._file.rows(query, (after, last)):
+            for after, time, kind, node, detail in rows:  # noqa: B007  the last one is where to go on
+                yield StoredEvent(time, kind, node, Told(detail))
+
+    def past_processes(self, last: int) -> Iterator[StoredProcess]:
+        """Every process up to a number, without holding many."""
+        query = (
+            "SELECT id, node, pid, start_time, first_seen, ended, identity FROM processes "
+            f"WHERE id > ? AND id <= ? ORDER BY id LIMIT {_ROWS_AT_ONCE}"
+        )
+        after = 0
+        while rows := self._file.rows(query, (after, last)):
+            for after, node, pid, start, first_seen, ended, identity in rows:  # noqa: B007  as above
+                yield StoredProcess(node, pid, start, first_seen, ended, Told(identity))
+
+    def shared(self) -> dict[str, Reached]:
+        """How far the facts of other heads are taken in."""
+        rows = self._file.rows("SELECT head, file, offset, position FROM shared")
+        return {row[0]: Reached(*row[1:]) for row in rows}
 
     def settings(self) -> dict[str, Any] | None:
         """The last settings, and since when; None when there were none."""

@@ -94,6 +94,21 @@ def _devices(database: sqlite3.Connection, fact: Fact) -> None:
         database.executemany(_GPU, [_gpu(node, device, time) for device in layout.subjects])
 
 
+def add_gpu(
+    database: sqlite3.Connection, node: int, device: dict[str, Any], time: float | None, now: float
+) -> None:
+    """Take a GPU of a node in as it was at a time; without one only when it is not known, as first seen now.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if time is None:
+        row = _gpu(node, device, now)
+        database.execute("INSERT OR IGNORE INTO gpus VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    else:
+        database.execute(_GPU, _gpu(node, device, time))
+
+
 def _gpu(node: int, device: dict[str, Any], time: float) -> tuple[Any, ...]:
     mig_index = device.get("mig_index")
     return (
@@ -109,7 +124,15 @@ def _gpu(node: int, device: dict[str, Any], time: float) -> tuple[Any, ...]:
 
 
 def _session(database: sqlite3.Connection, fact: Fact) -> None:
-    document = without(fact, "fact")
+    put_session(database, without(fact, "fact"))
+
+
+def put_session(database: sqlite3.Connection, document: dict[str, Any]) -> None:
+    """Take a session in as it is by now.
+
+    Raises:
+        ValueError: It is none.
+    """
     session = Session.from_dict(document)
     row = (
         text(session.id),

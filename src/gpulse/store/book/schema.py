@@ -47,16 +47,28 @@ CREATE TABLE latest (
 ) WITHOUT ROWID;
 CREATE TABLE processes (
     id INTEGER PRIMARY KEY, node INTEGER NOT NULL, pid INTEGER NOT NULL, start_time REAL, run BLOB NOT NULL,
-    first_seen REAL NOT NULL, ended REAL, identity TEXT NOT NULL
+    first_seen REAL NOT NULL, ended REAL, identity TEXT NOT NULL, sequence INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX processes_key ON processes (node, pid, ifnull(start_time, -1));
 CREATE INDEX processes_open ON processes (node) WHERE ended IS NULL;
 CREATE INDEX processes_ended ON processes (ended, first_seen);
 """
-_INDEXES = """
+_LATER = """
 CREATE INDEX IF NOT EXISTS events_kind ON events (node, kind, time);
+CREATE INDEX IF NOT EXISTS processes_job ON processes (json_extract(identity, '$.owner.job'));
+CREATE TABLE IF NOT EXISTS shared (
+    head TEXT PRIMARY KEY, file INTEGER NOT NULL, offset INTEGER NOT NULL, position INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS told (
+    run BLOB NOT NULL, sequence INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY (run, sequence)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS told_time ON told (time);
+CREATE TABLE IF NOT EXISTS early_ends (
+    node INTEGER NOT NULL, pid INTEGER NOT NULL, start_time REAL NOT NULL, run BLOB NOT NULL, sequence INTEGER NOT NULL,
+    time REAL NOT NULL, PRIMARY KEY (node, pid, start_time)
+) WITHOUT ROWID;
 """
-"""What older files of this version lack; they can be read without it, only slower."""
+"""What older files of this version lack; they can be read without it."""
 
 
 def check_version(database: sqlite3.Connection, path: str) -> int:
@@ -88,10 +100,13 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     """
     version = check_version(database, path)
     if version == VERSION:
-        _execute(database, _INDEXES)
+        _execute(database, _LATER)
+        columns = [row[1] for row in database.execute("PRAGMA table_info(processes)")]
+        if "sequence" not in columns:
+            database.execute("ALTER TABLE processes ADD COLUMN sequence INTEGER NOT NULL DEFAULT 0")
         return
     # A step from each older version to the next one belongs here; there is none yet.
-    _execute(database, _TABLES + _INDEXES)
+    _execute(database, _TABLES + _LATER)
     database.executemany(
         "INSERT INTO meta VALUES (?, ?)", (("head_id", str(uuid.uuid4())), ("applied", 0), ("settings", None))
     )

@@ -75,7 +75,7 @@ def shares(history: History, sources: Sources, window: Window) -> list[Share]:
     for question in questions:
         for share in _answered(history, question):
             before = found.get(share[:4])
-            found[share[:4]] = share if before is None else _joined(before, share)
+            found[share[:4]] = share if before is None else joined(before, share)
     return sorted(
         found.values(), key=lambda share: (share.node, share.pid or 0, share.start or 0.0, share.uuid)
     )
@@ -274,7 +274,7 @@ def _stretches(sources: Sources, window: Window) -> Iterator[Window]:
         begin = stop
 
 
-def _joined(one: Share, other: Share) -> Share:
+def joined(one: Share, other: Share) -> Share:
     """The shares of one process and GPU in two stretches of time."""
     return Share(
         *one[:4],

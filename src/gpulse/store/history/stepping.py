@@ -26,7 +26,7 @@ def steps(
     wanted = [f"node_id, subject, time // {step_us} * {step_us} AS step, max(last) AS last"]
     wanted += [
         f"sum(m{place} * n{place}) / nullif(sum(n{place}), 0) AS m{place}, "
-        f"min(l{place}) AS l{place}, max(h{place}) AS h{place}"
+        f"min(l{place}) AS l{place}, max(h{place}) AS h{place}, sum(n{place})::BIGINT AS n{place}"
         for place in range(len(metrics))
     ]
     found = history.run(
@@ -41,15 +41,15 @@ def steps(
     columns = [
         tuple(plain(found[f"{side}{place}"], np.float64) for side in "mlh") for place in range(len(metrics))
     ]
+    counts = [plain(found[f"n{place}"], np.int64) for place in range(len(metrics))]
     is_new = np.ones(len(nodes) + 1, bool)
     is_new[1:-1] = (nodes[1:] != nodes[:-1]) | (subjects[1:] != subjects[:-1])
     answer = []
     for begin, end in pairwise(np.flatnonzero(is_new).tolist()):
         key = SeriesKey(int(nodes[begin]), str(subjects[begin]))
-        for metric, (means, lows, highs) in zip(metrics, columns, strict=True):
+        for metric, (means, lows, highs), of in zip(metrics, columns, counts, strict=True):
             known = np.flatnonzero(~np.isnan(means[begin:end])) + begin
             if len(known):
-                answer.append(
-                    Steps(key, metric, times[known], means[known], lows[known], highs[known], ends[known])
-                )
+                told = means[known], lows[known], highs[known]
+                answer.append(Steps(key, metric, times[known], *told, ends[known], of[known]))
     return answer

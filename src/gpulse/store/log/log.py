@@ -226,6 +226,21 @@ class Log:
             while self._sealed and self._sealed.second(self._end.header) <= position:
                 self._drop_oldest()
 
+    def shorten(self, limit_bytes: int, position: int) -> None:
+        """Remove the oldest segments while the log is longer than that, except those that hold a position or later ones.
+
+        Raises:
+            DiskError: One could not be removed.
+        """
+        with self._lock:
+            self._check_usable()
+            while (
+                self._sealed
+                and self._sealed.size_bytes + self._end.offset > limit_bytes
+                and self._sealed.second(self._end.header) <= position
+            ):
+                self._drop_oldest()
+
     def close(self) -> None:
         """Sync and let go; the log cannot be used afterwards.
 

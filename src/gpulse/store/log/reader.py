@@ -79,6 +79,18 @@ class Cursor:
         """The position that was read last, wanted or not."""
         return self._place.scan.position - 1 if self._place else 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of the log comes after what was read."""
+        with disk_errors(f"read the log in {self._directory}"):
+            held = self._place.header.number if self._place else 0
+            total = os.fstat(self._place.file).st_size - self._place.scan.offset if self._place else 0
+            for number in list_numbers(self._directory):
+                if number > held:
+                    with suppress(FileNotFoundError):
+                        total += os.stat(segment_path(self._directory, number)).st_size
+        return total
+
     def close(self) -> None:
         """Let go of the file."""
         place, self._place = self._place, None

@@ -1,0 +1,301 @@
+"""Samples of this head's disk and of elsewhere as one, none of them twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
+from typing import TypeVar
+
+from gpulse.errors import GpulseError, UsageError
+from gpulse.model.metric import Scope
+from gpulse.model.series import EXPOSED
+from gpulse.store.archive import Archive
+from gpulse.store.base import Holding, Samples, Series, Share, Statistic, Steps, SummarySource
+from gpulse.store.coverage import Coverage, Hole, apart
+from gpulse.store.history.series import check_metrics, microseconds, step_microseconds
+from gpulse.store.learning import Learner
+from gpulse.store.merging import (
+    better_steps,
+    interleaved,
+    merged_holdings,
+    merged_shares,
+    replaced_series,
+    series_of_steps,
+    united_series,
+)
+from gpulse.store.trouble import Trouble
+
+_PAUSE_SECONDS = 5.0
+"""What did not answer is not asked again for so long."""
+_AHEAD_SECONDS = 60.0
+"""Nothing was taken later than so long after now, whatever a node's clock says."""
+_FRESH_SECONDS = 120.0
+"""What is newer may not be elsewhere yet."""
+
+T = TypeVar("T")
+
+
+class Elsewhere:
+    """Something that may not answer, and is left alone for a while then."""
+
+    def __init__(self, source: SummarySource | None, now: Callable[[], float]) -> None:
+        self.source = source
+        self._now = now
+        self._asked_last = -math.inf
+        self.trouble: Trouble | None = None
+
+    def asked(self, question: Callable[[SummarySource], list[T]], *, is_strict: bool) -> list[T]:
+        """The answer; none when there is nobody to ask, or nobody answers.
+
+        Raises:
+            GpulseError: Nobody answers, and that was not to be left out.
+        """
+        now, before = self._now(), self.trouble
+        if self.source is None:
+            return []
+        if before is not None and not is_strict and 0 <= now - self._asked_last < _PAUSE_SECONDS:
+            return []
+        try:
+            found = question(self.source)
+        except UsageError:
+            raise
+        except GpulseError as error:
+            self._asked_last = self._now()
+            self.trouble = Trouble(now if before is None else before.since, error.message, error.hint)
+            if is_strict:
+                raise
+            return []
+        self.trouble = None
+        return found
+
+
+class JoinedSamples:
+    """As `store.base.SummarySource`. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        local: Archive,
+        engine: SummarySource | None,
+        tables: SummarySource | None,
+        coverage: Coverage,
+        *,
+        now: Callable[[], float],
+    ) -> None:
+        """Put them together; see `store.joined.JoinedStore`."""
+        self._local = local
+        self._engine = Elsewhere(engine, now)
+        self._tables = Elsewhere(tables, now)
+        self._coverage = coverage
+        self._learner = Learner(local, coverage, now())
+        self._now = now
+        self.is_strict = False
+
+    def strict(self) -> JoinedSamples:
+        """The same, but what cannot be had is an error instead of being left out."""
+        twin = copy(self)
+        twin.is_strict = True
+        return twin
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why something is missing from answers; None when nothing is."""
+        return self._engine.trouble or self._tables.trouble
+
+    def query(
+        self,
+        scope: Scope,
+        metric: str,
+        *,
+        start: float,
+        end: float,
+        step: float | None = None,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        statistic: Statistic = "mean",
+    ) -> list[Series]:
+        """As `SampleSource.query`; what is elsewhere and cannot be had is left out, and `trouble` says so."""
+        holes = self._holes(scope, start, end, nodes)
+        if holes and step is not None and statistic in ("mean", "min", "max"):
+            found = self.steps(
+                scope, [metric], start=start, end=end, step=step, nodes=nodes, subjects=subjects
+            )
+            return [series_of_steps(steps, statistic) for steps in found]
+        here = self._local.query(
+            scope,
+            metric,
+            start=start,
+            end=end,
+            step=step,
+            nodes=nodes,
+            subjects=subjects,
+            statistic=statistic,
+        )
+        there: list[Series] = []
+        for hole in _widened(holes, start, end, step):
+
+            def ask(source: SummarySource, hole: Hole = hole) -> list[Series]:
+                return source.query(
+                    scope,
+                    metric,
+                    start=hole.start,
+                    end=hole.end,
+                    step=step,
+                    nodes=hole.nodes,
+                    subjects=subjects,
+                    statistic=statistic,
+                )
+
+            there += self._elsewhere(scope).asked(ask, is_strict=self.is_strict)
+        if step is None:
+            return united_series(here, there)
+        return replaced_series(here, there, until=self._now() - _FRESH_SECONDS)
+
+    def scan(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        stretch_seconds: float = 600.0,
+    ) -> Iterator[Samples]:
+        """As `SampleSource.scan`.
+
+        Raises:
+            GpulseError: What is elsewhere cannot be had: what is made of all samples must not have a hole.
+        """
+        check_metrics(scope, metrics)
+        holes = apart(self._holes(scope, start, end, nodes))
+        return self._stretches(scope, list(metrics), (start, end), nodes, subjects, stretch_seconds, holes)
+
+    def _stretches(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        span: tuple[float, float],
+        nodes: Collection[int] | None,
+        subjects: Collection[str] | None,
+        stretch_seconds: float,
+        holes: Sequence[Hole],
+    ) -> Iterator[Samples]:
+        begin, end = span
+        source = self._elsewhere(scope).source
+
+        def scanned(
+            store: SummarySource, start: float, end: float, nodes: Collection[int] | None
+        ) -> Iterator[Samples]:
+            return store.scan(
+                scope,
+                metrics,
+                start=start,
+                end=end,
+                nodes=nodes,
+                subjects=subjects,
+                stretch_seconds=stretch_seconds,
+            )
+
+        for hole in holes if source else ():
+            if begin < hole.start:
+                yield from scanned(self._local, begin, hole.start, nodes)
+            here = scanned(self._local, hole.start, hole.end, nodes)
+            there = scanned(source or self._local, hole.start, hole.end, hole.nodes)
+            yield from interleaved(here, there, metrics)
+            begin = hole.end
+        if begin < end:
+            yield from scanned(self._local, begin, end, nodes)
+
+    def steps(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        step: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Steps]:
+        """As `SummarySource.steps`; what is elsewhere and cannot be had is left out, and `trouble` says so."""
+        found = self._local.steps(
+            scope, metrics, start=start, end=end, step=step, nodes=nodes, subjects=subjects, gpus=gpus
+        )
+        there: list[Steps] = []
+        for hole in _widened(self._holes(scope, start, end, nodes), start, end, step):
+
+            def ask(source: SummarySource, hole: Hole = hole) -> list[Steps]:
+                return source.steps(
+                    scope,
+                    metrics,
+                    start=hole.start,
+                    end=hole.end,
+                    step=step,
+                    nodes=hole.nodes,
+                    subjects=subjects,
+                    gpus=gpus,
+                )
+
+            there += self._elsewhere(scope).asked(ask, is_strict=self.is_strict)
+        return better_steps(found, there, metrics) if there else found
+
+    def holdings(
+        self,
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Holding]:
+        """As `SummarySource.holdings`; what is elsewhere and cannot be had is left out, and `trouble` says so."""
+        found = self._local.holdings(start=start, end=end, nodes=nodes, gpus=gpus)
+        there: list[Holding] = []
+        for hole in self._holes("process", start, end, nodes):
+
+            def ask(source: SummarySource, hole: Hole = hole) -> list[Holding]:
+                return source.holdings(start=hole.start, end=hole.end, nodes=hole.nodes, gpus=gpus)
+
+            there += self._tables.asked(ask, is_strict=self.is_strict)
+        return merged_holdings([*found, *there]) if there else found
+
+    def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
+        """As `SummarySource.shares`; what is elsewhere and cannot be had is left out, and `trouble` says so."""
+        found = self._local.shares(start=start, end=end, nodes=nodes)
+        there: list[Share] = []
+        for hole in self._holes("process", start, end, nodes):
+
+            def ask(source: SummarySource, hole: Hole = hole) -> list[Share]:
+                return source.shares(start=hole.start, end=hole.end, nodes=hole.nodes)
+
+            there += self._tables.asked(ask, is_strict=self.is_strict)
+        return merged_shares([*found, *there]) if there else found
+
+    def _elsewhere(self, scope: Scope) -> Elsewhere:
+        return self._engine if scope in EXPOSED else self._tables
+
+    def _holes(self, scope: Scope, start: float, end: float, nodes: Collection[int] | None) -> list[Hole]:
+        """What may not be wholly here, where there is somebody to ask."""
+        if self._elsewhere(scope).source is None or not start < end:
+            return []
+        now = self._now()
+        self._learner.learn(start, end, now)
+        known = self._local.nodes()
+        wanted = known if nodes is None else [node for node in nodes if node in known]
+        return self._coverage.holes(max(0.0, start), min(end, now + _AHEAD_SECONDS), wanted, now)
+
+
+def _widened(holes: Sequence[Hole], start: float, end: float, step: float | None) -> list[Hole]:
+    """Holes from the beginnings of steps on to their ends, so that a step is told by one of two."""
+    step_us = step_microseconds(step)
+    if step_us is None:
+        return list(holes)
+    return [
+        Hole(
+            max(start, microseconds(hole.start) // step_us * step_us / 1e6),
+            min(end, -(-microseconds(hole.end) // step_us) * step_us / 1e6),
+            hole.nodes,
+        )
+        for hole in holes
+    ]

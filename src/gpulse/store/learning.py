@@ -1,0 +1,97 @@
+"""What was on a head's disk before it started, learnt day by day when somebody asks for it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection
+
+from gpulse.model.metric import Scope
+from gpulse.store.archive import Archive
+from gpulse.store.base import Steps
+from gpulse.store.coverage import MINUTE, Coverage
+
+_DAY = 86_400.0
+_UNSEALED_SECONDS = 3600.0
+"""What is only in the log is no older than this."""
+_STARTING_SECONDS = 2 * MINUTE
+"""Frames of before the start come in for so long after it."""
+_TOLD: tuple[tuple[Scope, tuple[str, ...]], ...] = (
+    ("host", ("cpu_user_seconds_total", "memory_available_bytes", "cpu_utilization_ratio")),
+    ("gpu", ("power_watts", "memory_used_bytes", "gpu_utilization_ratio")),
+)
+"""What is in nearly every frame; the later ones count for nodes of which the earlier ones are not known."""
+
+
+class Learner:
+    """Tells a coverage what is on disk. Safe to use from several threads."""
+
+    def __init__(self, local: Archive, coverage: Coverage, began: float) -> None:
+        """Nothing is learnt yet.
+
+        Args:
+            local: What is on disk.
+            coverage: Who is told.
+            began: Since when frames are told to the coverage as they come.
+        """
+        self._local = local
+        self._coverage = coverage
+        self._until = began + _STARTING_SECONDS
+        self._lock = threading.Lock()
+        self._days: set[int] = set()
+        self._segments = local.segments
+
+    def learn(self, start: float, end: float, now: float) -> None:
+        """See that what is on disk of a stretch of time is known.
+
+        Raises:
+            GpulseError: The disk cannot be read.
+        """
+        with self._lock:
+            self._notice_drops()
+            files = [file.start for segment in self._segments for file in segment.files]
+            oldest = min(files, default=math.inf) / 1e6
+            begin = max(start, min(oldest, self._until - _UNSEALED_SECONDS))
+            stop = min(end, self._until)
+            if begin >= stop:
+                return
+            for day in range(math.floor(begin / _DAY), math.ceil(stop / _DAY)):
+                if day not in self._days:
+                    self._learn_day(day)
+                    if min((day + 1) * _DAY, self._until) <= now:  # else more may come
+                        self._days.add(day)
+
+    def _notice_drops(self) -> None:
+        """What is too old goes, the oldest first."""
+        before, after = self._segments, self._local.segments
+        if before is after:
+            return
+        kept = after[0].first if after else 0
+        dropped = [segment.end for segment in before if segment.last < kept and segment.end is not None]
+        if dropped:
+            self._coverage.forget_before(max(dropped) / 1e6 + MINUTE)
+            self._coverage.forget_learnt()
+            self._days.clear()
+        self._segments = after
+
+    def _learn_day(self, day: int) -> None:
+        found: set[int] = set()
+        for scope, metrics in _TOLD:
+            others = None if not found else set(self._local.nodes()) - found
+            found |= self._learn_scope(day, scope, metrics, others)
+
+    def _learn_scope(
+        self, day: int, scope: Scope, metrics: tuple[str, ...], nodes: Collection[int] | None
+    ) -> set[int]:
+        if nodes is not None and not nodes:
+            return set()
+        best: dict[int, tuple[int, Steps]] = {}
+        start, end = day * _DAY, min((day + 1) * _DAY, self._until)
+        for steps in self._local.steps(scope, metrics, start=start, end=end, step=MINUTE, nodes=nodes):
+            known = 0 if steps.counts is None else int(steps.counts.sum())
+            if known > best.get(steps.key.node, (0,))[0]:
+                best[steps.key.node] = known, steps
+        for node, (_, steps) in best.items():
+            if steps.counts is not None:
+                self._coverage.learn(node, steps.times, steps.counts)
+        return set(best)

@@ -1,0 +1,59 @@
+"""Long questions cut into short ones, so that neither an engine's limits nor our memory are met.
+
+All times are whole milliseconds, which is what engines keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+DAY = 86_400_000
+_MOST_NUMBERS = 1_500_000
+"""So many numbers at most are in one answer, as far as that is known before."""
+_MOST_STEPS = 10_000
+"""Prometheus answers for 11,000 moments at most."""
+_SAMPLES_A_SECOND = 2
+_SHORTEST = 10_000
+
+
+class Piece(NamedTuple):
+    """Moments at which an expression is looked at, each time over the window that ends there."""
+
+    first: int
+    last: int
+    step: int
+    window: int
+
+
+def step_pieces(start: int, end: int, step_us: int, series: int) -> Iterator[Piece]:
+    """The moments that tell of each step in `[start, end)`, those that are cut off at an end by themselves.
+
+    Args:
+        start: Milliseconds.
+        end: Milliseconds.
+        step_us: Microseconds; steps that are no whole milliseconds are looked at one by one.
+        series: About how many series answer.
+    """
+    step = step_us // 1000
+    most = max(1, min(_MOST_STEPS, _MOST_NUMBERS // max(1, series)))
+    begin = start
+    while begin < end:
+        until = min(end, (begin * 1000 // step_us + 1) * step_us // 1000)
+        is_whole = step_us % 1000 == 0 and begin % step == 0
+        many = min(most, (end - begin) // step) if is_whole else 0
+        if many:
+            until = begin + many * step
+            yield Piece(begin + step - 1, until - 1, step, step)
+        elif begin < until:
+            yield Piece(until - 1, until - 1, step, until - begin)
+        begin = max(until, begin + 1)
+
+
+def raw_pieces(start: int, end: int, series: int) -> Iterator[tuple[int, int]]:
+    """Stretches of time that are short enough to ask for every sample."""
+    length = max(_SHORTEST, min(DAY, 1000 * _MOST_NUMBERS // (_SAMPLES_A_SECOND * max(1, series))))
+    while start < end:
+        until = min(end, start + length)
+        yield start, until
+        start = until

@@ -1,0 +1,383 @@
+"""Tables of processes that other heads have, or this one had once, read from the shared directory under this head's numbers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import numpy as np
+
+from gpulse.errors import DiskError, GpulseError
+from gpulse.model.metric import Scope
+from gpulse.store.base import Holding, Samples, Series, SeriesKey, Share, Statistic, Steps, StoredNode
+from gpulse.store.disk import disk_errors
+from gpulse.store.history.query import History, Window
+from gpulse.store.history.recent import Recent
+from gpulse.store.history.rollup import FINE
+from gpulse.store.history.samples import StoredSamples
+from gpulse.store.history.series import check_metrics, join_samples, microseconds
+from gpulse.store.merging import merged_holdings, merged_shares, merged_steps, series_of_steps, united_series
+from gpulse.store.shared.copying import SCOPES, read_names
+from gpulse.store.shared.division import Minutes, Part, Span, contested, divided
+from gpulse.store.shared.errands import Errands
+from gpulse.store.shared.folder import head_ids
+
+PATIENCE_SECONDS = 20.0
+_REFRESH_SECONDS = 15.0
+_MINUTES = """
+SELECT node_id, epoch_us(time) AS minute, max(samples) AS samples FROM read_parquet(?) WHERE {condition}
+GROUP BY node_id, epoch_us(time)
+"""
+
+
+_Piece = TypeVar("_Piece")
+
+
+class _Tables:
+    """The tables of one head. Its methods read the shared directory."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.history = History(folder)
+        self.samples = StoredSamples(self.history, Recent({}))
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    def refresh(self) -> None:
+        """Look again at what is there."""
+        self.history.refresh()
+        with disk_errors(f"read {self._folder}"):
+            names = read_names(self._folder)
+        self._numbers = {(name.host, name.machine): number for number, name in names.items()}
+
+    def numbers(self, nodes: Mapping[int, StoredNode]) -> dict[int, int]:
+        """By the numbers that nodes have here those that they have in the tables."""
+        found = {}
+        for number, node in nodes.items():
+            there = self._numbers.get((node.host, node.machine))
+            if there is not None:
+                found[number] = there
+        return found
+
+    def spans(self, start: int, end: int, here: Mapping[int, int]) -> list[Span]:
+        """From when to when it may have samples of which nodes, by the numbers that these have here.
+
+        Args:
+            start: Microseconds.
+            end: Microseconds.
+            here: By the numbers in the tables those that the nodes have here.
+        """
+        found = []
+        for segment in self.history.segments:
+            files = [file for file in segment.files if file.start < end and file.end >= start]
+            nodes = frozenset(here[node] for file in files for node in file.nodes if node in here)
+            if nodes:
+                found.append(Span(min(one.start for one in files), max(one.end for one in files), nodes))
+        return found
+
+    def minutes(self, spans: Collection[Span], there: Mapping[int, int]) -> Minutes:
+        """How many samples it has of disputed minutes, by the numbers that nodes have here."""
+        here = {number: node for node, number in there.items()}
+        found: dict[tuple[int, int], int] = {}
+        for span in spans:
+            nodes = frozenset(there[node] for node in span.nodes if node in there)
+            window = Window("gpu", span.start, span.end, nodes)
+            files = window.files(self.history.segments, seconds=FINE)
+            if not files or not nodes:
+                continue
+            condition, bound = window.condition()
+            rows = self.history.run(
+                _MINUTES.format(condition=condition), [self.history.paths(files), *bound], files
+            )
+            columns = (rows[name].tolist() for name in ("node_id", "minute", "samples"))
+            for node, minute, samples in zip(*columns, strict=True):
+                found[here[node], minute] = samples
+        return found
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.history.close()
+
+
+class SharedTables:
+    """As `store.base.SummarySource`, for processes and groups; of other scopes it has nothing.
+
+    Safe to use from several threads. A file server that does not answer costs every question a while, and then raises.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        nodes: Callable[[], Mapping[int, StoredNode]],
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """Prepare to answer; nothing is read yet.
+
+        Args:
+            directory: The one that heads share.
+            nodes: Gives this head's nodes by their numbers.
+            patience_seconds: So long an answer of the file server is waited for.
+        """
+        self._directory = directory
+        self._nodes = nodes
+        self._errands = Errands(f"the shared directory {directory}", patience_seconds=patience_seconds)
+        self._heads: dict[str, _Tables] = {}
+        self._looked = float("-inf")
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            heads, self._heads = self._heads, {}
+        for tables in heads.values():
+            tables.close()
+
+    def query(
+        self,
+        scope: Scope,
+        metric: str,
+        *,
+        start: float,
+        end: float,
+        step: float | None = None,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        statistic: Statistic = "mean",
+    ) -> list[Series]:
+        """As `SampleSource.query`.
+
+        Raises:
+            GpulseError: The shared directory does not answer, or something in it is damaged.
+        """
+        check_metrics(scope, (metric,))
+        if step is not None and statistic != "last":
+            found = self.steps(
+                scope, (metric,), start=start, end=end, step=step, nodes=nodes, subjects=subjects
+            )
+            return [series_of_steps(steps, statistic) for steps in found]
+
+        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Series]:
+            return tables.query(scope, metric, start=begin, end=stop, nodes=which, subjects=subjects)
+
+        every: list[Series] = []
+        for piece in self._asked(scope, start, end, nodes, ask, _named):
+            every = united_series(every, piece)
+        return every if step is None else [_last(series, step) for series in every]
+
+    def scan(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        stretch_seconds: float = 600.0,
+    ) -> Iterator[Samples]:
+        """As `SampleSource.scan`.
+
+        Raises:
+            GpulseError: The shared directory does not answer, or something in it is damaged.
+        """
+        check_metrics(scope, metrics)
+
+        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Samples]:
+            return list(tables.scan(scope, metrics, start=begin, end=stop, nodes=which, subjects=subjects))
+
+        begin, last = self._extent(scope, start, end)
+        while begin < last:
+            stop = min(begin + stretch_seconds, last)
+            found = [
+                samples
+                for piece in self._asked(scope, begin, stop, nodes, ask, _renamed)
+                for samples in piece
+                if len(samples.times)
+            ]
+            if found:
+                yield join_samples(found, metrics)
+            begin = stop
+
+    def steps(
+        self,
+        scope: Scope,
+        metrics: Sequence[str],
+        *,
+        start: float,
+        end: float,
+        step: float,
+        nodes: Collection[int] | None = None,
+        subjects: Collection[str] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Steps]:
+        """As `SummarySource.steps`.
+
+        Raises:
+            GpulseError: The shared directory does not answer, or something in it is damaged.
+        """
+        check_metrics(scope, metrics)
+
+        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Steps]:
+            return tables.steps(
+                scope, metrics, start=begin, end=stop, step=step, nodes=which, subjects=subjects, gpus=gpus
+            )
+
+        pieces = self._asked(scope, start, end, nodes, ask, _named)
+        return merged_steps([steps for piece in pieces for steps in piece], metrics)
+
+    def holdings(
+        self,
+        *,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None = None,
+        gpus: Collection[str] | None = None,
+    ) -> list[Holding]:
+        """As `SummarySource.holdings`.
+
+        Raises:
+            GpulseError: The shared directory does not answer, or something in it is damaged.
+        """
+
+        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Holding]:
+            return tables.holdings(start=begin, end=stop, nodes=which, gpus=gpus)
+
+        pieces = self._asked("process", start, end, nodes, ask, _numbered)
+        return merged_holdings([holding for piece in pieces for holding in piece])
+
+    def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
+        """As `SummarySource.shares`.
+
+        Raises:
+            GpulseError: The shared directory does not answer, or something in it is damaged.
+        """
+
+        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Share]:
+            return tables.shares(start=begin, end=stop, nodes=which)
+
+        pieces = self._asked("process", start, end, nodes, ask, _numbered)
+        return merged_shares([share for piece in pieces for share in piece])
+
+    # --- asking
+
+    def _asked(
+        self,
+        scope: Scope,
+        start: float,
+        end: float,
+        nodes: Collection[int] | None,
+        ask: Callable[[StoredSamples, float, float, Collection[int]], list[_Piece]],
+        named: Callable[[_Piece, Mapping[int, int]], _Piece],
+    ) -> list[list[_Piece]]:
+        """What each head says of the time that it answers for, with this head's numbers for nodes."""
+        if scope not in SCOPES:
+            return []
+        known = self._nodes()
+        wanted = known if nodes is None else {number: known[number] for number in nodes if number in known}
+
+        def question() -> list[list[_Piece]]:
+            heads = self._look()
+            there = {head: tables.numbers(wanted) for head, tables in heads.items()}
+            here = {head: {there[head][number]: number for number in there[head]} for head in there}
+            found = []
+            for head, begin, stop, which in self._parts(heads, there, start, end):
+                asked = ask(
+                    heads[head].samples, begin / 1e6, stop / 1e6, [there[head][node] for node in which]
+                )
+                found.append([named(piece, here[head]) for piece in asked])
+            return found
+
+        return self._errands.ask(question) if wanted and start < end else []
+
+    def _parts(
+        self, heads: Mapping[str, _Tables], there: Mapping[str, Mapping[int, int]], start: float, end: float
+    ) -> list[Part]:
+        begin, stop = microseconds(start), microseconds(end)
+        spans = {}
+        for head, tables in heads.items():
+            here = {number: node for node, number in there[head].items()}
+            spans[head] = tables.spans(begin, stop, here)
+        nodes = {
+            head: frozenset[int]().union(*(span.nodes for span in found))
+            for head, found in spans.items()
+            if found
+        }
+        disputes = contested(spans)
+        minutes = {head: heads[head].minutes(disputes, there[head]) for head in nodes} if disputes else {}
+        return divided(begin, stop, nodes, disputes, minutes)
+
+    def _extent(self, scope: Scope, start: float, end: float) -> tuple[float, float]:
+        """The part of a time in which there may be something."""
+        if scope not in SCOPES:
+            return end, end
+
+        def question() -> list[tuple[int, int]]:
+            return [
+                (file.start, file.end)
+                for tables in self._look().values()
+                for segment in tables.history.segments
+                for file in segment.samples
+                if file.scope == scope
+            ]
+
+        found = self._errands.ask(question)
+        if not found:
+            return end, end
+        first, last = min(begin for begin, _ in found) / 1e6, max(stop for _, stop in found) / 1e6 + 1.0
+        return max(start, first), min(end, last)
+
+    def _look(self) -> dict[str, _Tables]:
+        """The heads' tables as they are by now; in the thread of a question."""
+        with self._lock:
+            if time.monotonic() - self._looked >= _REFRESH_SECONDS:
+                self._refresh()
+                self._looked = time.monotonic()
+            return dict(self._heads)
+
+    def _refresh(self) -> None:
+        with disk_errors(f"read the shared directory {self._directory}"):
+            heads = head_ids(self._directory)
+        for head in heads:
+            tables = self._heads.get(head)
+            if tables is None:
+                tables = _Tables(f"{self._directory}/{head}")
+            try:
+                tables.refresh()
+            except GpulseError:
+                with suppress(GpulseError, DiskError):
+                    tables.close()
+                self._heads.pop(head, None)
+                raise
+            self._heads[head] = tables
+        for head in set(self._heads) - set(heads):
+            self._heads.pop(head).close()
+
+
+def _key(key: SeriesKey, numbers: Mapping[int, int]) -> SeriesKey:
+    return key._replace(node=numbers[key.node])
+
+
+def _named(piece: _Piece, numbers: Mapping[int, int]) -> _Piece:
+    """Something with a key."""
+    return piece._replace(key=_key(piece.key, numbers))  # type: ignore[attr-defined, no-any-return]
+
+
+def _numbered(piece: _Piece, numbers: Mapping[int, int]) -> _Piece:
+    """Something with a node."""
+    return piece._replace(node=numbers[piece.node])  # type: ignore[attr-defined, no-any-return]
+
+
+def _renamed(samples: Samples, numbers: Mapping[int, int]) -> Samples:
+    return samples._replace(keys=[_key(key, numbers) for key in samples.keys])
+
+
+def _last(series: Series, step: float) -> Series:
+    """The last known value of each step."""
+    known = ~np.isnan(series.values)
+    times, values = series.times[known], series.values[known]
+    begins = np.floor(times / step) * step
+    is_last = np.append(begins[1:] != begins[:-1], True) if len(begins) else np.empty(0, bool)
+    return Series(series.key, begins[is_last], values[is_last])

@@ -1,0 +1,319 @@
+"""A head's disk and an engine as one store: history that is not on the disk any more, or never was."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.membership import Register
+from gpulse.cluster.head.past.past import Past
+from gpulse.errors import GpulseError
+from gpulse.export.session.write import write_session
+from gpulse.model.session import Session
+from gpulse.store.archive import Archive
+from gpulse.store.base import HeadStore, Holding, Series, Share, Steps
+from gpulse.store.joined import JoinedStore
+from gpulse.store.remote.config import EngineError
+from gpulse.store.remote.engine_samples import EngineSamples
+from gpulse.store.remote.promql import PromqlClient
+from tests.contract.store_lab import (
+    BEGIN,
+    END,
+    EVERY,
+    FRAMES,
+    HALF,
+    LATE,
+    METRICS,
+    MIDDLE,
+    NODES,
+    Feeder,
+    Stored,
+    fill,
+    series_of,
+)
+from tests.integration.engines import VictoriaMetrics
+
+
+class Lab(NamedTuple):
+    """A store that has everything, one that dropped half of it, and an engine that has everything."""
+
+    stored: Stored
+    samples: EngineSamples
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """All of it, once."""
+    directory: Path = tmp_path_factory.mktemp("joined")
+    stored = fill(directory)
+    with stored.whole, stored.recent, VictoriaMetrics(directory / "engine") as engine:
+        engine.write(series_of(stored.whole))
+        client = PromqlClient(engine.engine, timeout_seconds=10.0)
+        client.vector("vector(1)")  # the connection stays: no test opens one
+        yield Lab(stored, EngineSamples(client, stored.whole.nodes))
+        client.close()
+
+
+class Counting:
+    """An engine that remembers for which stretches of time it was asked."""
+
+    def __init__(self, samples: EngineSamples | None, nodes: Any = None) -> None:
+        self._samples = samples
+        self._nodes = nodes
+        self.asked: list[tuple[float, float, list[int] | None]] = []
+        self.error: GpulseError | None = None
+
+    def _note(self, start: float, end: float, nodes: Collection[int] | None) -> None:
+        self.asked.append((start - BEGIN, end - BEGIN, None if nodes is None else sorted(nodes)))
+        if self.error is not None:
+            raise self.error
+
+    def query(self, *words: Any, **asked: Any) -> list[Series]:
+        """As an engine."""
+        self._note(asked["start"], asked["end"], asked["nodes"])
+        return [] if self._samples is None else self._samples.query(*words, **asked)
+
+    def scan(self, *words: Any, **asked: Any) -> Any:
+        """As an engine."""
+        self._note(asked["start"], asked["end"], asked["nodes"])
+        return iter(()) if self._samples is None else self._samples.scan(*words, **asked)
+
+    def steps(self, *words: Any, **asked: Any) -> list[Steps]:
+        """As an engine."""
+        self._note(asked["start"], asked["end"], asked["nodes"])
+        return [] if self._samples is None else self._samples.steps(*words, **asked)
+
+    def holdings(self, **asked: Any) -> list[Holding]:
+        """One process that was here earlier too."""
+        self._note(asked["start"], asked["end"], asked["nodes"])
+        return [Holding(1, 4000, None, "GPU-1-0", BEGIN + 10.0, BEGIN + 590.0, 5.0e9, 9.0e9, 0.25)]
+
+    def shares(self, **asked: Any) -> list[Share]:
+        """What it had then."""
+        self._note(asked["start"], asked["end"], asked["nodes"])
+        first, last = BEGIN + 10.0, BEGIN + 590.0
+        return [Share(1, 4000, None, "GPU-1-0", first, last, 580.0, 580.0, 290.0, 60.0, 1000.0, 9.0e9, 600.0)]
+
+
+def past_of(store: HeadStore, directory: Path) -> Past:
+    """The questions of the API to a store."""
+    exports = Exports(store, str(directory), now=lambda: END)
+    return Past(store, Register(store.nodes().values()), exports.gpus, lambda: float(EVERY))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"metrics": METRICS["gpu"], "scope": "gpu", "points": 30, "spread": True},
+        {"metrics": METRICS["gpu"], "scope": "gpu", "points": 600, "spread": False},
+        {"metrics": METRICS["host"], "scope": "host", "points": 3, "spread": True},
+        {"metrics": METRICS["network"], "scope": "network", "points": 100, "spread": False},
+    ],
+)
+async def test_charts_do_not_know_the_difference(lab: Lab, tmp_path: Path, asked: dict[str, Any]) -> None:
+    """Gauges, their spread, and counters as rates, also where the disk's part begins."""
+
+    joined = JoinedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    given = {"nodes": (), "gpus": (), "start": BEGIN, "end": END, **asked}
+
+    expected = await past_of(lab.stored.whole, tmp_path).history(**given)
+    found = await past_of(joined, tmp_path).history(**given)
+
+    assert len(expected["series"]) >= 3
+    assert {**expected, "series": None} == {**found, "series": None}
+    for one, other in zip(expected["series"], found["series"], strict=True):
+        for column in {"values", "lows", "highs"} & one.keys():
+            assert known(one.pop(column)) == pytest.approx(known(other.pop(column)), rel=1e-3, nan_ok=True)
+        assert one == other
+    assert joined.trouble is None
+
+
+def known(values: list[float | None]) -> list[float]:
+    """NaN where nothing is known."""
+    return [math.nan if value is None else value for value in values]
+
+
+async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab, tmp_path: Path) -> None:
+    """With every statistic, and without steps."""
+
+    joined = JoinedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    for step, statistic in ((None, "mean"), (60.0, "mean"), (60.0, "max"), (300.0, "last")):
+        given: Any = {"metric": "power_watts", "scope": "gpu", "nodes": (), "gpus": ("gamma:1",)}
+        given |= {"start": BEGIN, "end": END, "step": step, "statistic": statistic}
+
+        expected = await past_of(lab.stored.whole, tmp_path).query(**given)
+        found = await past_of(joined, tmp_path).query(**given)
+
+        (one,), (other,) = expected.pop("series"), found.pop("series")
+        assert expected == found
+        assert one.pop("times") == pytest.approx(other.pop("times"), abs=0.001)
+        assert one.pop("values") == pytest.approx(other.pop("values"), rel=1e-6)
+        assert one == other
+
+
+@pytest.mark.parametrize("output_format", ["json", "csv"])
+def test_the_file_of_a_session_does_not_know_the_difference(lab: Lab, output_format: Any) -> None:
+    """A session that began before what is on disk is written whole, byte for byte."""
+
+    joined = JoinedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=END - 100.0)
+    files = []
+    for store in (lab.stored.whole, joined.whole):
+        with io.BytesIO() as file:
+            write_session(store, session, file, output_format)
+            files.append(file.getvalue())
+
+    assert len(files[0]) > 20_000
+    assert files[0] == files[1]
+
+
+def test_what_is_on_disk_is_not_asked_for_elsewhere(lab: Lab) -> None:
+    """Only what was dropped, and the minutes at its edge."""
+
+    engine = Counting(lab.samples)
+    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
+
+    joined.query("gpu", "power_watts", start=MIDDLE + 120.0, end=END - 60.0)
+    assert [] == engine.asked
+
+    joined.query("gpu", "power_watts", start=BEGIN, end=END - 60.0)
+    ((start, end, nodes),) = engine.asked
+    assert (0.0, sorted(NODES)) == (start, nodes)
+    assert HALF * EVERY <= end <= HALF * EVERY + 120.0
+
+
+def test_what_is_dropped_while_it_runs_is_found_elsewhere(lab: Lab, tmp_path: Path) -> None:
+    """As soon as it is gone."""
+
+    engine = Counting(lab.samples)
+    with Archive(str(tmp_path / "data")) as archive:
+        joined = JoinedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
+        feeder = Feeder(archive, 1)
+        for numbers in (range(HALF), range(HALF, FRAMES)):
+            joined.committed(feeder.feed(numbers))
+            archive.seal()
+        asked: Any = {"start": BEGIN + 60.0, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
+        before = joined.query("gpu", "power_watts", **asked)
+        assert [] == engine.asked
+
+        archive.tidy(END, keep_seconds=END - MIDDLE - 1.0, limit_bytes=None)
+        after = joined.query("gpu", "power_watts", **asked)
+
+        assert 1 == len(engine.asked)
+        assert [FRAMES - 12] == [len(series.times) for series in before]
+        assert before[0].values.tolist() == after[0].values.tolist()
+
+
+def test_frames_that_another_head_had_are_found_and_none_is_doubled(lab: Lab, tmp_path: Path) -> None:
+    """Numbers of frames say that some are missing, however few; a node that was never here is found, too."""
+
+    engine = Counting(lab.samples)
+    with Archive(str(tmp_path / "data")) as archive:
+        joined = JoinedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
+        feeder = Feeder(archive, 1)
+        Feeder(archive, 2)
+        for numbers in (range(30, 100), range(104, FRAMES)):
+            joined.committed(feeder.feed(numbers))
+        for start in (BEGIN, BEGIN + 400.0):
+            expected = lab.stored.whole.query("gpu", "power_watts", start=start, end=END, nodes={1, 2})
+            found = joined.query("gpu", "power_watts", start=start, end=END)
+
+            assert [one.key for one in expected] == [one.key for one in found]
+            assert [one.values.tolist() for one in expected] == [one.values.tolist() for one in found]
+        samples = joined.scan("gpu", ["power_watts"], start=BEGIN, end=END, stretch_seconds=77.0)
+        assert 4 * FRAMES == sum(len(part.times) for part in samples)
+        steps = joined.steps("gpu", ["power_watts"], start=BEGIN, end=END, step=60.0, nodes={1})
+        assert [[12] * 20] * 2 == [one.counts.tolist() for one in steps if one.counts is not None]
+
+
+def test_an_engine_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None:
+    """It is told, not asked again at once, and nothing with a hole is made of it."""
+
+    engine, now = Counting(lab.samples), [END]
+    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
+    engine.error = EngineError("the engine is away", hint="start it")
+    ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
+
+    for _ in range(3):
+        (series,) = joined.query("gpu", "power_watts", **ask)
+        assert BEGIN + HALF * EVERY + LATE == pytest.approx(series.times[0])
+        now[0] += 1.0
+    assert 1 == len(engine.asked)
+    assert joined.trouble == (END, "the engine is away", "start it")
+    with pytest.raises(EngineError):
+        list(joined.scan("gpu", ["power_watts"], **ask))
+    with pytest.raises(EngineError):
+        joined.whole.query("gpu", "power_watts", **ask)
+
+    engine.error = None
+    now[0] += 60.0
+    (series,) = joined.query("gpu", "power_watts", **ask)
+    assert FRAMES == len(series.times)
+    assert joined.trouble is None
+
+
+def test_a_session_that_is_only_in_an_engine_that_is_away_is_not_written_empty(lab: Lab) -> None:
+    """An error is better than a file without GPUs."""
+
+    engine = Counting(None)
+    engine.error = EngineError("the engine is away", hint="start it")
+    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
+    session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=BEGIN + 200.0)
+
+    with pytest.raises(EngineError), io.BytesIO() as file:
+        write_session(joined.whole, session, file, "json")
+
+
+def test_a_real_engine_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> None:
+    """Nothing has to be done for it."""
+
+    now = [END]
+    ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
+    with VictoriaMetrics(tmp_path) as engine, closing(PromqlClient(engine.engine)) as client:
+        engine.write(series_of(lab.stored.whole))
+        samples = EngineSamples(client, lab.stored.whole.nodes)
+        joined = JoinedStore(lab.stored.recent, samples, None, now=lambda: now[0])
+        assert [FRAMES] == [len(series.times) for series in joined.query("gpu", "power_watts", **ask)]
+
+        engine.kill()
+        assert [FRAMES - HALF] == [len(series.times) for series in joined.query("gpu", "power_watts", **ask)]
+        assert joined.trouble is not None
+        assert "cannot be reached" in joined.trouble.message
+
+        engine.start()
+        engine.write(series_of(lab.stored.whole))
+        now[0] += 6.0
+        assert [FRAMES] == [len(series.times) for series in joined.query("gpu", "power_watts", **ask)]
+        assert joined.trouble is None
+
+
+def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
+    """Added to what is on disk, and asked for only where that is not whole."""
+
+    tables = Counting(None)
+    joined = JoinedStore(lab.stored.recent, None, tables, now=lambda: END)
+    here = lab.stored.recent
+
+    held = {one[:4]: one for one in joined.holdings(start=BEGIN, end=END)}
+    key = (1, 4000, None, "GPU-1-0")
+    (mine,) = [one for one in here.holdings(start=BEGIN, end=END) if one[:4] == key]
+    assert (BEGIN + 10.0, mine.last, 9.0e9) == (held[key].first, held[key].last, held[key].memory_max)
+    assert mine.sm_mean is not None
+    assert 0.25 < (held[key].sm_mean or 0.0) < mine.sm_mean
+
+    shares = {one[:4]: one for one in joined.shares(start=BEGIN, end=END)}
+    (before,) = [one for one in here.shares(start=BEGIN, end=END) if one[:4] == key]
+    assert shares[key].seconds == pytest.approx(before.seconds + 580.0)
+    assert shares[key].first == BEGIN + 10.0
+    assert all(end <= HALF * EVERY + 120.0 for _, end, _ in tables.asked)
+
+    tables.asked.clear()
+    assert len(joined.shares(start=MIDDLE + 120.0, end=END)) == 2 * len(NODES)
+    assert [] == tables.asked

@@ -1,0 +1,252 @@
+"""What a head stores goes to real engines: equal, in time, and again after they died."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from gpulse.model.device import Device, Node
+from gpulse.model.frame import CgroupReading, Frame, GpuReading, HostReading, NetworkReading
+from gpulse.model.packing import FramePacker
+from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
+from gpulse.store.archive import Archive
+from gpulse.store.entry import Entry
+from gpulse.store.journal import Batch
+from tests.integration.cluster import cluster_in, until
+from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
+from tests.integration.remote_lab import Found, Lab, held, lab_in, raw, stored
+from tests.unit.history_frames import BEGIN
+
+_ENGINES = pytest.mark.parametrize("kind", [VictoriaMetrics, Prometheus])
+
+
+@_ENGINES
+def test_an_engine_has_what_the_head_has(tmp_path: Path, kind: type[EngineProcess]) -> None:
+    """Every sample of every series is there once, at its time and with its value; and so is who it is of."""
+
+    with kind(tmp_path / "engine") as engine:
+        labelled = engine.engine._replace(labels={"cluster": "c1", "Zone": "z"})
+        with lab_in(tmp_path / "data", labelled) as lab:
+            for seconds in (1, 1, 30, 13):
+                lab.tick(seconds)
+            lab.sent()
+
+            assert stored(lab.archive) == held(engine)
+            told = raw(engine, "gpulse_gpu_info", BEGIN - 10, BEGIN + 100)
+
+    assert {f"GPU-{node}-{gpu}" for node in lab.nodes for gpu in range(2)} == {
+        labels["uuid"] for labels, _ in told
+    }
+    assert {("c1", "z", "NVIDIA H200")} == {(w["cluster"], w["Zone"], w["name"]) for w, _ in told}
+    seconds_told = {time_ms // 1000 - BEGIN for _, samples in told for time_ms in samples}
+    assert max(seconds_told) >= 30
+
+
+@_ENGINES
+def test_nothing_is_missing_after_an_engine_was_killed_under_load(
+    tmp_path: Path, kind: type[EngineProcess]
+) -> None:
+    """An engine forgets what it confirmed last when it is killed: it is sent again, and what came meanwhile too."""
+
+    with kind(tmp_path / "engine") as engine, lab_in(tmp_path / "data", engine.engine) as lab:
+        over = threading.Event()
+
+        def load() -> None:
+            while not over.wait(0.02):
+                lab.tick()
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            for _ in range(2):
+                lab.sent_some(40)
+                engine.kill()
+                until(lambda: lab.forwarder.state().state == "failing", "the head notices")
+                time.sleep(0.2)
+                engine.start()
+                lab.sent_some(40)
+        finally:
+            over.set()
+            thread.join()
+        lab.sent()
+
+        assert stored(lab.archive) == held(engine)
+        assert 0 == lab.forwarder.state().refused_total
+
+
+def test_an_engine_that_is_away_for_long_gets_everything_when_it_comes(tmp_path: Path) -> None:
+    """Commits do not wait for it, the log is kept for it, and it is said what is wrong and how much waits."""
+
+    engine = VictoriaMetrics(tmp_path / "engine")
+    with lab_in(tmp_path / "data", engine.engine) as lab:
+        longest = 0.0
+        for _ in range(60):
+            begun = time.monotonic()
+            lab.tick(10)
+            longest = max(longest, time.monotonic() - begun)
+        lab.archive.seal()
+        state = until(
+            lambda: (now := lab.forwarder.state()).waiting_bytes and now.state == "failing" and now,
+            "it is said that it is away",
+        )
+        assert "cannot be reached" in (state.error or "")
+        assert "is the engine running" in (state.hint or "")
+        assert longest < 2.0
+
+        try:
+            engine.start()
+            lab.sent()
+            assert stored(lab.archive) == held(engine)
+        finally:
+            engine.kill()
+
+
+@_ENGINES
+def test_a_head_that_is_started_again_goes_on_where_it_was(tmp_path: Path, kind: type[EngineProcess]) -> None:
+    """Also when the sending process was killed; what is sent twice is harmless."""
+
+    with kind(tmp_path / "engine") as engine:
+        with lab_in(tmp_path / "data", engine.engine) as lab:
+            for _ in range(5):
+                lab.tick(3)
+            lab.sent()
+            pid = lab.forwarder.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            lab.tick(3)
+            until(lambda: lab.forwarder.pid not in (None, pid), "it is started again")
+            lab.sent()
+            lab.tick(3)  # what is on its way when the head ends is sent before that
+        with lab_in(tmp_path / "data", engine.engine, begin=lab.second) as again:
+            again.tick(3)
+            again.sent()
+
+            assert stored(again.archive) == held(engine)
+            assert 0 == again.forwarder.state().refused_total
+
+
+def test_a_real_head_sends_what_real_agents_take(tmp_path: Path) -> None:
+    """From the agent's sampling to the engine's answer nothing is lost or changed, though the engine dies on the way."""
+
+    with VictoriaMetrics(tmp_path / "engine") as engine, cluster_in(tmp_path) as cluster:
+        head = cluster.head("--remote-write", engine.engine.write_url)
+
+        def sending(state: str, more: int = 0) -> int:
+            remote = head.get("/status")["remote"]
+            return (
+                int(remote["samples_total"])
+                if remote["state"] == state and remote["samples_total"] > more
+                else 0
+            )
+
+        agents = [cluster.agent(name, head.port) for name in ("n1", "n2")]
+        count = until(lambda: sending("ok", 1000), "samples arrive")
+        engine.kill()
+        until(lambda: sending("failing"), "the head notices")
+        engine.start()
+        until(lambda: sending("ok", count + 1000), "samples arrive again")
+        for agent in agents:
+            agent.end()
+        assert 0 == head.end()
+
+        with Archive(str(head.data_dir)) as archive:
+            wanted = stored(archive)
+        times = [time_ms / 1000 for values in wanted.values() for time_ms in values]
+        found = held(engine, start=min(times) - 5, end=max(times) + 1)
+    facts = {name for name, *_ in found} - {name for name, *_ in wanted}
+
+    assert {key: values for key, values in found.items() if key[0] not in facts} == wanted
+    assert "gpulse_gpu_memory_total_bytes" in facts
+    assert {"gpu", "host", "disk", "filesystem", "network"} == {name.split("_")[1] for name, *_ in wanted}
+
+
+def test_a_wrong_address_costs_nothing(tmp_path: Path) -> None:
+    """It is said what the engine answers and what to try; with the right address everything arrives."""
+
+    with VictoriaMetrics(tmp_path / "engine") as engine:
+        wrong = engine.engine._replace(write_url=f"{engine.url}/api/v1/wright")
+        with lab_in(tmp_path / "data", wrong) as lab:
+            lab.tick(20)
+            state = until(
+                lambda: (now := lab.forwarder.state()).state == "refused" and now,
+                "it is said that it is wrong",
+            )
+            assert "unsupported path" in (state.error or "")
+            assert "is --remote-write the address" in (state.hint or "")
+            assert (0, 0, 0) == (state.samples_total, state.refused_total, state.lost_total)
+        with lab_in(tmp_path / "data", engine.engine, begin=lab.second) as lab:
+            lab.tick(1)
+            lab.sent()
+
+            assert stored(lab.archive) == held(engine)
+
+
+def _busy_frame(second: int, processes: int) -> Frame:
+    """A frame with processes, groups and interfaces that nobody has seen before."""
+    pids = range(1000 + second * processes, 1000 + (second + 1) * processes)
+    held_by = tuple(GpuProcess(pid, "compute", 1 << 30, 0.1) for pid in pids)
+    return Frame(
+        time=BEGIN + 5.0 * second,
+        monotonic=5.0 * second,
+        node=Node("n"),
+        gpus=(GpuReading(Device(0, "GPU-0", "NVIDIA H200"), {"power_watts": 70.0 + second}, held_by),),
+        host=HostReading({"cpu_utilization_ratio": 0.5}),
+        network=(
+            NetworkReading("eth0", "ethernet", True, {"rx_bytes_total": second}),
+            NetworkReading(f"veth{second}", "virtual", True, {"rx_bytes_total": second}),
+        ),
+        processes=tuple(
+            ProcessReading(ProcessIdentity(pid, 1, BEGIN, "job"), "R", {"cpu_percent": 1.0}, on_gpu=True)
+            for pid in pids
+        ),
+        cgroups=(CgroupReading(f"/job_{second}", {"cpu_utilization_ratio": 0.5}),),
+    )
+
+
+def test_ten_thousand_short_processes_add_no_series(tmp_path: Path) -> None:
+    """What comes and goes without end stays out of the engine's index."""
+
+    packer = FramePacker()
+
+    def tick(lab: Lab, second: int) -> None:
+        packed, layouts = packer.pack(_busy_frame(second, 100))
+        facts = [
+            Entry.of_fact("layout", id=str(block.layout), text=text.decode())
+            for text in layouts
+            for block in packed.blocks
+            if lab.learn(text) == block.layout
+        ]
+        now_us = packed.time_us
+        batch = Batch(bytes(range(16)), 1, second + 1, 1, now_us, 0, packed.to_bytes())
+        lab.archive.commit([*facts, Entry.of_batch(batch, ())])
+
+    def count(engine: EngineProcess) -> int:
+        engine.settle()
+        query = urllib.parse.urlencode(
+            {"query": 'count(last_over_time({__name__=~".+"}[1h]))', "time": BEGIN + 3000}
+        )
+        answer = json.loads(engine.get(f"/api/v1/query?nocache=1&{query}"))
+        return int(answer["data"]["result"][0]["value"][1])
+
+    with VictoriaMetrics(tmp_path / "engine") as engine, lab_in(tmp_path / "data", engine.engine) as lab:
+        lab.archive.commit([Entry.of_fact("node", id=1, name="n", host="n", machine="m", time=BEGIN)])
+        for second in range(2):
+            tick(lab, second)
+        lab.sent()
+        before = count(engine)
+        for second in range(2, 102):
+            tick(lab, second)
+        lab.sent()
+
+        assert before == count(engine)
+        found: Found = held(engine)
+
+    power = found["gpulse_gpu_power_watts", "n", "GPU-0"]
+    assert {(BEGIN + 5 * second) * 1000: 70.0 + second for second in range(102)} == power

@@ -1,0 +1,218 @@
+"""Engines that refuse, complain, restart or stay away for too long, and what becomes of the samples."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulse._version import __version__
+from gpulse.store.remote import sending
+from gpulse.store.remote.config import Engine
+from gpulse.store.remote.posting import Broken, Poster, shown_url
+from gpulse.store.remote.state import RemoteState
+from gpulse.store.remote.wire import time_bytes
+from tests.integration.cluster import until
+from tests.integration.remote_lab import FakeEngine, Lab, fake_engine, lab_in, stored
+from tests.integration.test_cluster_tls import make_certificates
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries again at once."""
+    monkeypatch.setattr(sending, "_SHUT_SECONDS", 0.05)
+    monkeypatch.setattr(sending, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(sending, "_TELL_SECONDS", 0.05)
+    monkeypatch.setattr(sending, "_NICE", 0)
+
+
+def reached(lab: Lab, state: str) -> RemoteState:
+    """Wait for a state."""
+    found: RemoteState = until(lambda: (now := lab.forwarder.state()).state == state and now, state, 10)
+    return found
+
+
+def complete(lab: Lab, fake: FakeEngine) -> bool:
+    """Whether the engine has at least every sample that the archive has."""
+    wanted = sum(len(values) for values in stored(lab.archive).values())
+    had = {series for series in fake.taken if b"_info" not in series}
+    return wanted == len(had)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "state", "words"),
+    [
+        (401, "who are you", "refused", "--remote-headers"),
+        (404, "", "refused", "--remote-write"),
+        (503, "busy", "failing", "sent again"),
+        (500, "", "failing", "sent again"),
+        (429, "slow down", "failing", "sent again"),
+        (400, "something is wrong with all of it", "refused", "--remote-write"),
+    ],
+)
+def test_an_engine_that_refuses_gets_everything_once_it_does_not(
+    tmp_path: Path, status: int, text: str, state: str, words: str
+) -> None:
+    """It is said what it answers and what to try; nothing is skipped."""
+
+    with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
+        fake.status, fake.text = status, text
+        lab.tick(5)
+        told = reached(lab, state)
+        assert f"HTTP {status} {text}".strip() in (told.error or "")
+        assert words in (told.hint or "")
+        assert (0, 0) == (told.samples_total, told.refused_total)
+
+        fake.status = 204
+        lab.tick(5)
+        lab.sent()
+
+        assert complete(lab, fake)
+        assert (None, 0) == (lab.forwarder.state().error, lab.forwarder.state().refused_total)
+
+
+def test_an_engine_says_when_to_come_again(tmp_path: Path) -> None:
+    """Nobody asks before that."""
+
+    with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
+        fake.status, fake.headers = 503, {"Retry-After": "1"}
+        lab.tick()
+        reached(lab, "failing")
+        asked = len(fake.asked)
+        fake.status = 204
+        begun = time.monotonic()
+        lab.sent()
+
+        assert time.monotonic() - begun > 0.5
+        assert asked <= len(lab.nodes)  # once for each
+
+
+def test_series_that_an_engine_does_not_want_cost_no_others(tmp_path: Path) -> None:
+    """They are counted and told; everything else arrives."""
+
+    with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
+        fake.wanted = lambda series: "GPU-2-1" not in series or "power" not in series
+        for _ in range(4):
+            lab.tick(5)
+        lab.sent()
+        state = lab.forwarder.state()
+
+        wanted = stored(lab.archive)
+        refused = wanted.pop(("gpulse_gpu_power_watts", "host-2", "GPU-2-1"))
+        assert sum(map(len, wanted.values())) == sum(
+            count for name, count in fake.samples().items() if "_info" not in name
+        )
+        assert len(refused) == state.refused_total
+        assert "gpulse_gpu_power_watts{gpu='1'" in (state.error or "")
+        assert "label value too long" in (state.error or "")
+
+
+def test_an_engine_that_was_restarted_without_a_word_is_sent_the_last_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says itself when it was started; no request has to fail for that."""
+
+    monkeypatch.setattr(sending, "_START_SECONDS", 0.05)
+    with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
+        lab.tick(5)
+        lab.sent()
+        looked = fake.looked
+        until(lambda: fake.looked > looked + 1, "it has asked when the engine was started")
+        fake.taken.clear()
+        fake.started = 2.0
+        until(lambda: complete(lab, fake), "it has everything again", 10)
+        until(lambda: lab.forwarder.state().resent_total, "that is told")
+
+        assert (0, "ok") == (lab.forwarder.state().refused_total, lab.forwarder.state().state)
+
+
+def test_requests_say_who_sends_them(tmp_path: Path) -> None:
+    """The headers of the protocol, our name, and whatever the engine wants; a password in the address is not shown."""
+
+    with fake_engine() as fake:
+        url = fake.engine.write_url.replace("http://", "http://me:secret%40@")
+        engine = Engine(f"{url}?extra=1", headers={"X-Scope-OrgID": "gpus"})
+        with lab_in(tmp_path, engine, in_thread=True) as lab:
+            lab.tick()
+            lab.sent()
+            state = lab.forwarder.state()
+
+    wanted = {
+        "Content-Encoding": "snappy",
+        "Content-Type": "application/x-protobuf",
+        "X-Prometheus-Remote-Write-Version": "0.1.0",
+        "User-Agent": f"gpulse/{__version__}",
+        "X-Scope-OrgID": "gpus",
+        "Authorization": "Basic bWU6c2VjcmV0QA==",
+    }
+    assert wanted.items() <= fake.asked[0].items()
+    assert fake.engine.write_url == state.url == shown_url(engine.write_url)
+
+
+def test_when_the_log_gets_too_long_the_oldest_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that stays away does not fill the disk; how much was given up is counted."""
+
+    monkeypatch.setattr("gpulse.store.archive._SEGMENT_BYTES", 16 << 10)
+    with fake_engine() as fake:
+        fake.status = 503
+        with lab_in(tmp_path, fake.engine, in_thread=True, limit_bytes=64 << 10) as lab:
+            for _ in range(10):
+                lab.tick(10)
+            assert lab.shorten() > 32 << 10
+            for _ in range(40):
+                lab.tick(10)
+            assert lab.shorten() < 100 << 10
+
+            fake.status = 204
+            lab.sent()
+            state = lab.forwarder.state()
+            assert state.lost_total > 0
+            newest = max(stored(lab.archive)["gpulse_gpu_power_watts", "host-1", "GPU-1-0"])
+            assert any(time_bytes(newest) in series for series in fake.taken)
+            assert not complete(lab, fake)
+
+
+def test_a_log_that_was_sent_and_sealed_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept for as long as something may have to be sent again, and no longer."""
+
+    monkeypatch.setattr("gpulse.store.archive._SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr("gpulse.store.remote.overlap.OVERLAP_SECONDS", 0.2)
+    with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
+        for _ in range(20):
+            lab.tick(10)
+        lab.sent()
+        held = lab.shorten()
+        time.sleep(0.3)
+        lab.tick()
+        lab.sent()
+        until(lambda: lab.forwarder.confirmed, "it may be dropped")
+
+        assert lab.shorten() < held / 2
+        assert complete(lab, fake)
+
+
+def test_an_engine_behind_tls_is_spoken_to_when_somebody_vouches_for_it(tmp_path: Path) -> None:
+    """The authority's certificate is enough; without it nothing is sent."""
+
+    make_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "head.pem", tmp_path / "head.key")
+    with fake_engine() as fake:
+        server: Any = fake._server
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        url = fake.engine.write_url.replace("http://127.0.0.1", "https://localhost")
+
+        with pytest.raises(Broken, match="not who it should be") as told:
+            Poster(Engine(url)).post(b"")
+        assert "--remote-ca" in (told.value.hint or "")
+
+        engine = Engine(url, ca=str(tmp_path / "ca.pem"))
+        with lab_in(tmp_path / "data", engine, in_thread=True) as lab:
+            lab.tick()
+            lab.sent()
+            assert complete(lab, fake)

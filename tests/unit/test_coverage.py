@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from gpulse.store.coverage import Coverage, Hole, apart
+
+NOW = 120_000.0
+"""The beginning of a minute."""
+RUN, OTHER = b"a" * 16, b"b" * 16
+
+
+def holes(coverage: Coverage, start: float, end: float, *nodes: int) -> list[tuple[float, float, list[int]]]:
+    """What is missing, of node 1 when none is named."""
+    found: list[Hole] = coverage.holes(start, end, nodes or (1,), NOW)
+    return [(hole.start, hole.end, sorted(hole.nodes)) for hole in found]
+
+
+def test_a_node_that_was_never_seen_is_elsewhere_all_the_time() -> None:
+    """Each of them."""
+
+    assert [(10.0, 20.0, [1, 2])] == holes(Coverage(), 10.0, 20.0, 1, 2)
+    assert [] == Coverage().holes(10.0, 20.0, (), NOW)
+
+
+def test_what_came_without_a_gap_is_here() -> None:
+    """From the first frame on, and up to now while more may come any moment."""
+
+    coverage = Coverage()
+    for number in range(1, 11):
+        coverage.saw(1, RUN, range(number, number + 1), NOW - 20 + number, NOW - 20 + number)
+
+    assert [] == holes(coverage, NOW - 19, NOW)
+    assert [(NOW - 90, NOW, [1])] == holes(coverage, NOW - 90, NOW)
+    assert [(NOW - 90, NOW - 15, [1])] == holes(coverage, NOW - 90, NOW - 15)
+
+
+def test_a_node_that_fell_silent_may_have_gone_elsewhere() -> None:
+    """Since its last frame."""
+
+    coverage = Coverage()
+    coverage.saw(1, RUN, range(1, 61), NOW - 400, NOW - 140)
+
+    assert [(NOW - 180, NOW, [1])] == holes(coverage, NOW - 400, NOW)
+
+
+def test_frames_that_did_not_come_here_are_a_hole_however_short() -> None:
+    """Their numbers tell: another head has them."""
+
+    coverage = Coverage()
+    coverage.saw(1, RUN, range(1, 61), NOW - 300, NOW - 150)
+    coverage.saw(1, RUN, range(64, 121), NOW - 146, NOW)
+
+    assert [(NOW - 180, NOW - 120, [1])] == holes(coverage, NOW - 300, NOW)
+
+
+def test_another_run_begins_another_stretch() -> None:
+    """Nobody knows whether the run before ended here."""
+
+    coverage = Coverage()
+    coverage.saw(1, RUN, range(1, 61), NOW - 300, NOW - 150)
+    coverage.saw(1, OTHER, range(1, 51), NOW - 146, NOW)
+
+    assert [(NOW - 180, NOW - 120, [1])] == holes(coverage, NOW - 300, NOW)
+
+
+def test_nodes_with_the_same_hole_share_it_and_others_have_their_own() -> None:
+    """A node that has been away for long makes no hole for those that have not."""
+
+    coverage = Coverage()
+    coverage.learn(1, np.arange(600.0, 6000.0, 60.0), np.full(90, 60))
+    coverage.learn(2, np.arange(600.0, 6000.0, 60.0), np.full(90, 60))
+
+    assert [(0.0, 600.0, [1, 2]), (0.0, 6000.0, [3])] == holes(coverage, 0.0, 6000.0, 1, 2, 3)
+    assert [(0.0, 6000.0, [1, 2, 3])] == [
+        (hole.start, hole.end, sorted(hole.nodes))
+        for hole in apart(coverage.holes(0.0, 6000.0, (1, 2, 3), NOW))
+    ]
+
+
+def test_what_was_found_on_disk_is_here_minute_by_minute() -> None:
+    """Minutes with fewer samples than the others may have a hole."""
+
+    coverage = Coverage()
+    counts = np.array([60, 60, 41, 59, 60, 60])
+    coverage.learn(1, np.arange(600.0, 960.0, 60.0), counts)
+
+    assert [(720.0, 780.0, [1])] == holes(coverage, 600.0, 960.0)
+    assert [(540.0, 600.0, [1]), (720.0, 780.0, [1]), (960.0, 1000.0, [1])] == holes(coverage, 540.0, 1000.0)
+
+
+def test_what_was_dropped_is_elsewhere() -> None:
+    """However it was known to be here."""
+
+    coverage = Coverage()
+    coverage.learn(1, np.arange(600.0, 1200.0, 60.0), np.full(10, 60))
+    coverage.saw(2, RUN, range(1, 601), 600.0, 1200.0)
+    coverage.forget_before(900.0)
+
+    assert [(600.0, 900.0, [1, 2])] == holes(coverage, 600.0, 1200.0, 1, 2)
+    assert [(600.0, 700.0, [1, 2])] == holes(coverage, 600.0, 700.0, 1, 2)
+    coverage.forget_learnt()
+    assert [(1020.0, 1200.0, [1])] == holes(coverage, 1020.0, 1200.0, 1, 2)
+
+
+def test_holes_of_many_nodes_are_few_and_miss_nothing() -> None:
+    """Those that lie close together become one for all of their nodes."""
+
+    coverage = Coverage()
+    for node in range(1, 41):
+        coverage.saw(node, RUN, range(1, 2), 0.0, 1000.0 * node)
+        coverage.saw(node, RUN, range(9, 10), 1000.0 * node + 5.0, NOW)
+
+    found = coverage.holes(0.0, NOW, range(1, 41), NOW)
+
+    assert len(found) <= 8
+    assert all(before.end < after.start for before, after in pairwise(found))
+    for node in range(1, 41):
+        assert any(
+            hole.start <= 1000.0 * node and hole.end >= 1000.0 * node + 5.0 and node in hole.nodes
+            for hole in found
+        )

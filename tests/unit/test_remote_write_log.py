@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulse.model.columns import Block, PackedFrame
+from gpulse.store.archive import Archive
+from gpulse.store.entry import Entry
+from gpulse.store.journal import BATCH, Batch, fact_bytes
+from gpulse.store.log.log import Log
+from gpulse.store.log.reader import LogReader
+from gpulse.store.remote import tail as tail_module
+from gpulse.store.remote.known import Known
+from gpulse.store.remote.requests import INFO_MS, Part, Requests
+from gpulse.store.remote.tail import Tail
+from gpulse.store.remote.wire import series_labels, shown_labels, split_series
+from tests.unit.history_frames import BEGIN, Fleet, write_log
+
+
+def names(parts: list[Part]) -> list[str]:
+    """The series of parts, as people write them."""
+    return [shown_labels(series_labels(one)) for part in parts for one in split_series(part.series)]
+
+
+def reader(directory: Path) -> Requests:
+    """Requests of a head's log."""
+    return Requests(Known(LogReader(directory / "log"), f"{directory}/book.sqlite"), {})
+
+
+def everything(directory: Path, after: int = 0) -> list[Part]:
+    """All that a log has to send after a position."""
+    tail = Tail(LogReader(directory / "log"), after)
+    try:
+        found = tail.take(1 << 60)
+        return list(reader(directory).parts(found.entries)) if found else []
+    finally:
+        tail.close()
+
+
+def test_a_log_is_read_up_to_what_is_on_disk(tmp_path: Path) -> None:
+    """Not a record further, and from there on with the next one."""
+
+    last = write_log(tmp_path, Fleet(), range(1, 3), range(30))
+    tail = Tail(LogReader(tmp_path / "log"), 0)
+
+    rounds = [tail.take(last - 2), tail.take(last - 2), tail.take(last), tail.take(last)]
+    tail.close()
+
+    assert [last - 2, None, last, None] == [found and found.last for found in rounds]
+    assert last == sum(len(found.entries) for found in rounds if found)
+
+
+def test_a_round_that_is_repeated_ends_where_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is; others end when they are long enough."""
+
+    monkeypatch.setattr(tail_module, "_ROUND_BYTES", 2000)
+    last = write_log(tmp_path, Fleet(), range(1, 3), range(60))
+    tail = Tail(LogReader(tmp_path / "log"), 0)
+
+    short = tail.take(last)
+    assert short is not None
+    assert short.last < last - 3
+    assert not short.is_repeated
+    long = tail.take(last, last - 1)
+    tail.close()
+
+    assert long is not None
+    assert (last - 1, True) == (long.last, long.is_repeated)
+
+
+def test_what_was_dropped_before_it_was_read_is_counted(tmp_path: Path) -> None:
+    """Positions have no gaps, so that a gap is a loss."""
+
+    with Log(tmp_path / "log", segment_bytes=200) as log:
+        for _ in range(10):
+            log.append(BATCH, Batch(bytes(16), 1, 1, 0, 5_000_000, 0, bytes(100)).to_bytes())
+        log.sync()
+        tail = Tail(LogReader(tmp_path / "log"), 0)
+        log.drop_before(6)
+        found = tail.take(10)
+        tail.close()
+
+    assert found is not None
+    assert (5, 5, 10) == (found.missing, len(found.entries), found.last)
+    assert (5.0, 5.0) == (found.began, found.received)
+
+
+def test_how_much_waits_is_told_in_bytes(tmp_path: Path) -> None:
+    """Over all segments; nothing once everything was read."""
+
+    with Log(tmp_path / "log", segment_bytes=300) as log:
+        for _ in range(9):
+            log.append(BATCH, Batch(bytes(16), 1, 1, 0, 0, 0, bytes(100)).to_bytes())
+        log.sync()
+        size = log.size_bytes
+    tail = Tail(LogReader(tmp_path / "log"), 0)
+    before = tail.waiting_bytes
+    tail.take(4)
+    between = tail.waiting_bytes
+    tail.take(9)
+    after = tail.waiting_bytes
+    tail.close()
+
+    assert (size, 0) == (before, after)
+    assert 0.4 * size < between < 0.7 * size
+
+
+@pytest.mark.parametrize("has_book", [True, False])
+def test_what_was_told_before_is_looked_up(tmp_path: Path, has_book: bool) -> None:
+    """Whoever begins in the middle of a log asks the book, and without one the log's beginning."""
+
+    fleet = Fleet()
+    batches = [fleet.batch(1, second) for second in (1, 3)]
+    facts = [
+        Entry.of_fact("node", id=1, name="host-1", host="h", machine="m", time=BEGIN),
+        *(Entry.of_fact("layout", id=str(n), text=t.decode()) for n, t in fleet.texts.items()),
+        Entry.of_fact("run", run=batches[0].run.hex(), node=1, time=BEGIN, version="7.1"),
+    ]
+    with Archive(str(tmp_path), layouts=fleet.layouts) as archive:
+        archive.commit([*facts, *(Entry.of_batch(batch, ()) for batch in batches)])
+        last = archive.accepted
+
+    if not has_book:
+        for path in tmp_path.glob("book.sqlite*"):
+            path.unlink()
+
+    found = names(everything(tmp_path, last - 1))
+
+    assert 13 + 3 == len(found)
+    assert any("gpulse_gpu_power_watts{gpu='0'" in name and "node='host-1'" in name for name in found)
+    assert any("gpulse_node_info" in name and "version='7.1'" in name for name in found)
+
+
+def test_numbers_that_nobody_can_explain_are_passed_over(tmp_path: Path) -> None:
+    """They are counted; what stands beside them is sent."""
+
+    fleet = Fleet()
+    write_log(tmp_path, fleet, range(1, 2), range(2), frames=2)
+    strange = PackedFrame(BEGIN * 1_000_000, 1, (Block(17, bytes(8)),)).to_bytes()
+    late = PackedFrame((1 << 42) * 1_000_000, 1, ()).to_bytes()
+    requests = reader(tmp_path)
+    batches = [
+        Batch(bytes(16), 1, 1, 1, 0, 0, strange),
+        Batch(bytes(16), 1, 2, 1, 0, 0, b"nonsense"),
+        Batch(bytes(16), 1, 3, 1, 0, 0, late),
+        fleet.batch(1, 5),
+    ]
+
+    parts = list(requests.parts([b"no fact", *batches]))
+
+    assert 13 == sum(part.samples for part in parts if part.layout)
+    assert requests.unreadable >= 2
+
+
+def test_what_hardly_changes_is_told_now_and_then_and_when_it_changed(tmp_path: Path) -> None:
+    """Every half minute, after another name was given, and when everything is to be told again."""
+
+    fleet = Fleet()
+    write_log(tmp_path, fleet, range(1, 2), range(2))
+    requests = reader(tmp_path)
+    renamed = fact_bytes("node", id=1, name="other", host="h", machine="m", time=BEGIN)
+
+    def told(entry: Batch | bytes) -> list[str]:
+        return [name for name in names(list(requests.parts([entry]))) if "node_info" in name]
+
+    seconds = range(INFO_MS // 1000 * 2 + 2)
+    assert [0, 30, 60] == [second for second in seconds if told(fleet.batch(1, second))]
+    assert [] == told(fleet.batch(1, 62))
+    requests.begin_again()
+    assert 1 == len(told(fleet.batch(1, 62)))
+    assert [] == told(renamed)
+    parts = list(requests.parts([fleet.batch(1, 63)]))
+    assert all("node='other'" in name for name in names(parts))
+    assert any("node_info" in name for name in names(parts))

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from gpulse.model.columns import BlockPacker, Layout, Row, unpack
+from gpulse.model.metric import CATALOGUE, Scope, Values
+from gpulse.model.series import labels_of
+from gpulse.store.remote.series_of import InfoTemplate, NodeWords, block_template
+from gpulse.store.remote.wire import (
+    LATEST_MS,
+    labels_bytes,
+    series_bytes,
+    series_labels,
+    shown_labels,
+    split_series,
+    time_bytes,
+)
+
+_TIME_MS = 1_767_225_600_123
+_GPUS: list[dict[str, Any]] = [
+    {"index": index, "uuid": f"GPU-{index}", "name": "NVIDIA H200", "facts": {"memory_total_bytes": 1 << 37}}
+    for index in range(3)
+]
+
+
+def read(request: bytes) -> dict[tuple[tuple[str, str], ...], tuple[int, float]]:
+    """What a request says, read as the protocol is defined: by labels the time and the value."""
+    found = {}
+    for number, series in fields(request):
+        assert number == 1
+        labels, samples = [], []
+        for kind, content in fields(series):
+            if kind == 1:
+                words = dict(fields(content))
+                labels.append((words[1].decode(), words[2].decode()))
+            else:
+                assert content[:1] == b"\x09"
+                assert content[9:10] == b"\x10"
+                samples.append((varint(content, 10)[0], struct.unpack("<d", content[1:9])[0]))
+        assert sorted(labels) == labels
+        assert len(samples) == 1
+        assert tuple(labels) not in found
+        found[tuple(labels)] = samples[0]
+    return found
+
+
+def fields(message: bytes) -> list[tuple[int, bytes]]:
+    """The fields of a message, each with a length."""
+    at, found = 0, []
+    while at < len(message):
+        tag, at = varint(message, at)
+        assert tag & 7 == 2
+        length, at = varint(message, at)
+        found.append((tag >> 3, message[at : at + length]))
+        at += length
+    return found
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of protobuf."""
+    number = shift = 0
+    while True:
+        number |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return number, at
+
+
+def packed(scope: Scope, subjects: list[dict[str, Any]], rows: list[Row]) -> tuple[Layout, bytes]:
+    """A block of readings."""
+    packer = BlockPacker(scope)
+    packer.pack(subjects, [(dict.fromkeys(CATALOGUE[scope], 1), {}) for _ in subjects])  # all columns
+    block, _ = packer.pack(subjects, rows)
+    return packer.layout, block.numbers
+
+
+def expected(
+    layout: Layout, numbers: bytes, node: str
+) -> dict[tuple[tuple[str, str], ...], tuple[int, float]]:
+    """What a request has to say, from the block's own reading."""
+    found = {}
+    for subject, values in zip(layout.subjects, unpack(layout, numbers), strict=True):
+        for name, value in values.items():
+            labels = {"__name__": f"gpulse_{layout.scope}_{name}", **labels_of(layout.scope, node, subject)}
+            found[tuple(sorted(labels.items()))] = _TIME_MS, float(value)
+    return found
+
+
+@pytest.mark.parametrize("known", [(0, 1, 2), (1,), ()])
+def test_a_block_becomes_the_samples_that_it_holds(known: tuple[int, ...]) -> None:
+    """Every value that is known is there with its labels and time, and no other: also the second time, and the third."""
+
+    every: Values = {name: 17 + place for place, name in enumerate(CATALOGUE["gpu"])}
+    rows: list[Row] = [(every if gpu in known else {"power_watts": 71.25}, {}) for gpu in range(3)]
+    layout, numbers = packed("gpu", _GPUS, rows)
+    template = block_template(layout, "node-1", {})
+    assert template is not None
+
+    for _ in range(3):
+        request, samples = template.request(numbers, time_bytes(_TIME_MS))
+
+        assert expected(layout, numbers, "node-1") == read(request)
+        assert len(read(request)) == samples
+
+
+def test_what_was_known_in_another_block_is_not_sent_again() -> None:
+    """Values that come and go leave nothing behind in prepared requests."""
+
+    layout, full = packed("gpu", _GPUS, [({"power_watts": 1.0, "energy_joules_total": 5.5}, {})] * 3)
+    template = block_template(layout, "n", {})
+    assert template is not None
+    blocks = [full]
+    for gone in range(6):
+        rows: list[Row] = [
+            ({"power_watts": 2.0 + gone} if gpu != gone % 3 else {"temperature_celsius": gone}, {})
+            for gpu in range(3)
+        ]
+        blocks.append(packed("gpu", _GPUS, rows)[1])
+
+    for numbers in [*blocks, *reversed(blocks)]:
+        assert expected(layout, numbers, "n") == read(template.request(numbers, time_bytes(_TIME_MS))[0])
+
+
+def test_what_comes_and_goes_gets_no_series() -> None:
+    """Interfaces of containers and columns of newer agents are left out of a block."""
+
+    links = [
+        {"name": "eth0", "kind": "ethernet", "up": True},
+        {"name": "veth1a2b", "kind": "virtual", "up": True},
+    ]
+    layout, numbers = packed("network", links, [({"rx_bytes_total": 5}, {}), ({"rx_bytes_total": 7}, {})])
+    template = block_template(layout, "n", {"cluster": "a"})
+    assert template is not None
+
+    labels = (
+        ("__name__", "gpulse_network_rx_bytes_total"),
+        ("cluster", "a"),
+        ("interface", "eth0"),
+        ("node", "n"),
+    )
+    assert {labels: (_TIME_MS, 5.0)} == read(template.request(numbers, time_bytes(_TIME_MS))[0])
+    newer = layout._replace(
+        wide=tuple(column._replace(name="of_tomorrow") for column in layout.wide), narrow=()
+    )
+    assert None is block_template(newer, "n", {})
+
+
+def test_two_subjects_of_one_name_make_one_series() -> None:
+    """A mount point that is there twice is the one that was mounted last, since an engine takes only one."""
+
+    mounts = [{"mount_point": "/data", "device": "nfs", "type": "nfs4"}] * 2
+    layout, numbers = packed("filesystem", mounts, [({"used_bytes": 1}, {}), ({"used_bytes": 2}, {})])
+    template = block_template(layout, "n", {})
+    assert template is not None
+
+    assert [2.0] == [value for _, value in read(template.request(numbers, time_bytes(_TIME_MS))[0]).values()]
+
+
+def test_a_block_of_another_length_is_refused() -> None:
+    """Numbers that do not belong to a layout never become samples."""
+
+    layout, numbers = packed("host", [{}], [({"cpu_utilization_ratio": 0.5}, {})])
+    template = block_template(layout, "n", {})
+    assert template is not None
+
+    with pytest.raises(ValueError, match="where"):
+        template.request(numbers[:-4], time_bytes(_TIME_MS))
+
+
+def test_hostile_text_is_harmless_in_labels() -> None:
+    """Names of any length, with any character, stay labels of valid UTF-8; those without a value do not exist."""
+
+    texts = {"a": "\ud800x", "b": "ü" * 5000, "c": "", "d": 'quote" \\ \n \x00'}
+    labels = labels_bytes(texts)
+
+    found = dict(next(iter(read(series_bytes(labels)))))
+    assert ["a", "b", "d"] == list(found)
+    assert ("?x", "ü" * 1000, texts["d"]) == tuple(found.values())
+
+
+@pytest.mark.parametrize("time_ms", [0, 1, 1 << 35, _TIME_MS, LATEST_MS])
+def test_times_are_always_as_long(time_ms: int) -> None:
+    """Six bytes hold every time up to the year 2109."""
+
+    assert (time_ms, 6) == varint(time_bytes(time_ms), 0)
+
+
+def test_a_request_is_taken_apart_where_it_was_put_together() -> None:
+    """Series of any length are found again, and their labels can be read."""
+
+    series = [series_bytes(labels_bytes({"__name__": "x", "node": "n" * length})) for length in (1, 90, 300)]
+
+    assert series == list(split_series(b"".join(series)))
+    assert "x{node='n'}" == shown_labels(series_labels(series[0]))
+
+
+def test_what_hardly_changes_is_told_with_it() -> None:
+    """A node, its GPUs and their facts are series of their own; a fact that is measured too is not sent twice."""
+
+    layout, _ = packed("gpu", _GPUS[:1], [({}, {})])
+    layout = layout._replace(wide=tuple(c for c in layout.wide if c.name != "memory_total_bytes"))
+    node = NodeWords("node-1", "host-1", "m1", {"driver": "580.1", "numa_cpus": ["0-3"], "unheard_of": 1})
+
+    found = read(InfoTemplate(node, "1.2", layout, {}).request(time_bytes(_TIME_MS)))
+
+    names = [dict(labels)["__name__"] for labels in found]
+    assert ["gpulse_node_info", "gpulse_gpu_info", "gpulse_gpu_memory_total_bytes"] == names
+    assert {
+        "driver": "580.1",
+        "host": "host-1",
+        "machine": "m1",
+        "node": "node-1",
+        "version": "1.2",
+    }.items() <= dict(next(iter(found))).items()
+    assert [(_TIME_MS, 1.0), (_TIME_MS, 1.0), (_TIME_MS, float(1 << 37))] == list(found.values())
