@@ -7,10 +7,19 @@ from collections import Counter
 
 import pytest
 
-from gpulse.export.prometheus import Exposed, exposition, stale_after
+from gpulse.export.prometheus import own
+from gpulse.export.prometheus.exposed import Exposed, stale_after
+from gpulse.export.prometheus.page import exposition
+from gpulse.export.prometheus.text import accepts_gzip
 from gpulse.model.device import Device, Node
-from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.finding import Finding
+from gpulse.model.frame import CgroupReading, FilesystemReading, Frame, GpuReading, NetworkReading
+from gpulse.model.health import Health
+from gpulse.model.job import Job
 from gpulse.model.metric import CATALOGUE
+from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
+from gpulse.model.series import gpu_info
+from gpulse.model.xid import Xid, XidLedger
 from gpulse.sources.simulated import DemoMachine
 
 NOW = 1_767_225_600.0
@@ -99,7 +108,7 @@ def test_old_values_are_left_out() -> None:
     late = text(nodes, NOW + 10.1)
     assert "gpulse_gpu_" not in late
     assert 'gpulse_up{node="alpha"} 0' in late
-    assert 'gpulse_frame_age_seconds{node="alpha"} 10.100' in late
+    assert 'gpulse_frame_age_seconds{node="alpha"} 10.1\n' in late
     assert "gpulse_gpu_" in text(nodes, NOW + 49, interval=10.0)
     assert 10.0 == stale_after(0.1)
 
@@ -127,7 +136,7 @@ def test_labels_are_escaped() -> None:
 def test_what_is_unknown_is_absent(value: float) -> None:
     """A number that is none has no line, and a family without lines no title."""
 
-    assert "gpulse_gpu" not in text([Exposed("a", small("x", value))])
+    assert "gpulse_gpu_gpu" not in text([Exposed("a", small("x", value))])
 
 
 def test_ten_thousand_gpus_come_in_small_pieces() -> None:
@@ -150,3 +159,240 @@ def test_ten_thousand_gpus_come_in_small_pieces() -> None:
         gc.enable()
     assert 10_000 == lines
     assert longest < 0.05
+
+
+def samples(written: str, family: str) -> dict[tuple[tuple[str, str], ...], float]:
+    """The samples of a family, by their labels in order."""
+    found = {}
+    for line in written.splitlines():
+        match = SAMPLE.fullmatch(line)
+        if match is not None and match[1] == family:
+            found[tuple(re.findall(r'([a-z_]+)="([^"]*)"', match[2] or ""))] = float(match[3])
+    return found
+
+
+def test_who_and_what_a_node_is() -> None:
+    """Nodes and GPUs are described by labels, the same that an engine gets."""
+
+    frame = demo()
+    written = text([Exposed("alpha", frame, host="alpha.example", machine="m1", version="9")])
+
+    [(labels, value)] = samples(written, "gpulse_node_info").items()
+    known = dict(labels)
+    assert 1 == value
+    assert ("alpha", "alpha.example", "m1", "9", frame.node.driver) == tuple(
+        known[name] for name in ("node", "host", "machine", "version", "driver")
+    )
+    infos = [dict(labels) for labels in samples(written, "gpulse_gpu_info")]
+    assert [gpu_info("alpha", gpu.device) for gpu in frame.gpus] == infos
+
+
+def test_scopes_without_end_are_no_series() -> None:
+    """Control groups, loopback and interfaces of containers are left out; a mount that is listed twice is told once."""
+
+    kinds = ("ethernet", "infiniband", "virtual", "loopback")
+    disk = FilesystemReading("/data", "/dev/sda1", "ext4", None, None, {"size_bytes": 5})
+    frame = Frame(
+        NOW,
+        NOW,
+        Node("x"),
+        filesystems=(disk, disk),
+        network=tuple(
+            NetworkReading(f"{kind}0", kind, True, {"rx_bytes_total": 1, "link_bits_per_second": 8000})
+            for kind in kinds
+        ),
+        cgroups=(CgroupReading("/a", {"memory_used_bytes": 1}),),
+    )
+    written = text([Exposed("a", frame)])
+
+    links = [dict(labels)["interface"] for labels in samples(written, "gpulse_network_rx_bytes_total")]
+    assert ["ethernet0", "infiniband0"] == links
+    assert {1000.0} == set(samples(written, "gpulse_network_link_bytes_per_second").values())
+    assert "cgroup" not in written
+    assert 1 == written.count("gpulse_filesystem_size_bytes{")
+
+
+@pytest.mark.parametrize("dcgm_names", [False, True])
+def test_ten_thousand_short_processes_add_no_series(dcgm_names: bool) -> None:
+    """However many programs come and go, the series are those of their jobs and users."""
+
+    frame = demo()
+    owner = Owner(user="ada", job="slurm:4711")
+
+    def series(pids: range) -> set[str]:
+        processes = tuple(
+            ProcessReading(
+                ProcessIdentity(pid, name=f"p{pid}", owner=owner._replace(container=f"{pid:012x}")), "R", {}
+            )
+            for pid in pids
+        )
+        gpus = tuple(
+            gpu._replace(processes=tuple(GpuProcess(pid, "compute", pid) for pid in pids))
+            for gpu in frame.gpus
+        )
+        pieces = exposition(
+            [Exposed("a", frame._replace(gpus=gpus, processes=processes))],
+            now=NOW,
+            interval_seconds=1.0,
+            version="1",
+            dcgm_names=dcgm_names,
+        )
+        return {line.rpartition(" ")[0] for line in "".join(pieces).splitlines()}
+
+    assert series(range(1, 2)) == series(range(1000, 11_000))
+
+
+def test_who_holds_a_gpu() -> None:
+    """Jobs with their users, people without a job, and jobs that were given a GPU and run nothing on it."""
+
+    device = Device(0, "GPU-0", "X")
+    owners = [Owner(user="ada", job="slurm:1"), Owner(user="ada", job="slurm:1"), Owner(user="bob"), Owner()]
+    processes = tuple(
+        ProcessReading(ProcessIdentity(pid, owner=owner), "R", {}) for pid, owner in enumerate(owners, 1)
+    )
+    held = tuple(GpuProcess(process.pid, "compute") for process in processes)
+    frame = Frame(
+        NOW,
+        NOW,
+        Node("x"),
+        (
+            GpuReading(device, {}, held),
+            GpuReading(device._replace(index=1, uuid="GPU-1"), {}, ()),
+            GpuReading(device._replace(index=2, uuid="GPU-2"), {}),
+        ),
+        processes=processes,
+        jobs=(Job("slurm:1", "ada", gpus=("GPU-0",)), Job("slurm:2", "eve", gpus=("GPU-1",))),
+    )
+    written = text([Exposed("a", frame)])
+
+    jobs = [dict(labels) for labels in samples(written, "gpulse_gpu_job_info")]
+    assert [("0", "slurm:1", "ada"), ("0", "", "bob"), ("1", "slurm:2", "eve")] == [
+        (job["gpu"], job["job"], job["user"]) for job in jobs
+    ]
+    counts = samples(written, "gpulse_gpu_processes")
+    assert [("0", 4), ("1", 0)] == [(dict(labels)["gpu"], count) for labels, count in counts.items()]
+
+
+def test_findings_are_series_only_as_ours_are() -> None:
+    """What an agent calls a finding is believed when it looks like one, and there are never many of them."""
+
+    good = {"id": "gpu_fault", "family": "fault", "severity": "critical", "confidence": 0.9, "label": "3"}
+    wrong = [
+        {**good, "id": "Anything\nat all"},
+        {**good, "id": 5},
+        {**good, "family": "made_up"},
+        {**good, "severity": "worst"},
+        {**good, "confidence": "high"},
+        {},
+    ]
+    many = [{**good, "id": f"f{number}"} for number in range(1000)]
+    mine = Finding("thin_kernels", "gpu_use", "medium", 0.7, "…")
+    frame = small("x")
+
+    found = samples(text([Exposed("a", frame, findings=[*wrong, good, mine])]), "gpulse_finding")
+    assert {
+        (
+            ("node", "a"),
+            ("gpu", "3"),
+            ("finding", "gpu_fault"),
+            ("family", "fault"),
+            ("severity", "critical"),
+        ): 0.9,
+        (
+            ("node", "a"),
+            ("gpu", ""),
+            ("finding", "thin_kernels"),
+            ("family", "gpu_use"),
+            ("severity", "medium"),
+        ): 0.7,
+    } == found
+    assert 64 == len(samples(text([Exposed("a", frame, findings=many)]), "gpulse_finding"))
+
+
+def test_problems_are_counted_by_reason() -> None:
+    """Several GPUs that are lost are one series; what a machine simply cannot say is no problem."""
+
+    lost = Health("nvml", "gpu_lost", "gone", NOW, "gpu 1")
+    frame = small("x")._replace(
+        health=(
+            lost,
+            lost._replace(subject="gpu 2"),
+            Health("gpm", "not_supported", "", NOW),
+            lost._replace(code="nonsense"),  # type: ignore[arg-type]
+            lost._replace(source='x"y'),
+        )
+    )
+
+    assert {(("node", "a"), ("source", "nvml"), ("code", "gpu_lost")): 2.0} == samples(
+        text([Exposed("a", frame)]), "gpulse_health_problems"
+    )
+
+
+def test_slower_readings_have_their_age() -> None:
+    """Readings with a period of their own say how old they are."""
+
+    gpu = GpuReading(Device(0, "GPU-1", "X"), {"power_watts": 1.0}, read_at={"slow": NOW - 20, "gpm": NOW})
+    ages = samples(
+        text([Exposed("a", Frame(NOW, NOW, Node("x"), (gpu,)))], NOW + 1), "gpulse_gpu_reading_age_seconds"
+    )
+
+    assert {"slow": 21.0, "gpm": 1.0} == {dict(labels)["group"]: age for labels, age in ages.items()}
+
+
+def test_xids_are_counted_by_code() -> None:
+    """Each code of a GPU is a counter with the time it was last seen."""
+
+    ledger = XidLedger()
+    ledger.add(Xid("GPU-1", "0", 79, 1, NOW - 5))
+    ledger.add(Xid("GPU-1", "0", 31, 4, NOW - 9))
+    ledger.add(Xid("GPU-1", "0", 31, 2, NOW - 7))
+    ledger.add(Xid("GPU-elsewhere", "0", 31, 2, NOW - 7))
+    written = text([Exposed("a", small("x"), xids=ledger)])
+
+    totals = {
+        dict(labels)["xid"]: value for labels, value in samples(written, "gpulse_gpu_xid_total").items()
+    }
+    assert {"31": 6.0, "79": 1.0} == totals
+    seen = samples(written, "gpulse_gpu_xid_last_seen_timestamp_seconds")
+    assert {"31": NOW - 7, "79": NOW - 5} == {dict(labels)["xid"]: value for labels, value in seen.items()}
+
+
+def test_a_heads_own_numbers() -> None:
+    """From its status document; what that does not say is not there."""
+
+    status = {
+        "frames_received": 12,
+        "connected_clients": ["a", "b"],
+        "nodes": [{"state": "healthy"}, {"state": "lost"}, {"state": "healthy"}],
+        "missing_nodes": ["c"],
+        "active_sessions": [],
+        "storage": {"state": "failing", "log_bytes": 5, "free_bytes": 7, "waiting_bytes": 3},
+        "remote": {"state": "failing", "samples_total": 100, "lost_total": 0, "waiting_seconds": None},
+    }
+    written = "".join(exposition([], now=NOW, interval_seconds=1.0, version="1", more=own.of_head(status)))
+
+    numbers = dict(re.findall(r"^gpulse_head_(\S+) (\S+)$", written, re.MULTILINE))
+    assert {
+        "frames_received_total": "12",
+        "streams": "2",
+        'nodes{state="healthy"}': "2",
+        'nodes{state="late"}': "0",
+        'nodes{state="lost"}': "1",
+        "nodes_missing": "1",
+        "sessions_active": "0",
+        "storage_up": "0",
+        'storage_bytes{part="log"}': "5",
+        "storage_free_bytes": "7",
+        "commit_waiting_bytes": "3",
+        "remote_up": "0",
+        "remote_samples_total": "100",
+        "remote_lost_total": "0",
+    } == numbers
+
+
+def test_gzip_is_taken_from_who_offers_it() -> None:
+    """As the header says, and not otherwise."""
+
+    yes = ("gzip", "deflate, gzip;q=0.5", "*", "GZIP")
+    no = (None, "", "deflate", "gzip;q=0", "gzip; q=0.0", "identity")
+    assert [True] * 4 + [False] * 6 == [accepts_gzip(header) for header in (*yes, *no)]

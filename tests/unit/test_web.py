@@ -236,7 +236,7 @@ async def test_metrics_and_health(local: httpx.AsyncClient, head: FakeHead) -> N
 async def test_nothing_beyond_loopback_without_the_token(remote: httpx.AsyncClient, head: FakeHead) -> None:
     """Every path of every operation, and all others, answer 401 and nothing else to strangers."""
 
-    paths = [path.replace("{name}", "one") for operation in OPERATIONS for path in operation.paths]
+    paths = [path.replace("{name}", "one").replace("{job}", "7") for operation in OPERATIONS for path in operation.paths]
     for path in [
         *paths,
         "/openapi.json",

@@ -142,13 +142,13 @@ def _panels(seconds: Sequence[Second]) -> Iterator[Panel]:
         _curve("to the GPU", BLUE, seconds, lambda s: s.mean("pcie_rx_bytes_per_second")),
         _curve("from the GPU", ORANGE, seconds, lambda s: s.mean("pcie_tx_bytes_per_second")),
     )
-    yield _scaled("PCIe", copies, rate, least=1e6)
+    yield scaled("PCIe", copies, rate, least=1e6)
     yield Panel("Power and memory", _known(*_levels(seconds)), 1.0, share, quarters)
     cores = _known(
         _curve("the program", BLUE, seconds, lambda s: s.cores),
         _curve("its workers", ORANGE, seconds, _worker_cores),
     )
-    yield _scaled("CPUs in use", cores, lambda value: f"{value:.3g}", least=1.0)
+    yield scaled("CPUs in use", cores, lambda value: f"{value:.3g}", least=1.0)
 
 
 def _worker_cores(second: Second) -> float | None:
@@ -182,7 +182,8 @@ def _part(name: str, whole: float) -> Callable[[Second], float | None]:
     return part
 
 
-def _scaled(title: str, curves: tuple[Curve, ...], written: Callable[[float], str], least: float) -> Panel:
+def scaled(title: str, curves: tuple[Curve, ...], written: Callable[[float], str], least: float) -> Panel:
+    """Curves on an axis that is as high as they are, and never lower than that."""
     highest = max([least, *(curve.highest for curve in curves)])
     step = _round_step(highest / 4)
     count = -(-highest // step)

@@ -67,6 +67,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
             for group in frame.cgroups
         ],
         "descendants": [process_document(snapshot, p) for p in frame.processes if not p.on_gpu],
+        "jobs": [{**job._asdict(), "gpus": list(job.gpus)} for job in frame.jobs],
         "findings": [finding.to_dict() for finding in snapshot.findings],
         "health": [health_document(health) for health in frame.health],
     }

@@ -30,7 +30,7 @@ def html(drawn: Sequence[Chart], diagnosis: Diagnosis) -> str:
     """The whole page. Every text that is not our own is escaped."""
     body = [f"<h1>{_safe(diagnosis.verdict)}</h1>", f'<p class="quiet">{_safe(window_words(diagnosis))}</p>']
     for chart in drawn:
-        body += [f"<h2>{_safe(chart.title)}</h2>", *_svg(chart)]
+        body += [f"<h2>{_safe(chart.title)}</h2>", *svg(chart)]
     if diagnosis.findings:
         body.append("<h2>Findings</h2>")
         for finding in diagnosis.findings:
@@ -83,7 +83,8 @@ def _finding(finding: Finding) -> Iterator[str]:
         yield "</ul>"
 
 
-def _svg(chart: Chart) -> Iterator[str]:
+def svg(chart: Chart) -> Iterator[str]:
+    """Curves, and above them the findings, as a picture in a page."""
     lanes = len(chart.marks) * _LANE
     height = lanes + len(chart.panels) * (_HEAD + _PANEL) + _FOOT
     yield f'<svg viewBox="0 0 {_WIDE} {height}" role="img">'

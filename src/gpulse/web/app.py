@@ -19,10 +19,9 @@ from gpulse.cluster.api.interface import Download, HeadInterface
 from gpulse.cluster.api.operations import OPERATIONS, Operation, call, fetch
 from gpulse.cluster.security import Access
 from gpulse.errors import GpulseError, UsageError
-from gpulse.export.prometheus import CONTENT_TYPE, Exposed, exposition
-from gpulse.web import openapi
+from gpulse.web import metrics, openapi
 from gpulse.web.access import Door
-from gpulse.web.answer import drain, json_response, read, refused, without_holding
+from gpulse.web.answer import drain, json_response, read, refused
 from gpulse.web.dashboard import Dashboard
 from gpulse.web.live import MOST_CONNECTIONS, Live
 from gpulse.web.negotiate import prefers_html
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 Answer = Callable[[Request], Awaitable[Response]]
 _DRAIN_KNOWN = 256_000_000
-_USUAL_INTERVAL_MS = 1000
 
 
 def make_app(
@@ -43,6 +41,7 @@ def make_app(
     clock: Callable[[], float] = time.time,
     dashboard: Dashboard | None = None,
     most_live: int = MOST_CONNECTIONS,
+    dcgm_names: bool = False,
 ) -> ASGIApp:
     """The application.
 
@@ -52,6 +51,7 @@ def make_app(
         clock: The head's clock, in epoch seconds.
         dashboard: What `GET /` shows to who prefers HTML, and its files; that of this package when left out.
         most_live: How many live streams may be open at once.
+        dcgm_names: Serve `/metrics` under DCGM's names, not under ours.
     """
     shown = dashboard or Dashboard()
     table: dict[str, dict[str, Answer]] = {}
@@ -59,9 +59,7 @@ def make_app(
         for path in operation.paths:
             table.setdefault(path, {})[operation.method] = _answering(head, operation, clock)
     table["/"]["GET"] = _negotiated(table["/"]["GET"], shown.page)
-    table["/metrics"] = {"GET": _metrics(head, clock)}
-    table["/-/healthy"] = {"GET": _healthy}
-    table["/-/ready"] = {"GET": _ready(head)}
+    table.update(metrics.routes(head, clock, dcgm_names=dcgm_names))
     table["/openapi.json"] = table["/api/v1/openapi.json"] = {"GET": _described}
     app = Starlette(
         routes=[
@@ -168,35 +166,6 @@ async def _close(pieces: AsyncIterator[bytes]) -> None:
     close = getattr(pieces, "aclose", None)
     if close is not None:
         await close()
-
-
-def _metrics(head: HeadInterface, clock: Callable[[], float]) -> Answer:
-    async def answer(request: Request) -> Response:
-        headers = {"Content-Type": CONTENT_TYPE}
-        if request.method == "HEAD":
-            return Response(headers=headers)
-        nodes = [Exposed(node.name, node.frame) for node in head.live()]
-        interval = float(head.status().get("freq") or _USUAL_INTERVAL_MS) / 1000
-        pieces = exposition(nodes, now=clock(), interval_seconds=interval, version=__version__)
-        return StreamingResponse(without_holding(pieces), headers=headers)
-
-    return answer
-
-
-async def _healthy(_request: Request) -> Response:
-    return await json_response({"status": "ok", "version": __version__})
-
-
-def _ready(head: HeadInterface) -> Answer:
-    async def answer(_request: Request) -> Response:
-        storage = head.status().get("storage") or {}
-        if storage.get("state", "ok") == "ok":
-            return await json_response({"status": "ok"})
-        return refused(
-            503, f"the head cannot store anything: {storage.get('error')}", "make room on its disk"
-        )
-
-    return answer
 
 
 async def _described(_request: Request) -> Response:

@@ -38,6 +38,7 @@ async def open_frontend(
     tls: TlsFiles | None,
     clock: Callable[[], float],
     theme_dir: str | None = None,
+    dcgm_names: bool = False,
 ) -> HttpFrontend:
     """Serve a head, and return once connections are taken.
 
@@ -45,7 +46,7 @@ async def open_frontend(
         GpulseError: The port cannot be listened on.
     """
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = make_app(head, access, clock=clock, dashboard=Dashboard(theme_dir))
+    app = make_app(head, access, clock=clock, dashboard=Dashboard(theme_dir), dcgm_names=dcgm_names)
     task = asyncio.create_task(serve(app, host=host, port=port, tls=tls, ready=ready.set_result))
     waiting: list[asyncio.Future[Any]] = [task, ready]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -27,7 +27,7 @@ class Shown(NamedTuple):
     def of(cls, node: LiveNode) -> Shown:
         """A node as it is now."""
         time = None if node.frame is None else node.frame.time
-        return cls(node.state, node.connected, time, tuple(device.uuid for device in node.devices))
+        return cls(node.state, node.connected or node.elsewhere, time, tuple(device.uuid for device in node.devices))
 
 
 class Sent(NamedTuple):
@@ -99,7 +99,7 @@ def _document(node: LiveNode, wanted: Wish) -> dict[str, Any]:
     document: dict[str, Any] = {
         "node": node.name,
         "state": node.state,
-        "connected": node.connected,
+        "connected": node.connected or node.elsewhere,
         "time": None if frame is None else frame.time,
         "seen": round(node.seen, 3),
         "values": {},

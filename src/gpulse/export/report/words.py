@@ -11,9 +11,9 @@ from gpulse.export.report.gaps import Absence, Gap
 from gpulse.export.report.model import Report
 from gpulse.export.report.moments import epoch
 from gpulse.export.session.quantities import BYTES, Quantity
+from gpulse.model import units
 from gpulse.model.units import UNKNOWN, duration, rate
 
-_WATT_HOUR = 3600.0
 _MOST_GPUS_NAMED = 6
 
 
@@ -52,12 +52,7 @@ def value(quantity: Quantity, number: float | None, *, short: bool = False) -> s
 
 def energy(joules: float | None) -> str:
     """Energy in watt-hours, as bills have it."""
-    if joules is None:
-        return UNKNOWN
-    hours = joules / _WATT_HOUR
-    if hours >= 1000:
-        return f"{hours / 1000:.3g} kWh" if hours < 1e6 else f"{hours / 1000:,.0f} kWh"
-    return f"{hours:.0f} Wh" if hours >= 10 else f"{hours:.2g} Wh"
+    return units.energy(joules)
 
 
 def availability(ratio: float) -> str:

@@ -1,0 +1,88 @@
+"""What a scrape shows of a node: its newest frame while that is fresh, and who holds its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpulse.model.finding import Finding
+from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.metric import Values
+from gpulse.model.process import Owner
+from gpulse.model.xid import XidLedger
+
+STALE_SECONDS = 10.0
+_STALE_INTERVALS = 5
+_MOST_HOLDERS = 16
+"""Of one GPU: each is a series."""
+
+
+class Exposed(NamedTuple):
+    """One node and the newest frame of it, if any came."""
+
+    name: str
+    frame: Frame | None
+    findings: Sequence[Finding | Mapping[str, Any]] = ()
+    xids: XidLedger | None = None
+    host: str = ""
+    machine: str = ""
+    version: str = ""
+    """Of the gpulse that watches it."""
+
+
+class Fresh(NamedTuple):
+    """A node whose newest frame may be shown."""
+
+    node: Exposed
+    frame: Frame
+
+
+class Holder(NamedTuple):
+    """On whose behalf something holds a GPU."""
+
+    job: str | None = None
+    user: str | None = None
+    pod: str | None = None
+    container: str | None = None
+
+
+def known(gpu: GpuReading) -> Values:
+    """The readings of a GPU and the facts of its device as one table."""
+    return {**gpu.device.facts, **gpu.values}
+
+
+def stale_after(interval_seconds: float) -> float:
+    """How old a frame may be whose values are still served."""
+    return max(STALE_SECONDS, _STALE_INTERVALS * interval_seconds)
+
+
+def fresh(nodes: Sequence[Exposed], *, now: float, interval_seconds: float) -> list[Fresh]:
+    """The nodes whose newest frame is young enough to pass for the present."""
+    limit = stale_after(interval_seconds)
+    return [
+        Fresh(node, node.frame) for node in nodes if node.frame is not None and now - node.frame.time <= limit
+    ]
+
+
+def holders(frame: Frame) -> dict[str, list[Holder]]:
+    """By UUID who holds a GPU now: jobs, people, pods, never single processes, and no more than a few."""
+    owners = {process.pid: process.identity.owner for process in frame.processes}
+    found: dict[str, dict[Holder, None]] = {}
+    for gpu in frame.gpus:
+        for process in gpu.processes or ():
+            holder = _holder(owners.get(process.pid))
+            if holder is not None:
+                found.setdefault(gpu.device.uuid, {})[holder] = None
+    for job in frame.jobs:
+        for uuid in job.gpus:
+            here = found.setdefault(uuid, {})
+            if all(holder.job != job.id for holder in here):
+                here[Holder(job.id, job.user)] = None
+    return {uuid: list(here)[:_MOST_HOLDERS] for uuid, here in found.items()}
+
+
+def _holder(owner: Owner | None) -> Holder | None:
+    if owner is None or not (owner.job or owner.user or owner.pod):
+        return None
+    # A container that no pod is known of is a thing of a moment, as a process is.
+    return Holder(owner.job, owner.user, owner.pod, owner.container if owner.pod else None)

@@ -1,0 +1,251 @@
+"""Readings under our own names: the catalogue's, with the labels that an engine gets too."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from gpulse.export.prometheus.exposed import Exposed, Fresh, holders, known
+from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Family, Kind, spelled, title, written
+from gpulse.model import series
+from gpulse.model.device import Node
+from gpulse.model.finding import SEVERITIES
+from gpulse.model.finding import Family as FindingFamily
+from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.health import Code
+from gpulse.model.metric import CATALOGUE, Metric, Scope, Value, Values
+from gpulse.model.xid import Counted
+
+_NODES_A_TURN = 25
+_MOST_FINDINGS = 64
+"""Of one node: each is a series."""
+_WORD = re.compile(r"[a-z0-9_]{1,64}")
+_CODES = frozenset(get_args(Code))
+_FAMILIES = frozenset(get_args(FindingFamily))
+
+_Labels = dict[str, str]
+_Samples = Iterator[tuple[Mapping[str, str], Value | None]]
+
+
+class _Subject(NamedTuple):
+    """A GPU, a disk, a host: its labels as they are written, and its readings."""
+
+    labels: str
+    values: Values
+
+
+class _Gpu(NamedTuple):
+    """A GPU with its node, and the labels of its series."""
+
+    labels: Mapping[str, str]
+    node: Exposed
+    reading: GpuReading
+
+
+def pieces(nodes: Sequence[Fresh], now: float) -> Iterator[str]:
+    """All that is known of some nodes, in pieces (some of them empty), so that others get their turn."""
+    gpus: list[_Gpu] = []
+    for scope in series.EXPOSED:
+        subjects: dict[str, _Subject] = {}
+        names: set[str] = set()
+        for count, node in enumerate(nodes, 1):
+            if scope == "gpu":
+                gpus += _gpus(node)
+            for labels, values in _subjects(scope, node):
+                shown = spelled(labels)
+                subjects.setdefault(shown, _Subject(shown, values))
+                names.update(values)
+            if count % _NODES_A_TURN == 0:
+                yield ""
+        for metric in CATALOGUE[scope].values():
+            if metric.name in names and metric.unit != "bits/second":
+                yield from _family(metric, list(subjects.values()))
+    yield from written(_others(nodes, gpus, now))
+
+
+def _family(metric: Metric, subjects: Sequence[_Subject]) -> Iterator[str]:
+    """All samples of one metric; nothing at all when nobody has it."""
+    name, key = metric.prometheus, metric.name
+    lines: list[str] = []
+    kind: Kind = "counter" if metric.kind == "counter" else "gauge"
+    head = title(name, kind, metric.help)
+    for count, (labels, values) in enumerate(subjects, 1):
+        value = values.get(key)
+        if value is not None and math.isfinite(value):
+            lines.append(f"{name}{labels} {value}\n")
+        if count % SAMPLES_A_PIECE == 0:
+            yield head + "".join(lines) if lines else ""
+            head = "" if lines else head
+            lines.clear()
+    yield head + "".join(lines) if lines else ""
+
+
+def _subjects(scope: Scope, fresh: Fresh) -> Iterator[tuple[Mapping[str, str], Values]]:
+    name, frame = fresh.node.name, fresh.frame
+    if scope == "gpu":
+        for gpu in frame.gpus:
+            yield series.labels_of(scope, name, _fields(gpu.device)), known(gpu)
+        return
+    if scope == "host":
+        if frame.host is not None:
+            yield series.labels_of(scope, name, {}), frame.host.values
+        return
+    readings: Mapping[Scope, Sequence[Any]] = {
+        "disk": frame.disks,
+        "filesystem": frame.filesystems,
+        "network": frame.network,
+    }
+    for reading in readings[scope]:
+        subject = _fields(reading)
+        if series.is_exposed(scope, subject):
+            yield series.labels_of(scope, name, subject), reading.values
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = record._asdict()
+    return fields
+
+
+def _others(nodes: Sequence[Fresh], gpus: Sequence[_Gpu], now: float) -> Iterator[Family]:
+    """What is no reading of the catalogue."""
+    yield Family(series.NODE_INFO, "gauge", "What a node is; always 1", _node_infos(nodes))
+    yield Family(series.GPU_INFO, "gauge", "What a GPU is; always 1", _gpu_infos(nodes))
+    yield Family(
+        "gpulse_network_link_bytes_per_second",
+        "gauge",
+        "Speed of the link",
+        _link_speeds(nodes),
+    )
+    yield Family(
+        "gpulse_gpu_processes", "gauge", "Processes that hold the GPU; absent when unknown", _processes(gpus)
+    )
+    yield Family(
+        "gpulse_gpu_job_info",
+        "gauge",
+        "Who holds the GPU now: the scheduler's job (empty without one) and its user; always 1",
+        _jobs(nodes),
+    )
+    yield Family(
+        "gpulse_gpu_reading_age_seconds",
+        "gauge",
+        "Time since the readings of a group that has a period of its own were taken",
+        _ages(gpus, now),
+    )
+    yield Family(
+        "gpulse_gpu_xid_total",
+        "counter",
+        "Xid errors of the GPU, by code",
+        ((labels, counted.errors) for labels, counted in _xids(gpus)),
+    )
+    yield Family(
+        "gpulse_gpu_xid_last_seen_timestamp_seconds",
+        "gauge",
+        "When an Xid error of this code was last seen, in epoch seconds",
+        ((labels, round(counted.time, 3)) for labels, counted in _xids(gpus)),
+    )
+    yield Family(
+        "gpulse_finding",
+        "gauge",
+        "What is wrong now (gpulse explain FINDING), and how sure that is",
+        _findings(nodes),
+    )
+    yield Family(
+        "gpulse_health_problems",
+        "gauge",
+        "Things that could not be read, by source and reason",
+        _problems(nodes),
+    )
+
+
+def _node_infos(nodes: Sequence[Fresh]) -> _Samples:
+    for node, frame in nodes:
+        named: Node = frame.node._replace(name=node.name)
+        yield series.node_info(named, host=node.host, machine=node.machine, version=node.version), 1
+
+
+def _gpu_infos(nodes: Sequence[Fresh]) -> _Samples:
+    for node, frame in nodes:
+        for gpu in frame.gpus:
+            yield series.gpu_info(node.name, gpu.device), 1
+
+
+def _link_speeds(nodes: Sequence[Fresh]) -> _Samples:
+    """Prometheus has no bits: its readers compare with rates, which are in bytes."""
+    for node in nodes:
+        for labels, values in _subjects("network", node):
+            bits = values.get("link_bits_per_second")
+            yield labels, None if bits is None else bits / 8
+
+
+def _processes(gpus: Sequence[_Gpu]) -> _Samples:
+    for labels, _, gpu in gpus:
+        yield labels, None if gpu.processes is None else len(gpu.processes)
+
+
+def _jobs(nodes: Sequence[Fresh]) -> _Samples:
+    for node, frame in nodes:
+        held = holders(frame)
+        for gpu in frame.gpus if held else ():
+            for holder in held.get(gpu.device.uuid, ()):
+                labels = {"node": node.name, "gpu": gpu.device.label, "uuid": gpu.device.uuid}
+                yield {**labels, "job": holder.job or "", "user": holder.user or ""}, 1
+
+
+def _ages(gpus: Sequence[_Gpu], now: float) -> _Samples:
+    for labels, _, gpu in gpus:
+        for group, moment in gpu.read_at.items():
+            yield {**labels, "group": group}, round(max(0.0, now - moment), 3)
+
+
+def _xids(gpus: Sequence[_Gpu]) -> Iterator[tuple[_Labels, Counted]]:
+    for labels, node, gpu in gpus:
+        if node.xids is not None:
+            for code, counted in sorted(node.xids.of(gpu.device.uuid).items()):
+                yield {**labels, "xid": str(code)}, counted
+
+
+def _gpus(fresh: Fresh) -> Iterator[_Gpu]:
+    for gpu in fresh.frame.gpus:
+        yield _Gpu(series.labels_of("gpu", fresh.node.name, _fields(gpu.device)), fresh.node, gpu)
+
+
+def _findings(nodes: Sequence[Fresh]) -> _Samples:
+    for node, _ in nodes:
+        for item in node.findings[:_MOST_FINDINGS]:
+            found: Mapping[str, Any] = item if isinstance(item, Mapping) else item._asdict()
+            confidence = found.get("confidence")
+            words = [found.get(name) for name in ("id", "family", "severity")]
+            if not isinstance(confidence, int | float) or not _is_known(*words):
+                continue
+            labels = {"node": node.name, "gpu": str(found.get("label") or "")[:16]}
+            yield (
+                {**labels, "finding": str(words[0]), "family": str(words[1]), "severity": str(words[2])},
+                confidence,
+            )
+
+
+def _is_known(finding: object, family: object, severity: object) -> bool:
+    """Whether it is a finding as ours are: what an agent calls so becomes labels, and each is a series."""
+    return (
+        isinstance(finding, str)
+        and _WORD.fullmatch(finding) is not None
+        and family in _FAMILIES
+        and severity in SEVERITIES
+    )
+
+
+def _problems(nodes: Sequence[Fresh]) -> _Samples:
+    for node, frame in nodes:
+        for (source, code), count in _counted(frame).items():
+            yield {"node": node.name, "source": source, "code": code}, count
+
+
+def _counted(frame: Frame) -> dict[tuple[str, str], int]:
+    counts: dict[tuple[str, str], int] = {}
+    for entry in frame.health:
+        if entry.is_problem and entry.code in _CODES and _WORD.fullmatch(entry.source):
+            key = entry.source, entry.code
+            counts[key] = counts.get(key, 0) + 1
+    return counts

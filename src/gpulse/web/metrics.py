@@ -1,0 +1,125 @@
+"""`GET /metrics`, `/-/healthy` and `/-/ready` of a head: for Prometheus and whoever restarts programs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from gpulse._version import __version__
+from gpulse.cluster.api.interface import HeadInterface, LiveNode
+from gpulse.export.prometheus import own
+from gpulse.export.prometheus.exposed import Exposed
+from gpulse.export.prometheus.page import exposition
+from gpulse.export.prometheus.text import CONTENT_TYPE, Family, accepts_gzip
+from gpulse.web.answer import json_response, refused, without_holding
+
+Answer = Callable[[Request], Awaitable[Response]]
+_USUAL_INTERVAL_MS = 1000
+_HOLD_SECONDS = 0.005
+"""How long a scrape may keep agents waiting at a time."""
+_GZIP = 31
+"""zlib's word for a stream in gzip's format."""
+_LEVEL = 1
+"""Names and labels repeat so much that more effort hardly helps."""
+
+
+def routes(
+    head: HeadInterface, clock: Callable[[], float], *, dcgm_names: bool = False
+) -> dict[str, dict[str, Answer]]:
+    """The answers by path and method.
+
+    Args:
+        head: What is asked.
+        clock: The head's clock, in epoch seconds.
+        dcgm_names: Serve readings under DCGM's names, not under ours.
+    """
+    return {
+        "/metrics": {"GET": _metrics(head, clock, dcgm_names=dcgm_names)},
+        "/-/healthy": {"GET": _healthy},
+        "/-/ready": {"GET": _ready(head)},
+    }
+
+
+def _metrics(head: HeadInterface, clock: Callable[[], float], *, dcgm_names: bool) -> Answer:
+    started = clock()
+
+    async def answer(request: Request) -> Response:
+        headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
+        if request.method == "HEAD":
+            return Response(headers=headers)
+        nodes = await _nodes(head)
+        status = head.status()
+        pieces = exposition(
+            nodes,
+            now=clock(),
+            interval_seconds=float(status.get("freq") or _USUAL_INTERVAL_MS) / 1000,
+            version=__version__,
+            dcgm_names=dcgm_names,
+            more=_own(status, started),
+        )
+        if not accepts_gzip(request.headers.get("accept-encoding")):
+            return StreamingResponse(without_holding(pieces, _HOLD_SECONDS), headers=headers)
+        headers["Content-Encoding"] = "gzip"
+        return StreamingResponse(_packed(without_holding(pieces, _HOLD_SECONDS)), headers=headers)
+
+    return answer
+
+
+def _own(status: dict[str, object], started: float) -> Iterable[Family]:
+    yield from own.of_process(started)
+    yield from own.of_head(status)
+
+
+async def _nodes(head: HeadInterface) -> list[Exposed]:
+    """What is to be shown, with a turn for everybody else now and then: taking frames apart takes its time."""
+    found: list[Exposed] = []
+    started = time.perf_counter()
+    for node in head.one_by_one():
+        if not node.elsewhere:  # the head that has it serves it: a scrape of all heads has each node once
+            found.append(_exposed(node))
+        if time.perf_counter() - started > _HOLD_SECONDS:
+            await asyncio.sleep(0)
+            started = time.perf_counter()
+    return found
+
+
+def _exposed(node: LiveNode) -> Exposed:
+    return Exposed(
+        node.name,
+        node.frame,
+        findings=node.findings,
+        xids=node.xids,
+        host=node.host,
+        machine=node.machine,
+        version=node.version,
+    )
+
+
+async def _packed(pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    async for piece in pieces:
+        done = packer.compress(piece.encode())
+        if done:
+            yield done
+    yield packer.flush()
+
+
+async def _healthy(_request: Request) -> Response:
+    return await json_response({"status": "ok", "version": __version__})
+
+
+def _ready(head: HeadInterface) -> Answer:
+    async def answer(_request: Request) -> Response:
+        storage = head.status().get("storage") or {}
+        if storage.get("state", "ok") == "ok":
+            return await json_response({"status": "ok"})
+        return refused(
+            503, f"the head cannot store anything: {storage.get('error')}", "make room on its disk"
+        )
+
+    return answer
