@@ -46,6 +46,7 @@ ASKED: dict[str, list[tuple[str, Any]]] = {
     "GET /api/v1/processes": [("/api/v1/processes", None), ("/api/v1/processes?gpus=n1:0&users=ada&jobs=x", None)],
     "GET /api/v1/usage": [("/api/v1/usage", None), ("/api/v1/usage?from=-1d&by=job&nodes=n1&users=ada", None)],
     "GET /api/v1/usage.csv": [("/api/v1/usage.csv?by=job", None)],
+    "GET /api/v1/jobs/{job}": [("/api/v1/jobs/one?points=10", None), ("/api/v1/jobs/two?kind=session&from=-1h", None)],
     "GET /api/v1/events": [("/api/v1/events", None), ("/api/v1/events?from=-1d&kinds=node_joined&nodes=n1", None)],
     "GET /api/v1/findings": [("/api/v1/findings", None)],
     "GET /api/v1/findings/history": [("/api/v1/findings/history?from=-1d&nodes=n1", None)],

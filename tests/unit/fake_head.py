@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpulse.cluster.api.interface import Document, Download, Format, Grouping, LiveNode, RefusedError
+from gpulse.cluster.api import schemas
+from gpulse.cluster.api.interface import Document, Download, Format, Grouping, JobKind, LiveNode, RefusedError
 from gpulse.model.frame import Frame
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
@@ -314,6 +315,19 @@ class FakeHead:
             "rows": [row],
         }
 
+    async def job(
+        self,
+        *,
+        job: str,
+        kind: JobKind | None = None,
+        node: str | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 0,
+    ) -> Document:
+        self._heard("job", job=job, kind=kind, node=node, start=start, end=end, points=points)
+        return dict.fromkeys(schemas.JOB["required"]) | {"job": job, "from": start, "to": end}
+
     async def events(
         self,
         *,
@@ -355,6 +369,9 @@ class FakeHead:
 
     def live(self) -> list[LiveNode]:
         return self.nodes
+
+    def one_by_one(self) -> Iterator[LiveNode]:
+        return iter(self.nodes)
 
     def missing(self) -> Sequence[str]:
         return self.absent

@@ -12,6 +12,7 @@ from gpulse.cluster.agent.changes import Changes
 from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.membership import Register
+from gpulse.cluster.head.past.job import Jobs
 from gpulse.cluster.head.past.past import Past
 from gpulse.model.columns import Layout, PackedFrame, layout_id
 from gpulse.model.device import Device, Node
@@ -85,7 +86,9 @@ class Lab:
             fact = {"id": number, "name": f"n{number}", "host": f"n{number}", "machine": f"m{number}"}
             self.archive.commit([Entry.of_fact("node", time=float(BEGIN), facts={}, labels={}, **fact)])
         exports = Exports(self.archive, str(directory), now=lambda: float(BEGIN))
-        self.past = Past(self.archive, Register(self.archive.nodes().values()), exports.gpus, lambda: 5.0)
+        register = Register(self.archive.nodes().values())
+        self.past = Past(self.archive, register, exports.gpus, lambda: 5.0)
+        self.jobs = Jobs(self.archive, register, self.past.node_ids, exports.gpus, lambda: 5.0)
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +169,14 @@ class Lab:
     async def usage(self, **asked: Any) -> Document:
         """How much of them."""
         return await self.past.usage(**{"by": "user", "nodes": (), "users": (), **_times(asked)})
+
+    async def job(self, job: str, *, now: int, **asked: Any) -> Document:
+        """How well somebody used their GPUs; seconds count from the beginning."""
+        given: dict[str, Any] = {"kind": None, "node": None, "points": 0, **asked}
+        for name in ("start", "end"):
+            second = given.pop(name, None)
+            given[name] = None if second is None else float(BEGIN + second)
+        return await self.jobs.job(job=job, now=float(BEGIN + now), **given)
 
 
 def check_alike(one: Any, other: Any) -> None:

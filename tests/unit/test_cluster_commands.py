@@ -201,9 +201,10 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AgentConfig]:
     def configure(**options: Any) -> AgentConfig:
         seen: list[AgentConfig] = []
 
-        async def run(config: AgentConfig, *_: object) -> None:
-            seen.append(config)
+        async def run(*_: object) -> None:
+            return
 
+        monkeypatch.setattr(agent, "_for_heads", lambda config, _: seen.append(config))
         monkeypatch.setattr(agent, "_run", run)
         monkeypatch.setattr(service, "start_logging", lambda: None)
         agent.start(**{"demo": True, **options})

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpulse.cluster.head.commit import Committer, Trouble
+from gpulse.cluster.head.commit import Committer
 from gpulse.errors import DiskError
 from gpulse.store.entry import Entry
+from gpulse.store.trouble import Trouble
 
 
 class Disk:

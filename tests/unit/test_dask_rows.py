@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from gpulse.integrations.dask.asking import CustomReader
 from gpulse.integrations.dask.custom import CustomMetric, custom_metric
 from gpulse.integrations.dask.jobs import Label
-from gpulse.integrations.dask.machine import WorkerMachine, open_gpus, own_gpus
+from gpulse.integrations.dask.machine import WorkerMachine, open_gpus
 from gpulse.integrations.dask.recorder import Executing, Recorder, same_once
 from gpulse.integrations.dask.rows import FrameReader, header, lines, plain
 from gpulse.integrations.dask.tracking import columns, names
-from gpulse.model.device import Device
+from gpulse.model.device import Device, own_gpus
 from gpulse.model.frame import Frame, GpuReading, HostReading
 from gpulse.model.process import GpuProcess
 from gpulse.sources.simulated import DemoMachine

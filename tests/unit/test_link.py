@@ -62,7 +62,7 @@ class World:
         self._steps = iter(steps)
         await self._link.run()
 
-    def _open(self, _: LinkConfig) -> None:
+    def _open(self, _: LinkConfig, __: str) -> None:
         self.attempts.append(self.now)
         try:
             self._step = next(self._steps)
@@ -75,10 +75,13 @@ class World:
     async def _pause(self, seconds: float) -> None:
         self.now += seconds
 
-    async def run(self, connected: Callable[[str], None]) -> None:
-        """One connection."""
+    async def greet(self) -> None:
+        """Say hello."""
         if self._step is not None:
             raise self._step
+
+    async def carry(self, connected: Callable[[str], None]) -> None:
+        """Be welcome, and lost."""
         connected("node")
         raise OSError("lost")
 

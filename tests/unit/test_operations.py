@@ -42,6 +42,7 @@ async def test_every_operation_answers() -> None:
         "export": {"name": "s1"},
         "query": {"metric": "power_watts"},
         "history": {"metrics": "power_watts,temperature_celsius"},
+        "job": {"job": "slurm:4711"},
     }
     for operation in OPERATIONS:
         if not operation.is_file and operation.name != "start":

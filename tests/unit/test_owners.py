@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.model.process import Owner
-from gpulse.sources.owners import container, find_owner, pod, slurm_job, slurm_job_of_environ, user_name
+from gpulse.sources.owners import container, find_owner, pod, user_name
+from gpulse.sources.slurm import slurm_job, slurm_job_of_environ
 
 ID = "4f5a9c0e1b2d" + "0123456789abcdef" * 3 + "dead"
 INNER = "aaaabbbbcccc" + "0123456789abcdef" * 3 + "beef"
@@ -24,6 +25,8 @@ POD = "8dbc5577-d0e2-4706-8787-57d52c03ddf2"
         "/system.slice/slurmstepd.scope/job_2/step_0/user/task_0",
         "/system.slice/node07_slurmstepd.scope/job_2/step_extern",
         "/../../job_2/step_interactive/user/task_special",
+        "/slurm/uid_1000/job_2/step_0/docker/x",
+        "/gpu.slice/node07_slurmstepd.scope/job_2/step_4294967291/slurm",
     ],
 )
 def test_a_slurm_job_is_read_off_its_control_group(path: str) -> None:
@@ -61,6 +64,19 @@ def test_the_environment_names_the_job_when_the_control_group_does_not() -> None
         f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/crio-{ID}.scope",
         f"/system.slice/containerd.service/kubepods-burstable-pod{POD}.slice:cri-containerd:{ID}",
         f"/docker/{INNER}/docker/{ID}",
+        f"/system.slice/docker-{INNER}.scope/system.slice/docker-{ID}.scope",
+        f"/docker/{INNER}/kubelet/kubepods/besteffort/pod{POD}/{ID}",
+        f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
+        f"/user.slice/user-1000.slice/user@1000.service/user.slice/podman-4711.scope/libpod-{ID}.scope",
+        f"/user.slice/user-1000.slice/user@1000.service/app.slice/docker-{ID}.scope",
+        f"/kubepods/pod{POD}/crio-{ID}",
+        f"/kubepods/besteffort/pod{POD}/{INNER}/docker/{ID}",
+        f"/k8s.io/{ID}",
+        f"/default/{ID}",
+        f"/system.slice/nerdctl-{ID}.scope",
+        f"/ecs/0123456789abcdef0123456789abcdef/{ID}",
+        f"/../../cri-containerd-{ID}.scope",
+        f"/slurm/uid_1000/job_7/step_0/libpod-{ID}.scope",
     ],
 )
 def test_a_container_is_read_off_its_control_group(path: str) -> None:
@@ -83,6 +99,9 @@ def test_lxc_containers_go_by_their_name(path: str) -> None:
         f"/machine.slice/libpod-conmon-{ID}.scope",
         "/process_api/ffaaf8066f0aff8f1b75f10b0e23abe7",
         "/lxc.monitor.web1",
+        f"/kubepods.slice/crio-conmon-{ID}.scope",
+        f"/system.slice/containerd.service/{ID[:40]}",
+        f"/system.slice/job-{ID}0.scope",
     ],
 )
 def test_what_is_not_in_a_container_has_none(path: str) -> None:
@@ -96,12 +115,32 @@ def test_what_is_not_in_a_container_has_none(path: str) -> None:
     [
         f"/kubepods/burstable/pod{POD}/{ID}",
         f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{POD.replace('-', '_')}.slice/crio-{ID}.scope",
+        f"/kubepods/pod{POD}/crio-{ID}",
+        f"/system.slice/containerd.service/kubepods-burstable-pod{POD}.slice:cri-containerd:{ID}",
+        f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{ID}.scope",
+        f"/docker/{INNER}/kubelet/kubepods/besteffort/pod{POD}/{ID}",
+        f"/../pod{POD}/{ID}",
     ],
 )
 def test_a_pod_is_read_off_its_control_group(path: str) -> None:
     """The pod's UID is given with dashes, however it was written."""
 
     assert POD == pod([path])
+
+
+def test_a_static_pod_has_a_uid_without_dashes() -> None:
+    """The kubelet makes them of a checksum for pods that no server knows."""
+
+    assert "0123456789abcdef0123456789abcdef" == pod([f"/kubepods/pod0123456789abcdef0123456789abcdef/{ID}"])
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/kubepods/burstable", "/podman/x", f"/pod-{POD}", f"/machine.slice/libpod-{ID}.scope"]
+)
+def test_other_groups_are_no_pods(path: str) -> None:
+    """Podman's own are containers, not pods of Kubernetes."""
+
+    assert pod([path]) is None
 
 
 def test_an_owner_is_put_together() -> None:

@@ -199,11 +199,11 @@ def test_a_container_believes_only_pids_that_hold_the_gpu_here(tmp_path: Path) -
     roots = machine(
         tmp_path, process(7, pid_stat(7)), process(8, pid_stat(8)), process(9, pid_stat(9, 8)), links=links
     )
-    reader = ProcessReader(roots)
+    ours = ProcessReader(roots).read(NOW, [7])
+    readings, _, health = ProcessReader(roots).read(NOW, [8])
 
-    readings, _, health = reader.read(NOW, [7, 8])
-
-    assert [(7, "S"), (8, None)] == [(reading.pid, reading.state) for reading in readings]
+    assert [(7, "S")] == [(reading.pid, reading.state) for reading in ours[0]]
+    assert [(8, None, None)] == [(reading.pid, reading.state, reading.identity.name) for reading in readings]
     assert ["pid 8"] == [entry.subject for entry in health]
 
 

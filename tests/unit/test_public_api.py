@@ -21,6 +21,7 @@ NAMES = [
     "Snapshot",
     "__version__",
     "diagnose",
+    "profile",
     "record",
     "snapshot",
 ]
@@ -71,6 +72,18 @@ print([name for name in sys.modules if name.startswith("gpulse") or name in name
 """
 
     assert "['gpulse._version', 'gpulse']" == printed(code)
+
+
+def test_having_a_block_loads_no_driver() -> None:
+    """The first block does, on a thread of its own; until then a decorator costs an import of a few small files."""
+    code = """
+import sys, threading, gpulse
+step = gpulse.profile(lambda: None)
+names = ("pynvml", "gpulse.sources", "gpulse.diagnosis", "gpulse.model.metric", "asyncio")
+print([name for name in names if name in sys.modules], threading.active_count())
+"""
+
+    assert "[] 1" == printed(code)
 
 
 @pytest.mark.parametrize("options", ["-a --demo", "--json --demo", "", "--csv --demo"])

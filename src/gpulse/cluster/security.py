@@ -81,6 +81,7 @@ class Access:
         names: Collection[str] = (),
         insecure: bool = False,
         clock: Callable[[], float] = time.time,
+        who: str = "head",
     ) -> None:
         """Set the rules.
 
@@ -90,12 +91,14 @@ class Access:
             names: Under which the head is reached from its own machine, besides localhost.
             insecure: Serve everybody without a token.
             clock: Epoch seconds, to end logins.
+            who: What is asked, in refusals.
         """
         self._token = token
         self.allowed_origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
         self._names = _LOCAL_NAMES | {name.lower().rstrip(".") for name in names}
         self._insecure = insecure
         self._clock = clock
+        self._who_is_asked = who
 
     def grpc(self, peer: str, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
         """None when a call may go on, else why it may not."""
@@ -134,15 +137,17 @@ class Access:
             if self._insecure:
                 return None
             if request.authorization is not None:
-                return Refusal(401, "the token is not the one of this head", _HOW)
+                return Refusal(401, f"the token is not the one of this {self._who_is_asked}", _HOW)
             return Refusal(
-                401, "this head needs a token from other machines", f"{_HOW}; Authorization: Bearer TOKEN"
+                401,
+                f"this {self._who_is_asked} needs a token from other machines",
+                f"{_HOW}; Authorization: Bearer TOKEN",
             )
         name = _host_name(request.host)
         if name is None or name not in self._names:
             return Refusal(
                 403,
-                "the request is addressed to a name that is not this head's",
+                f"the request is addressed to a name that is not this {self._who_is_asked}'s",
                 "without a token use http://localhost and the port",
             )
         return None

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "host", "machine", "boot", "instance", "pid", "node", "labels", "time_us", "monotonic_us", "runs")
+    __slots__ = ("protocol", "version", "host", "machine", "boot", "instance", "pid", "node", "labels", "time_us", "monotonic_us", "runs", "shift_us")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Hello(_message.Message):
     TIME_US_FIELD_NUMBER: _ClassVar[int]
     MONOTONIC_US_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_US_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     host: str
@@ -38,23 +39,28 @@ class Hello(_message.Message):
     time_us: int
     monotonic_us: int
     runs: _containers.RepeatedCompositeFieldContainer[Run]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., host: _Optional[str] = ..., machine: _Optional[str] = ..., boot: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[bytes] = ..., labels: _Optional[_Mapping[str, str]] = ..., time_us: _Optional[int] = ..., monotonic_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+    shift_us: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., host: _Optional[str] = ..., machine: _Optional[str] = ..., boot: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[bytes] = ..., labels: _Optional[_Mapping[str, str]] = ..., time_us: _Optional[int] = ..., monotonic_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., shift_us: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("id", "first_kept", "dropped", "boot", "ended_badly", "lost_at_most")
+    __slots__ = ("id", "first_kept", "dropped", "boot", "ended_badly", "lost_at_most", "elsewhere", "dropped_elsewhere")
     ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_KEPT_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     ENDED_BADLY_FIELD_NUMBER: _ClassVar[int]
     LOST_AT_MOST_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     first_kept: int
     dropped: int
     boot: str
     ended_badly: bool
     lost_at_most: int
-    def __init__(self, id: _Optional[bytes] = ..., first_kept: _Optional[int] = ..., dropped: _Optional[int] = ..., boot: _Optional[str] = ..., ended_badly: bool = ..., lost_at_most: _Optional[int] = ...) -> None: ...
+    elsewhere: int
+    dropped_elsewhere: int
+    def __init__(self, id: _Optional[bytes] = ..., first_kept: _Optional[int] = ..., dropped: _Optional[int] = ..., boot: _Optional[str] = ..., ended_badly: bool = ..., lost_at_most: _Optional[int] = ..., elsewhere: _Optional[int] = ..., dropped_elsewhere: _Optional[int] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("text",)
@@ -79,8 +85,10 @@ class Batch(_message.Message):
     def __init__(self, run: _Optional[bytes] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., sent_monotonic_us: _Optional[int] = ..., frames: _Optional[bytes] = ..., zipped: bool = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("moved",)
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    moved: bool
+    def __init__(self, moved: bool = ...) -> None: ...
 
 class AgentMessage(_message.Message):
     __slots__ = ("hello", "layout", "batch", "goodbye", "dropped")
@@ -107,12 +115,14 @@ class Settings(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ..., bandwidth: bool = ..., nvlink: bool = ...) -> None: ...
 
 class Durable(_message.Message):
-    __slots__ = ("run", "sequence")
+    __slots__ = ("run", "sequence", "shift_us")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_US_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     sequence: int
-    def __init__(self, run: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
+    shift_us: int
+    def __init__(self, run: _Optional[bytes] = ..., sequence: _Optional[int] = ..., shift_us: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "version", "head", "node", "settings", "durable")

@@ -21,9 +21,10 @@ from gpulse.cluster.agent.changes import Changes
 from gpulse.cluster.agent.identity import Identity, read_identity
 from gpulse.cluster.agent.keeper import Keeper
 from gpulse.cluster.agent.link import Link, LinkConfig
+from gpulse.cluster.agent.overlap import KEEP_SECONDS as OVERLAP_SECONDS
 from gpulse.cluster.agent.spool import LIMIT_BYTES, SpoolReader
 from gpulse.cluster.agent.stream import Side
-from gpulse.cluster.agent.taker import Taker
+from gpulse.cluster.agent.taker import Seen, Taker
 from gpulse.cluster.wire_pb2 import Hello, Settings
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.model.codec import plain
@@ -70,6 +71,7 @@ async def run_agent(
     ready: Callable[[str], None] = lambda _: None,
     bandwidth: Callable[[bool], None] = lambda _: None,
     answered: Callable[[], None] = lambda: None,
+    seen: Seen = lambda _frame, _findings: None,
 ) -> None:
     """Be an agent until told to stop, or until a recording ends.
 
@@ -80,6 +82,7 @@ async def run_agent(
         ready: Told once it runs, in words.
         bandwidth: Told whether the head wants PCIe traffic, which takes its time on some GPUs.
         answered: Told whenever the head says welcome, or that it keeps what it got.
+        seen: Gets each frame and what is wrong as of it, in a thread.
 
     Raises:
         GpulseError: Another agent has the state directory, the head refuses this one, or nothing can be sampled.
@@ -90,7 +93,7 @@ async def run_agent(
         source.close()
         raise
     try:
-        await _Agent(config, source, stop, bandwidth, answered).run(ready)
+        await _Agent(config, source, stop, bandwidth, answered, seen).run(ready)
     finally:
         if lock is not None:
             os.close(lock)
@@ -120,6 +123,7 @@ class _Agent:
         stop: asyncio.Event,
         bandwidth: Callable[[bool], None],
         answered: Callable[[], None] = lambda: None,
+        seen: Seen = lambda _frame, _findings: None,
     ) -> None:
         self._config = config
         self._bandwidth = bandwidth
@@ -137,6 +141,7 @@ class _Agent:
             self._identity.boot,
             round(interval * 1000),
             most_frames=config.memory_frames,
+            overlap_seconds=OVERLAP_SECONDS if config.link.others else 0.0,
         )
         self._keeper = Keeper(
             self._buffer,
@@ -165,6 +170,7 @@ class _Agent:
             taken=self._taken,
             ended=lambda: self._soon(self._stop.set),
             diagnosis=config.diagnosis,
+            seen=seen,
         )
 
     async def run(self, ready: Callable[[str], None]) -> None:
@@ -183,7 +189,7 @@ class _Agent:
             )
             contact.cancel()
             if not link.done():
-                ready(f"gpulse agent samples {self._identity.host} for {self._config.link.target}")
+                ready(f"gpulse agent samples {self._identity.host} for {','.join(self._config.link.targets)}")
             await asyncio.wait({link, stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()

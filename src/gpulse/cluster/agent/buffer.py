@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from gpulse.cluster.agent.ledger import Ledger, Piece, RunNote
+from gpulse.cluster.agent.overlap import Kept, Overlap
 from gpulse.model.columns import PackedFrame, layout_id
 
 MOST_FRAMES = 10_000
@@ -22,16 +23,7 @@ _LAYOUTS_IN_USE = 64
 """So many layouts were certainly in use lately; older ones stay only for the frames that refer to them."""
 
 
-class Kept(NamedTuple):
-    """A frame on its way."""
-
-    sequence: int
-    data: bytes
-    layouts: tuple[int, ...]
-    offset_us: int
-    """Wall clock less monotonic clock."""
-    taken: float = 0.0
-    """When, on the monotonic clock."""
+__all__ = ["MOST_FRAMES", "Announced", "Buffer", "Kept", "read_notes"]
 
 
 class Announced(NamedTuple):
@@ -46,7 +38,15 @@ class Announced(NamedTuple):
 class Buffer:
     """What this agent has to bring home, of this run and of earlier ones; safe to use from several threads."""
 
-    def __init__(self, run: bytes, boot: str, interval_ms: int, *, most_frames: int = MOST_FRAMES) -> None:
+    def __init__(
+        self,
+        run: bytes,
+        boot: str,
+        interval_ms: int,
+        *,
+        most_frames: int = MOST_FRAMES,
+        overlap_seconds: float = 0.0,
+    ) -> None:
         """Begin a run.
 
         Args:
@@ -54,6 +54,7 @@ class Buffer:
             boot: The boot of the machine that its monotonic times are of.
             interval_ms: How often it takes a frame.
             most_frames: So many are kept in memory.
+            overlap_seconds: For how long what a head has acknowledged is kept for another one.
         """
         self.run = run
         self._most_frames = most_frames
@@ -67,11 +68,14 @@ class Buffer:
         """Layouts, those used last at the end."""
         self._ledger = Ledger()
         self._ledger.begin(RunNote(run, boot, interval_ms))
+        self._overlap = Overlap(overlap_seconds)
         self._head = ""
         self._sent: dict[bytes, int] = {}
         """By run the newest frame that is on its way over the connection there is now."""
         self.changes = 0
         """Grows with everything that the spool's notes should say."""
+        self.shift_us: int | None = None
+        """What the last head added to the times of frames, None before one did."""
         self.losses = 0
         """Grows whenever frames were given up."""
 
@@ -120,14 +124,20 @@ class Buffer:
         return frame
 
     def _forget_layouts(self) -> None:
-        used = {layout for frame in self._frames for layout in frame.layouts}
+        used = {layout for frame in self._frames for layout in frame.layouts} | self._overlap.layouts()
         old = list(self._texts)[:-_LAYOUTS_IN_USE]
         for layout in old:
             if layout not in used:
                 del self._texts[layout]
 
-    def acknowledge(self, run: bytes, sequence: int) -> None:
-        """The head has everything of a run up to a frame; a number that was never given is not believed."""
+    def acknowledge(self, run: bytes, sequence: int, now: float = 0.0) -> None:
+        """The head has everything of a run up to a frame; a number that was never given is not believed.
+
+        Args:
+            run: The run.
+            sequence: The frame's number.
+            now: On the monotonic clock.
+        """
         with self._lock:
             note = self._ledger.runs.get(run)
             if note is None or sequence <= note.acked or (run == self.run and sequence > self._last):
@@ -135,9 +145,34 @@ class Buffer:
             self._ledger.acknowledge(run, sequence)
             self.changes += 1
             if run == self.run:
+                gone: list[Kept] = []
                 while self._frames and self._frames[0].sequence <= sequence:
-                    self._pop()
+                    gone.append(self._pop())
+                self._overlap.add(run, gone, now)
                 self._spooled = max(self._spooled, sequence)
+
+    def remember(self, run: bytes, frames: Sequence[Kept], texts: Mapping[int, bytes], now: float) -> None:
+        """A head has acknowledged frames that were read back from the spool: another one may need them, too."""
+        with self._lock:
+            if run in self._ledger.runs:
+                self._overlap.add(run, frames, now, texts)
+
+    def resume(self, durable: Mapping[bytes, int], now: float) -> dict[bytes, int]:
+        """Where to begin with a head that has frames of some runs, by run the last one that need not be sent.
+
+        Args:
+            durable: By run up to which frame it has them.
+            now: On the monotonic clock.
+        """
+        with self._lock:
+            self._overlap.forget(now)
+            begin: dict[bytes, int] = {}
+            for run, note in self._ledger.runs.items():
+                again = self._overlap.first_after(run, durable.get(run, 0))
+                begin[run] = note.acked if again is None else min(again - 1, note.acked)
+            if any(begin[run] < note.acked for run, note in self._ledger.runs.items()):
+                self._overlap.again(now)
+            return begin
 
     def due(self, before: float, most: int) -> tuple[list[Kept], int]:
         """The oldest frames that are not in the spool and were taken before this, and what is acknowledged."""
@@ -157,7 +192,10 @@ class Buffer:
     def texts(self, layouts: Iterable[int]) -> dict[int, bytes]:
         """The layouts that are known of these."""
         with self._lock:
-            return {layout: self._texts[layout] for layout in layouts if layout in self._texts}
+            wanted = tuple(layouts)
+            return self._overlap.texts(wanted) | {
+                layout: self._texts[layout] for layout in wanted if layout in self._texts
+            }
 
     def spooled(self, position: int, first: int, count: int) -> None:
         """Frames of this run were written to the spool, at this position and those after it."""
@@ -211,6 +249,8 @@ class Buffer:
             note = self._ledger.runs.get(run)
             if note is None:
                 return None
+            if sent < note.acked and (again := self._overlap.after(run, sent, most_frames, most_bytes)):
+                return again
             sent = max(sent, note.acked)
             first = self._memory_first() if run == self.run else None
             if first is not None and first <= sent + 1:
@@ -262,7 +302,9 @@ class Buffer:
         with self._lock:
             for run in told:
                 note = self._ledger.runs.get(run)
-                if note is not None and run != self.run and self._ledger.find(run, 0) is None:
+                if note is None or run == self.run or self._overlap.has(run):
+                    continue
+                if self._ledger.find(run, 0) is None:
                     self._ledger.forget(run)
                     self.changes += 1
                     settled += 1
@@ -304,6 +346,11 @@ class Buffer:
         if value != self._head:
             self._head = value
             self.changes += 1
+
+    @property
+    def serves_several(self) -> bool:
+        """Whether there may be another head that needs what one has acknowledged."""
+        return self._overlap.keep_seconds > 0.0
 
     @property
     def last(self) -> int:

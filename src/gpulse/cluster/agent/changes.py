@@ -1,4 +1,4 @@
-"""What happened from one frame to the next, in words: processes that came and went, health, findings, clock steps."""
+"""What happened from one frame to the next, in words: processes and jobs that came and went, health, findings, clock steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
+from gpulse.model.job import JOB, JOB_END, Job
 from gpulse.model.process import ProcessIdentity, ProcessReading
+from gpulse.model.xid import XID, XidLedger
 
 STEP_SECONDS = 1.0
 """A difference between two clocks from which on somebody set one of them."""
@@ -40,6 +42,8 @@ class Changes:
         self._full_commands = full_commands
         self._offset: float | None = None
         self._processes: dict[_Key, tuple[ProcessIdentity, bool]] = {}
+        self._jobs: dict[str, Job] = {}
+        self._xids = XidLedger()
         self._health: tuple[object, ...] = ()
         self._findings: tuple[object, ...] = ()
         self._findings_told = 0.0
@@ -66,6 +70,8 @@ class Changes:
         events += self._clock(frame)
         if is_read:
             events += self._process_events(frame.processes, whole=whole)
+            events += self._job_events(frame.jobs, whole=whole)
+        events += [{"event": XID, **xid._asdict()} for xid in self._xids.follow(frame)]
         events += self._health_event(frame.health, whole=whole)
         events += self._findings_event(findings, frame.monotonic, whole=whole)
         return events
@@ -99,6 +105,15 @@ class Changes:
             "owner": identity.owner._asdict(),
             "on_gpu": on_gpu,
         }
+
+    def _job_events(self, jobs: Sequence[Job], *, whole: bool) -> Iterable[Event]:
+        now = {job.id: job for job in jobs}
+        for number in self._jobs.keys() - now.keys():
+            yield {"event": JOB_END, "job": number}
+        for number, job in now.items():
+            if whole or self._jobs.get(number) != job:
+                yield {"event": JOB, **job._asdict(), "gpus": list(job.gpus)}
+        self._jobs = now
 
     def _health_event(self, entries: Sequence[Health], *, whole: bool) -> Iterable[Event]:
         # How long something has been silent is no change.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from gpulse.errors import UsageError
 _MACHINE_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _BOOT_FILE = "/proc/sys/kernel/random/boot_id"
 _LONGEST = 200
+_LONGEST_PART = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -50,7 +53,15 @@ def read_identity(state: Path, *, name: str | None = None, machine_file: Path | 
 
 def safe_name(text: str) -> str:
     """The text as one part of a path."""
-    return _UNSAFE.sub("_", text).lstrip(".")[:100] or "_"
+    return _UNSAFE.sub("_", text).lstrip(".")[:_LONGEST_PART] or "_"
+
+
+def state_name(targets: Sequence[str]) -> str:
+    """How the state directory of an agent is called that has these heads, `host:port` of each."""
+    whole = ",".join(targets).lower()
+    if len(targets) == 1 or len(whole) <= _LONGEST_PART:
+        return safe_name(whole)
+    return f"{safe_name(whole)[:60]}-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
 def _machine(state: Path, machine_file: Path | None) -> str:

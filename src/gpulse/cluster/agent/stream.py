@@ -17,7 +17,17 @@ from gpulse.cluster import wire
 from gpulse.cluster.agent.buffer import Announced, Buffer, Kept
 from gpulse.cluster.agent.ledger import Piece
 from gpulse.cluster.agent.spool import SpoolReader
-from gpulse.cluster.wire_pb2 import AgentMessage, Batch, Goodbye, HeadMessage, Hello, Layout, Run, Settings
+from gpulse.cluster.wire_pb2 import (
+    AgentMessage,
+    Batch,
+    Goodbye,
+    HeadMessage,
+    Hello,
+    Layout,
+    Run,
+    Settings,
+    Welcome,
+)
 from gpulse.errors import LogError
 
 WELCOME_SECONDS = 10.0
@@ -66,28 +76,45 @@ class _Sent(NamedTuple):
     run: bytes
     last: int
     size: int
+    read: Sequence[Kept] = ()
+    """The frames themselves, when they were read back from the spool."""
+    texts: Mapping[int, bytes] = {}
+    """Their layouts."""
 
 
 class Stream:
     """One connection, from hello to its end."""
 
-    def __init__(self, channel: grpc.aio.Channel, token: str | None, side: Side) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        token: str | None,
+        side: Side,
+        patience_seconds: float | None = None,
+    ) -> None:
         """Prepare to connect.
 
         Args:
             channel: To the head; closed with the stream.
             token: What to show the head.
             side: What there is to send, and who listens.
+            patience_seconds: When the head keeps nothing of what it gets for so long the connection is given up;
+                never when None.
         """
         self._channel = channel
         self._token = token
         self._side = side
         self._buffer = side.buffer
+        self._patience_seconds = patience_seconds
         self._call: Call | None = None
+        self._greeting: Welcome | None = None
+        """What the head said to our hello."""
         self.awake = asyncio.Event()
         self.welcomed_as: str | None = None
         """The name that the head gave this node, None before it did."""
         self.stopping = False
+        self._moves = False
+        """Whether another head is to get the rest."""
         self.told_runs: set[bytes] = set()
         """The runs that hello named."""
         self._earlier: list[bytes] = []
@@ -100,6 +127,8 @@ class Stream:
         """When a layout that the head was told was used last."""
         self._in_flight: deque[_Sent] = deque()
         self._in_flight_bytes = 0
+        self._kept_at = 0.0
+        """When the head last kept something, or began to owe us that."""
         self._dropped: dict[bytes, int] = {}
         self._losses = 0
         self._backfilled = 0
@@ -108,6 +137,11 @@ class Stream:
         """Send what there is and say goodbye."""
         self.stopping = True
         self.awake.set()
+
+    def move(self) -> None:
+        """Say goodbye at once: another head has welcomed this agent, and gets what there is."""
+        self._moves = True
+        self.stop()
 
     def end(self) -> None:
         """Give this connection up."""
@@ -120,16 +154,12 @@ class Stream:
             self._call.cancel()
         await self._channel.close()
 
-    async def run(self, connected: Callable[[str], None]) -> None:
-        """Say hello, then send and listen until one of both ends.
-
-        Args:
-            connected: Told the name that the head gave this node.
+    async def greet(self) -> None:
+        """Say hello and hear the head's welcome, which changes nothing yet.
 
         Raises:
             grpc.aio.AioRpcError: The head, or the way to it, ended the connection.
-            OSError: It ended otherwise, or the head did not answer in time.
-            DiskError: The spool cannot be read.
+            OSError: The head did not answer in time.
         """
         metadata = []
         if self._token:
@@ -141,13 +171,31 @@ class Stream:
         )(metadata=metadata)
         self._call = call
         async with asyncio.timeout(WELCOME_SECONDS):
-            await self._say_hello(call)
-        connected(self.welcomed_as or "")
+            self._greeting = await self._say_hello(call)
+        self.welcomed_as = self._greeting.node
+
+    async def carry(self, connected: Callable[[str], None]) -> None:
+        """Take the welcome up, then send and listen until one of both ends.
+
+        Args:
+            connected: Told the name that the head gave this node.
+
+        Raises:
+            grpc.aio.AioRpcError: The head, or the way to it, ended the connection.
+            OSError: It ended otherwise.
+            DiskError: The spool cannot be read.
+        """
+        call, greeting = self._call, self._greeting
+        assert call is not None and greeting is not None, "nobody said hello"  # noqa: PT018, S101
+        self._welcome(greeting)
+        connected(greeting.node)
         tasks = [
             asyncio.ensure_future(self._listen(call)),
             asyncio.ensure_future(self._send(call)),
             asyncio.ensure_future(self._ended.wait()),
         ]
+        if self._patience_seconds is not None:
+            tasks.append(asyncio.ensure_future(self._mind(self._patience_seconds)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[1] in done and self.stopping and tasks[1].exception() is None:
@@ -165,7 +213,7 @@ class Stream:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _say_hello(self, call: Call) -> None:
+    async def _say_hello(self, call: Call) -> Welcome:
         *earlier, own = self._buffer.runs()
         runs = [*earlier[: MOST_RUNS - 1], own]
         self.told_runs = {run.note.id for run in runs}
@@ -175,29 +223,31 @@ class Stream:
         self._dropped = {run.note.id: run.dropped for run in runs}
         hello = self._side.hello()
         hello.runs.extend(_as_run(run) for run in runs)
+        if self._buffer.shift_us is not None:
+            hello.shift_us = self._buffer.shift_us
         with suppress(asyncio.InvalidStateError):  # the call has ended; reading tells why
             await call.write(AgentMessage(hello=hello))
         message = await call.read()
         if not isinstance(message, HeadMessage) or message.WhichOneof("kind") != "welcome":
             await self._explain(call)
             raise TimeoutError("it did not say welcome")
-        self._welcome(message)
+        return message.welcome
 
-    def _welcome(self, message: HeadMessage) -> None:
-        welcome = message.welcome
-        self.welcomed_as = welcome.node
-        for durable in welcome.durable:
-            self._buffer.acknowledge(durable.run, durable.sequence)
+    def _welcome(self, welcome: Welcome) -> None:
+        now = self._side.monotonic()
+        durable = {told.run: told.sequence for told in welcome.durable}
+        for run, sequence in durable.items():
+            self._buffer.acknowledge(run, sequence, now)
         if self._buffer.head and welcome.head != self._buffer.head:
-            _log.warning(
-                "this head has another store than the last one: what that one acknowledged is there, not here"
-            )
+            if not self._buffer.serves_several:
+                _log.warning(
+                    "this head has another store than the last one: what that one acknowledged is there, not here"
+                )
             if self._buffer.acked:
                 self._side.again()
         self._buffer.head = welcome.head
-        self._sent = {
-            run.note.id: run.note.acked for run in self._buffer.runs() if run.note.id in self.told_runs
-        }
+        begin = self._buffer.resume(durable, now)
+        self._sent = {run: sent for run, sent in begin.items() if run in self.told_runs}
         self._side.answered()
         if welcome.HasField("settings"):
             self._side.settings(welcome.settings)
@@ -214,6 +264,7 @@ class Stream:
         while isinstance(message := await call.read(), HeadMessage):
             match message.WhichOneof("kind"):
                 case "durable":
+                    self._buffer.shift_us = message.durable.shift_us
                     self._acknowledged(message.durable.run, message.durable.sequence)
                 case "settings":
                     self._side.settings(message.settings)
@@ -225,17 +276,30 @@ class Stream:
         if not self.stopping:
             raise OSError("the head closed it")
 
+    async def _mind(self, patience_seconds: float) -> None:
+        """Give up on a head that takes what it gets and keeps nothing of it."""
+        while True:
+            await asyncio.sleep(min(1.0, patience_seconds / 2))
+            if self._in_flight and self._side.monotonic() - self._kept_at > patience_seconds:
+                raise OSError(f"it has kept nothing for {patience_seconds:g} s")
+
     def _acknowledged(self, run: bytes, sequence: int) -> None:
-        self._buffer.acknowledge(run, sequence)
+        now = self._side.monotonic()
+        self._kept_at = now
+        while self._in_flight and self._in_flight[0].run == run and self._in_flight[0].last <= sequence:
+            sent = self._in_flight.popleft()
+            self._in_flight_bytes -= sent.size
+            if sent.read:
+                self._buffer.remember(run, sent.read, sent.texts, now)
+        self._buffer.acknowledge(run, sequence, now)
         self._side.answered()
         if run == self._buffer.run and self._earlier:
             # The head keeps things in order: it has also kept what hello said about earlier runs.
             settled = self._buffer.settle(self._earlier)
-            self._earlier = []
+            left = {known.note.id for known in self._buffer.runs()} if self._buffer.serves_several else set()
+            self._earlier = [earlier for earlier in self._earlier if earlier in left]
             if settled and self._has_more:
                 self.end()  # the next hello names the next ones
-        while self._in_flight and self._in_flight[0].run == run and self._in_flight[0].last <= sequence:
-            self._in_flight_bytes -= self._in_flight.popleft().size
         self.awake.set()
 
     async def _send(self, call: Call) -> None:
@@ -247,7 +311,7 @@ class Stream:
                     await self._send_run(call, run)
                 await self._send_losses(call)
                 if stopping:
-                    await call.write(AgentMessage(goodbye=Goodbye()))
+                    await call.write(AgentMessage(goodbye=Goodbye(moved=self._moves)))
                     await call.done_writing()
                     return
                 await self.awake.wait()
@@ -260,6 +324,8 @@ class Stream:
             while self._in_flight_bytes >= _IN_FLIGHT_BYTES and not self.stopping:
                 self.awake.clear()
                 await self.awake.wait()
+            if self._moves:
+                return
             frames, texts = await self._next(run)
             if not frames:
                 return
@@ -325,9 +391,20 @@ class Stream:
         await call.write(AgentMessage(batch=batch))
         self._sent[run] = last
         self._buffer.sent(run, last)
-        self._in_flight.append(_Sent(run, last, len(data)))
+        if not self._in_flight:
+            self._kept_at = self._side.monotonic()
+        self._in_flight.append(_Sent(run, last, len(data), *self._read(frames, texts)))
         self._in_flight_bytes += len(data)
         self._count(run, len(frames))
+
+    def _read(
+        self, frames: Sequence[Kept], texts: Mapping[int, bytes]
+    ) -> tuple[Sequence[Kept], Mapping[int, bytes]]:
+        """What was read back from the spool for this head and may be wanted by another one."""
+        if not self._buffer.serves_several or texts is not self._side.reader.texts:
+            return (), {}
+        used = {layout for frame in frames for layout in frame.layouts}
+        return frames, {layout: texts[layout] for layout in used if layout in texts}
 
     def _count(self, run: bytes, frames: int) -> None:
         """Say how much was sent that had been kept, once it was all sent."""
@@ -365,6 +442,8 @@ def _as_run(run: Announced) -> Run:
         boot=run.note.boot,
         ended_badly=run.ended_badly,
         lost_at_most=run.note.lost_at_most if run.ended_badly else 0,
+        elsewhere=run.note.acked,
+        dropped_elsewhere=run.note.given_up,
     )
 
 

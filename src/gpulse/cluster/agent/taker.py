@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpulse.cluster.agent.changes import Changes, Event
 from gpulse.errors import GpulseError
 from gpulse.model.columns import PackedFrame
+from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 from gpulse.model.packing import FramePacker
 from gpulse.sampling.sampler import SHORTEST_INTERVAL_SECONDS, Sampler
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Taken = Callable[[Frame, PackedFrame, Sequence[bytes]], None]
+Seen = Callable[[Frame, Sequence[Finding]], None]
 
 _JUDGE_SECONDS = 10.0
 """Half as often as for somebody who watches: an agent runs for months."""
@@ -39,6 +41,7 @@ class Taker:
         taken: Taken,
         ended: Callable[[], None],
         diagnosis: bool = True,
+        seen: Seen = lambda _frame, _findings: None,
     ) -> None:
         """Prepare to sample.
 
@@ -49,12 +52,14 @@ class Taker:
             taken: Gets each frame, as it is and packed, with the layouts not used before; called in the thread.
             ended: Called in the thread when there are no more frames.
             diagnosis: Judge what is seen.
+            seen: Gets each frame and what is wrong as of it; called in the thread.
         """
         self._source = source
         self._interval = interval_seconds
         self._changes = changes
         self._taken = taken
         self._ended = ended
+        self._seen = seen
         self._monitor = _monitor() if diagnosis else None
         self._packer = FramePacker()
         self._lock = threading.Lock()
@@ -127,6 +132,7 @@ class Taker:
     def _take(self, frame: Frame, more: Sequence[Event] = ()) -> None:
         try:
             findings = self._monitor(frame) if self._monitor is not None else ()
+            self._seen(frame, findings)
             events = [*self._changes(frame, findings), *more]
             packed, texts = self._packer.pack(frame, events)
         except Exception:  # noqa: BLE001

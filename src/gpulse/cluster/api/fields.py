@@ -158,6 +158,13 @@ def text(given: Any, longest: int = LONGEST_TEXT) -> str:
     return given
 
 
+def _word(given: Any) -> str:
+    word = text(given)
+    if "/" in word or word in (".", ".."):
+        raise ValueError(f"{_shown(given)} has a slash, or is one of . and ..")
+    return word
+
+
 def _texts(given: Any, _now: float) -> tuple[str, ...]:
     if not isinstance(given, (list, tuple)):
         raise ValueError(f"{_shown(given)} is not a list of texts")  # noqa: TRY004  as in text()
@@ -280,6 +287,15 @@ _LENGTHS = "|".join(
 _DURATION = f"({_LENGTHS}){{1,3}}"
 
 NAME = Kind(_name, {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"})
+TEXT = Kind(
+    lambda given, _now: text(given),
+    {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "pattern": _NO_CONTROLS},
+)
+WORD = Kind(
+    lambda given, _now: _word(given),
+    {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT, "pattern": f"^[^/{_CONTROLS_ESCAPED}]+$"},
+)
+"""A text that can be one part of a path."""
 TEXTS = Kind(
     _texts,
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from gpulse.errors import GpulseError
@@ -11,12 +11,15 @@ from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 from gpulse.model.metric import Scope
 from gpulse.model.process import ProcessIdentity
+from gpulse.model.xid import XidLedger
 from gpulse.store.base import Statistic
 
 Document = dict[str, Any]
 """A JSON object."""
 Format = Literal["json", "jsonl", "csv", "parquet"]
 Grouping = Literal["user", "job"]
+JobKind = Literal["job", "session", "process"]
+"""What a report can be about: a scheduler's job, a session, a process and all below it."""
 NodeState = Literal["healthy", "late", "lost"]
 
 
@@ -53,6 +56,13 @@ class LiveNode(NamedTuple):
     version: str
     known: Sequence[Device] = ()
     """The GPUs that it had when it was heard of, for as long as there is no frame."""
+    host: str = ""
+    """What it calls itself, which may be the name of several machines."""
+    machine: str = ""
+    xids: XidLedger | None = None
+    """The Xid errors of its GPUs by code, as far as this head was told."""
+    elsewhere: bool = False
+    """True when another head has it: what is known of it was read from the engine that both write to."""
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -164,6 +174,18 @@ class HeadInterface(Protocol):
     ) -> Document:
         """Who held GPUs, for how long, and how much of that they did nothing."""
 
+    async def job(
+        self,
+        *,
+        job: str,
+        kind: JobKind | None = None,
+        node: str | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 0,
+    ) -> Document:
+        """How well a job, a session or a process used its GPUs."""
+
     async def events(
         self,
         *,
@@ -189,6 +211,9 @@ class HeadInterface(Protocol):
 
     def live(self) -> list[LiveNode]:
         """Every node with its newest frame."""
+
+    def one_by_one(self) -> Iterator[LiveNode]:
+        """The same, each taken apart when it is reached: others may get their turn in between."""
 
     def missing(self) -> Sequence[str]:
         """The nodes that should be there and were never heard of."""

@@ -9,7 +9,15 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from gpulse.cluster.api import fields as f
 from gpulse.cluster.api import schemas
 from gpulse.cluster.api.answers import failure, refusal
-from gpulse.cluster.api.interface import Document, Download, Format, Grouping, HeadInterface, RefusedError
+from gpulse.cluster.api.interface import (
+    Document,
+    Download,
+    Format,
+    Grouping,
+    HeadInterface,
+    JobKind,
+    RefusedError,
+)
 from gpulse.cluster.api.usage_file import usage_file
 from gpulse.errors import UsageError
 from gpulse.model.metric import CATALOGUE, Scope
@@ -331,6 +339,30 @@ OPERATIONS: tuple[Operation, ...] = (
         _USAGE_FIELDS,
         fetch=_usage_file,
         media_types=("text/csv",),
+    ),
+    Operation(
+        "job",
+        "GET",
+        ("/api/v1/jobs/{job}",),
+        "How well a job, a session or a process used its GPUs.",
+        lambda head, given: head.job(start=given.pop("from", None), end=given.pop("to", None), **given),
+        schemas.JOB,
+        (
+            f.Field(
+                "job", f.WORD, "a job such as 4711 or slurm:4711, a session's name, or a pid", required=True
+            ),
+            f.Field(
+                "kind",
+                f.choice(*get_args(JobKind)),
+                "which of them it is; a job, or else a session, when left out",
+            ),
+            f.Field("node", f.TEXT, "only what was on this node"),
+            _FROM,
+            _TO,
+            f.Field(
+                "points", f.whole(0, 2000), "the most moments of what is told over time; none when left out"
+            ),
+        ),
     ),
     Operation(
         "events",

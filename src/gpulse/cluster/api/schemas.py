@@ -77,6 +77,11 @@ STATUS = record(
     version=optional(TEXT),
     uptime_seconds=optional(NUMBER),
     storage=optional(record(state={"type": "string", "enum": ["ok", "failing"]})),
+    remote=optional(
+        record(state={"type": "string", "enum": ["ok", "behind", "failing", "refused"]}, url=TEXT)
+    ),
+    remote_query=optional(record(state={"type": "string", "enum": ["ok", "failing"]}, url=TEXT)),
+    shared=optional(record(state={"type": "string", "enum": ["ok", "failing"]})),
     missing_nodes=optional(several(TEXT)),
     nodes=optional(several(record(name=TEXT, state={"type": "string", "enum": ["healthy", "late", "lost"]}))),
 )
@@ -179,6 +184,84 @@ USAGE = record(
             processes=WHOLE,
             first=NUMBER,
             last=NUMBER,
+        )
+    ),
+)
+_HAD = {
+    "gpu_seconds": NUMBER,
+    "idle_seconds": or_null(NUMBER),
+    "utilization_mean": or_null(NUMBER),
+    "energy_joules": or_null(NUMBER),
+}
+_FIGURES = by_name(record(unit=TEXT, mean=NUMBER, max=NUMBER))
+_JOB_FINDING = record(
+    **{"from": NUMBER, "to": or_null(NUMBER)},
+    node=or_null(TEXT),
+    gpu=or_null(WHOLE),
+    label=or_null(TEXT),
+    id=TEXT,
+    family=or_null(TEXT),
+    severity=TEXT,
+    summary=TEXT,
+    lost_ratio=or_null(NUMBER),
+    confidence=or_null(NUMBER),
+    pids=several(WHOLE),
+    times=WHOLE,
+    active_seconds=NUMBER,
+    evidence=several(ANY_OBJECT),
+    advice=several(ANY_OBJECT),
+    url=or_null(TEXT),
+)
+JOB = record(
+    **{"from": NUMBER, "to": NUMBER},
+    job=TEXT,
+    kind={"type": "string", "enum": ["job", "session", "process"]},
+    state={"type": "string", "enum": ["running", "ended"]},
+    name=or_null(TEXT),
+    user=or_null(TEXT),
+    partition=or_null(TEXT),
+    account=or_null(TEXT),
+    program=or_null(TEXT),
+    step=NUMBER,
+    nodes=several(TEXT),
+    gpus=WHOLE,
+    processes=WHOLE,
+    allocated_seconds=or_null(NUMBER),
+    unused_seconds=or_null(NUMBER),
+    untouched_gpus=or_null(WHOLE),
+    **_HAD,
+    memory_bytes_max=or_null(WHOLE),
+    metrics=_FIGURES,
+    cluster=record(
+        gpus=WHOLE, capacity_seconds=NUMBER, gpus_held=WHOLE, **_HAD, power_watts_mean=or_null(NUMBER)
+    ),
+    findings=several(_JOB_FINDING),
+    truncated=FLAG,
+    gpu_rows=several(
+        record(
+            node=TEXT,
+            gpu=or_null(TEXT),
+            uuid=TEXT,
+            model=or_null(TEXT),
+            use={"enum": ["used", "untouched", "unattributed", None]},
+            shared=FLAG,
+            memory_total_bytes=or_null(NUMBER),
+            allocated_seconds=or_null(NUMBER),
+            unused_seconds=or_null(NUMBER),
+            **_HAD,
+            memory_bytes_max=or_null(WHOLE),
+            metrics=_FIGURES,
+        )
+    ),
+    missing_seconds=NUMBER,
+    missing=several(record(**{"node": TEXT, "from": NUMBER, "to": NUMBER})),
+    data_gaps=several(TEXT),
+    series=or_null(
+        record(
+            step=NUMBER,
+            times=several(NUMBER),
+            metrics=by_name(several(or_null(NUMBER))),
+            gpus=several(record(node=TEXT, gpu=or_null(TEXT), uuid=TEXT, values=several(or_null(NUMBER)))),
         )
     ),
 )

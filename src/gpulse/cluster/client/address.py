@@ -59,6 +59,36 @@ def agent_address(text: str) -> Address:
     return address
 
 
+def agent_addresses(text: str) -> tuple[Address, ...]:
+    """Where an agent connects to, the best head first, of what somebody wrote: `a:8090,b:8090`.
+
+    Raises:
+        UsageError: One of them is no address, or one where HTTP is spoken, or there are two of the same.
+    """
+    found = tuple(agent_address(part) for part in _parts(text))
+    for place, address in enumerate(found):
+        if address.target in {other.target for other in found[:place]}:
+            raise UsageError(
+                f"{address.target} is in the list twice", hint="name each head once, the best first"
+            )
+    return found
+
+
+def parse_addresses(text: str, transport: Transport = "grpc") -> tuple[Address, ...]:
+    """Read several addresses, separated by commas.
+
+    Raises:
+        UsageError: One of them is no address.
+    """
+    return tuple(parse_address(part, transport) for part in _parts(text))
+
+
+def _parts(text: str) -> list[str]:
+    """The addresses of a list; a comma at its end is nothing."""
+    parts = [part.strip() for part in text.split(",")]
+    return [part for part in parts if part] or [text]
+
+
 def parse_address(text: str, transport: Transport = "grpc") -> Address:
     """Read `host`, `host:port`, `[::1]:port`, `::1`, or any of them after `http://` or `https://`.
 

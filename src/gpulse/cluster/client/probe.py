@@ -24,14 +24,18 @@ class Found(NamedTuple):
     tls: bool
 
 
-def check_listening(address: Address) -> None:
+def check_listening(address: Address, seconds: float = CONNECT_SECONDS) -> None:
     """Open and close a connection: what is wrong with it is told better by the system than by gRPC.
+
+    Args:
+        address: Where.
+        seconds: How long to wait for it.
 
     Raises:
         UnreachableError: Nobody listens there.
     """
     try:
-        socket.create_connection((address.host, address.port), CONNECT_SECONDS).close()
+        socket.create_connection((address.host, address.port), seconds).close()
     except OSError as error:
         raise unreachable(address, error) from error
 

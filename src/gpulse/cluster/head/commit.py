@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from gpulse.errors import DiskError, GpulseError
 from gpulse.store.entry import Entry
+from gpulse.store.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +49,6 @@ class Journal(Protocol):
         Raises:
             GpulseError: It is not usable yet.
         """
-
-
-class Trouble(NamedTuple):
-    """Why nothing can be stored."""
-
-    since: float
-    message: str
-    hint: str | None
 
 
 class _Waiting(NamedTuple):
@@ -98,6 +91,8 @@ class Committer:
         self._failed_bytes = 0
         self._thread = ThreadPoolExecutor(1, "commit")
         self._began: float | None = None
+        self.last_seconds: float | None = None
+        """How long the last commit took."""
         self._hurry = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -173,6 +168,7 @@ class Committer:
                 try:
                     await self._in_thread(self._journal.commit, entries)
                 finally:
+                    self.last_seconds = max(0.0, self._now() - self._began)
                     self._began = None
         except DiskError as error:
             self._stop(error, taken)

@@ -103,6 +103,10 @@ class Stream:
             self._wake.clear()
             messages, self._messages = self._messages, []
             due, self._due = self._due, {}
-            messages += [HeadMessage(durable=Durable(run=run, sequence=last)) for run, last in due.items()]
+            shift_us = self.member.shift_us
+            messages += [
+                HeadMessage(durable=Durable(run=run, sequence=last, shift_us=shift_us))
+                for run, last in due.items()
+            ]
             for message in messages:
                 await context.write(message.SerializeToString())

@@ -59,6 +59,7 @@ def _how(node: LiveNode, now: float) -> Document:
     return {
         "state": node.state,
         "connected": node.connected,
+        "elsewhere": node.elsewhere,
         "last_seen": iso(node.seen),
         "silent_seconds": round(max(0.0, now - node.seen), 3),
         "version": node.version,

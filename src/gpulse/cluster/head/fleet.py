@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 from gpulse.cluster.api.interface import LiveNode, NodeState
-from gpulse.cluster.head.membership import Register, state_of
+from gpulse.cluster.head.membership import Abroad, Register, is_undecided, state_of
 from gpulse.model.columns import Layout, PackedFrame
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
+from gpulse.model.job import JOB, JOB_END, Job
+from gpulse.model.job import from_document as job_from
 from gpulse.model.packing import device_of, unpack_frame
 from gpulse.model.process import Owner, ProcessIdentity
-from gpulse.store.base import StoredGpu, StoredNode, StoredProcess
+from gpulse.model.xid import XID, XidLedger
+from gpulse.model.xid import from_document as xid_from
+from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
 
 _USUAL_INTERVAL_SECONDS = 1.0
 _QUICK_SCOPES = frozenset({"gpu", "host"})
+_JOB_EVENTS = frozenset({JOB, JOB_END, "agent_started"})
+_MOST_JOBS = 4096
+"""Of one node: nobody fills the head's memory."""
+_LONGEST_JOB_SECONDS = 7 * 86_400.0
+_MOST_JOB_EVENTS = 20_000
+"""How much of what was told of jobs is read again at a start."""
+_MOST_XID_EVENTS = 20_000
 
 
 class Past(Protocol):
@@ -38,6 +50,17 @@ class Past(Protocol):
     def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
         """The last event of a kind, by node."""
 
+    def events(
+        self,
+        *,
+        start: float,
+        end: float,
+        kinds: Collection[str] | None = None,
+        nodes: Collection[int] | None = None,
+        most: int | None = None,
+    ) -> list[StoredEvent]:
+        """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
+
     def seen(self, node: int) -> float | None:
         """When something came from a node last, as far as that is known."""
 
@@ -55,6 +78,8 @@ class Run:
         """How many its agent had to give up, as far as was told."""
         self.killed = False
         """Whether it was told that it ended badly."""
+        self.elsewhere = 0
+        """Up to this frame another head has it all, as far as was told."""
 
 
 class Member:
@@ -66,9 +91,12 @@ class Member:
         """When something came from it last, on the head's clock."""
         self.state: NodeState = "healthy"
         self.connected = False
+        self.abroad = Abroad()
         self.version = ""
         self.shift_us = 0
         self.processes: dict[int, ProcessIdentity] = {}
+        self.jobs: dict[str, Job] = {}
+        self.xids = XidLedger()
         self.findings: Sequence[Mapping[str, Any]] = ()
         self.health: tuple[Health, ...] = ()
         self.known: tuple[Device, ...] = ()
@@ -81,6 +109,15 @@ class Member:
     def name(self) -> str:
         """How people name it."""
         return self.stored.name
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another head has it."""
+        return not self.connected and self.abroad.is_newer(self.seen)
+
+    def forget_words(self) -> None:
+        """What its agent told this head is of the past by now."""
+        self.processes, self.jobs, self.findings, self.health = {}, {}, (), ()
 
     def take(self, packed: PackedFrame, layouts: Mapping[int, Layout], shift_us: int) -> None:
         """The newest frame came."""
@@ -104,6 +141,7 @@ class Member:
                 packed,
                 slow=self._slow,
                 identities=self.processes,
+                jobs=self.jobs,
                 shift_us=shift_us,
             )
             self._decoded = frame._replace(health=self.health)
@@ -131,6 +169,18 @@ class Member:
                     self.processes.pop(pid, None)
             case "agent_started":
                 self.processes.clear()
+                self.jobs.clear()
+            case "job":
+                with suppress(ValueError):
+                    job = job_from(document)
+                    if job.id in self.jobs or len(self.jobs) < _MOST_JOBS:
+                        self.jobs[job.id] = job
+            case "job_end":
+                self.jobs.pop(str(document.get("job")), None)
+            case "xid":
+                xid = xid_from(document)
+                if xid is not None:
+                    self.xids.add(xid._replace(time=xid.time + self.shift_us / 1e6))
             case "findings":
                 found = document.get("findings")
                 self.findings = [f for f in found if isinstance(f, dict)] if isinstance(found, list) else ()
@@ -150,6 +200,12 @@ class Fleet:
         self.runs = dict(runs)
         self.layouts = layouts
         """Shared with the store, which reads frames by them."""
+        self.asked: float | None = None
+        """When the engine was last asked for nodes of other heads, on the head's clock; None when there is none."""
+        self.shares = False
+        """Whether other heads tell this one what their agents say."""
+        self.looked = asyncio.Event()
+        """Set when somebody looks at the nodes."""
         self._used: dict[int, float] = {}
         """By layout when a frame last referred to it, on the head's clock."""
 
@@ -186,8 +242,10 @@ class Fleet:
         living = store.processes(start=now, end=now + 1.0)
         findings, health = store.latest("findings"), store.latest("health")
         gpus = store.gpus()
+        jobs = self._jobs(store, now)
         for node in store.nodes().values():
             member = self.member(node, store.seen(node.id) or node.first_seen)
+            member.happened(json.dumps(jobs.get(node.id, ())).encode())
             member.known = tuple(_devices(gpu for gpu in gpus if gpu.node == node.id))
             member.state = state_of(now - member.seen, _USUAL_INTERVAL_SECONDS)
             for process in living:
@@ -197,6 +255,29 @@ class Fleet:
             for event, latest in (("findings", findings), ("health", health)):
                 if node.id in latest:
                     member.happened(json.dumps([{**latest[node.id][1], "event": event}]).encode())
+        self._restore_xids(store, now)
+
+    def _restore_xids(self, store: Past, now: float) -> None:
+        """Count the Xid errors that are still known of, so that counters outlive agents and heads."""
+        for event in store.events(start=0.0, end=now + 1.0, kinds={XID}, most=_MOST_XID_EVENTS):
+            member = self.members.get(event.node or 0)
+            if member is not None:
+                member.happened(json.dumps([{**event.detail, "event": XID}]).encode())
+
+    @staticmethod
+    def _jobs(store: Past, now: float) -> dict[int, list[dict[str, Any]]]:
+        """By node what was told of jobs, oldest first."""
+        told: dict[int, list[dict[str, Any]]] = {}
+        for event in store.events(
+            start=now - _LONGEST_JOB_SECONDS,
+            end=now + 1.0,
+            kinds=_JOB_EVENTS,
+            nodes=set(store.nodes()),
+            most=_MOST_JOB_EVENTS,
+        ):
+            if event.node is not None:
+                told.setdefault(event.node, []).append({**event.detail, "event": event.kind})
+        return told
 
     def clock_was_set(self, seconds: float) -> None:
         """The head's clock went forward: nobody was silent for that long."""
@@ -207,30 +288,65 @@ class Fleet:
         """The nodes whose state is another one by now, and the one it was before."""
         changed = []
         for member in self.members.values():
+            if member.is_elsewhere:  # the other head says what becomes of it
+                member.state = member.abroad.state(member.seen, now, interval_seconds)
+                continue
             state = state_of(now - member.seen, interval_seconds)
-            if state != member.state:
-                changed.append((member, member.state))
-                member.state = state
+            if state == member.state or (not member.connected and is_undecided(self.asked, member.seen, now)):
+                continue
+            changed.append((member, member.state))
+            member.state = state
         return changed
+
+    def heard_elsewhere(self, member: Member, seen: float, frame: Frame | None = None) -> None:
+        """Another head has got something from a node.
+
+        Args:
+            member: The node.
+            seen: When.
+            frame: Its newest readings, if they were asked for.
+        """
+        was_here = not member.is_elsewhere
+        member.abroad.seen = max(member.abroad.seen, seen)
+        if frame is not None:
+            member.abroad.frame = frame._replace(node=node_of(member.stored))
+        if was_here and member.is_elsewhere and not self.shares:
+            member.forget_words()
 
     def live(self) -> list[LiveNode]:
         """Every node with its newest frame, by name."""
-        return [
-            LiveNode(
-                member.stored.id,
-                member.name,
-                member.state,
-                member.connected,
-                member.seen,
-                member.frame(self.layouts),
-                member.processes,
-                member.findings,
-                member.stored.labels,
-                member.version,
-                member.known,
-            )
-            for member in sorted(self.members.values(), key=lambda member: member.name)
-        ]
+        return list(self.one_by_one())
+
+    def one_by_one(self) -> Iterator[LiveNode]:
+        """The same, each taken apart when it is reached: others may get their turn in between."""
+        self.looked.set()
+        for member in sorted(self.members.values(), key=lambda member: member.name):
+            yield self._alive(member)
+
+    def _alive(self, member: Member) -> LiveNode:
+        frame, seen = member.frame(self.layouts), member.seen
+        is_elsewhere, abroad = member.is_elsewhere, member.abroad
+        if is_elsewhere:
+            seen = max(seen, abroad.seen)
+            if abroad.frame is not None and (frame is None or frame.time < abroad.frame.time):
+                frame = abroad.frame._replace(jobs=tuple(member.jobs.values()), health=member.health)
+        return LiveNode(
+            member.stored.id,
+            member.name,
+            member.state,
+            member.connected,
+            seen,
+            frame,
+            member.processes,
+            member.findings,
+            member.stored.labels,
+            member.version,
+            member.known,
+            member.stored.host,
+            member.stored.machine,
+            member.xids,
+            is_elsewhere,
+        )
 
 
 def _devices(stored: Iterable[StoredGpu]) -> list[Device]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
 from gpulse.cluster.api.interface import Document, HeadInterface
+from gpulse.cluster.head.beyond import Beyond, Places
 from gpulse.cluster.head.clock import SteadyClock
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.exports import Exports
@@ -58,6 +59,8 @@ class HeadConfig(NamedTuple):
     """Where to say, besides in the data directory, where it listens."""
     expected: Callable[[], Sequence[str]] = tuple
     """The nodes that should be there, asked now and then: what was never heard of is shown as missing."""
+    places: Places = Places()
+    """What it has beyond its own disk."""
 
 
 class Listening(NamedTuple):
@@ -121,8 +124,11 @@ class Head:
             stack.push_async_callback(asyncio.to_thread, self._archive.close)
             self._usage = await asyncio.to_thread(self._archive.usage)
             self._expected = await asyncio.to_thread(self._config.expected)
+            self._beyond = Beyond(self._archive, self._config.places, now=self._clock.now)
+            await self._beyond.open(stack)
             service = self._assemble()
             stack.callback(self._committer.close)
+            stack.callback(self._beyond.close)
             await self._wake_sessions()
             server = make_server(self._ingest, Calls(service, self._access.grpc, now=self._clock.now))
             port = self._bind(server)
@@ -148,6 +154,7 @@ class Head:
                     ("watch", self._watch()),
                     ("measure", self._measure()),
                     ("upkeep", self._upkeep.run()),
+                    *self._beyond.work(),
                 )
             ]
             log.info("%s", self._greeting(listening))
@@ -179,17 +186,26 @@ class Head:
         )
         self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
         self._upkeep = Upkeep(archive, self._fleet, self._ingest, config.rules, now=now)
-        self._exports = Exports(archive, config.output_dir, now=now)
+        keep_seconds = config.rules.book_seconds or config.rules.keep_seconds
+        store = self._beyond.join(
+            self._fleet,
+            self._ingest,
+            self._sessions,
+            keep_seconds=keep_seconds,
+            resume=config.auto_resume,
+        )
+        self._exports = Exports(store, config.output_dir, now=now)
         return Service(
             fleet=self._fleet,
             ingest=self._ingest,
             committer=self._committer,
-            store=archive,
+            store=store,
             sessions=self._sessions,
             settings=self._settings,
             exports=self._exports,
             storage=self._storage,
-            keep_seconds=config.rules.keep_seconds,
+            beyond=self._beyond.status,
+            keep_seconds=keep_seconds,
             expected=lambda: self._expected,
             now=now,
             stop=self.stop,
@@ -219,7 +235,7 @@ class Head:
     async def _wake_sessions(self) -> None:
         """Sessions that went on when the last head ended are interrupted since then."""
         entries = [Entry.of_fact("settings", time=self._clock.now(), **self._settings.to_dict())]
-        for session in self._sessions.all():
+        for session in () if self._beyond.wakes_sessions else self._sessions.all():
             left = woken(session, self._archive.newest, self._clock.now(), resume=self._config.auto_resume)
             if left != session:
                 self._sessions.put(left)
@@ -317,6 +333,8 @@ class Head:
             "hint": trouble.hint if trouble else None,
             "since": trouble.since if trouble else None,
             "directory": self._archive.directory,
+            "waiting_bytes": self._committer.waiting_bytes,
+            "commit_seconds": self._committer.last_seconds,
             **self._usage._asdict(),
         }
 
@@ -326,6 +344,7 @@ class Head:
         for entry in entries:
             if entry.fact is not None and entry.fact["fact"] == "session":
                 self._sessions.put(Session.from_dict(entry.fact))
+        self._beyond.committed(entries)
 
     async def _leave(self, closing: Sequence[Awaitable[object]]) -> None:
         """Take nothing more in, have what came on disk, and leave sessions to be recovered."""
@@ -334,13 +353,14 @@ class Head:
         await asyncio.gather(self._exports.close(), *closing)
         now = self._clock.now()
         self._ingest.event("head_stopped", None, version=__version__)
-        for session in self._sessions.active():
+        for session in () if self._beyond.is_carried_on else self._sessions.active():
             self._ingest.note("session", **interrupted(session, now).to_dict())
             log.warning(
                 "session %s is interrupted; to go on: gpulse session recover %s", session.name, session.name
             )
         with suppress(DiskError):
             await self._committer.durable()
+        await self._beyond.finish()
 
 
 def _bracketed(host: str) -> str:

@@ -19,16 +19,19 @@ from gpulse.cluster.head.checks import (
     read_message,
     unzipped,
 )
-from gpulse.cluster.head.commit import Committer, Trouble
+from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.connection import Allowed, Stream, shown_peer
 from gpulse.cluster.head.fleet import Fleet, Member, Run
 from gpulse.cluster.head.greeting import Refused, checked_hello
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
-from gpulse.model.columns import PackedFrame, layout_id
+from gpulse.model.codec import plain
+from gpulse.model.columns import BlockPacker, PackedFrame, layout_id
+from gpulse.model.device import Device
 from gpulse.store.base import StoredNode
 from gpulse.store.book.frames import FrameEvents
 from gpulse.store.entry import Entry
 from gpulse.store.journal import Batch
+from gpulse.store.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +134,9 @@ class Ingest:
         member = self._fleet.member(stored, now)
         self._take_over(member, hello)
         member.seen, member.connected, member.version = now, True, hello.version
+        member.abroad.moved = False
+        if hello.HasField("shift_us"):  # frames that another head has as well are to have the same times here
+            member.shift_us = hello.shift_us
         for run in hello.runs:
             self._announced(run, stored, hello, now)
         task = asyncio.current_task()
@@ -162,6 +168,34 @@ class Ingest:
                         self.streams[other.id].tell(HeadMessage(warning=text))
         return node
 
+    def learn(self, host: str, machine: str, *, name: str, facts: Mapping[str, Any]) -> StoredNode:
+        """A node that another head has; it is written down when it was not known.
+
+        Args:
+            host: What it calls itself.
+            machine: Tells it from others that do so.
+            name: What the other head calls it.
+            facts: What is known of it.
+        """
+        register = self._fleet.register
+        known = register.find(host, machine)
+        if known is not None:
+            return known
+        node = register.new(host, machine, self._now(), name=name)._replace(facts=dict(facts))
+        if node.name != name:
+            log.warning(
+                "another head's %s is shown as %s: there is another machine of that name", name, node.name
+            )
+        register.put(node)
+        self.note("node", **_node_fact(node))
+        return node
+
+    def learn_devices(self, node: int, devices: Sequence[Device]) -> None:
+        """Write down which GPUs a node of another head has."""
+        packer = BlockPacker("gpu", ())
+        packer.pack([plain(device) for device in devices], [({}, {}) for _ in devices])
+        self._told_layout(node, packer.text)
+
     def _take_over(self, member: Member, hello: Hello) -> None:
         """Make place for a stream where there is one of the same machine, or refuse it."""
         other = self.streams.get(member.stored.id)
@@ -186,6 +220,9 @@ class Ingest:
                 "it has frames of another node: its state directory was copied from there; remove it",
             )
         state = self._fleet.runs[run.id]
+        if run.elsewhere > state.received:  # another head has the rest, and was told of what is missing there
+            state.elsewhere = max(state.elsewhere, run.elsewhere)
+            state.dropped = max(state.dropped, run.dropped_elsewhere)
         if (
             run.ended_badly and not state.killed
         ):  # it is told with every hello until it is certain to be known
@@ -222,7 +259,12 @@ class Ingest:
                 case "dropped":
                     self._dropped(stream.member.stored.id, message.dropped)
                 case "goodbye":
-                    log.info("%s says goodbye", stream.member.name)
+                    stream.member.abroad.moved = message.goodbye.moved
+                    log.info(
+                        "%s %s",
+                        stream.member.name,
+                        "goes on at another head" if message.goodbye.moved else "says goodbye",
+                    )
                     return
 
     def _dropped(self, node: int, run: Any) -> None:
@@ -235,13 +277,16 @@ class Ingest:
     # --- what comes over it
 
     def _layout(self, stream: Stream, text: bytes) -> None:
+        self._told_layout(stream.member.stored.id, text)
+
+    def _told_layout(self, node: int, text: bytes) -> None:
         name = layout_id(text)
         layout = self._fleet.layouts.get(name)
         if layout is None:
             layout = self._fleet.layouts[name] = checked_layout(text)
             self.note("layout", id=str(name), text=text.decode())
         if layout.scope == "gpu":
-            self.note("devices", node=stream.member.stored.id, layout=str(name), time=self._now())
+            self.note("devices", node=node, layout=str(name), time=self._now())
 
     def _batch(self, stream: Stream, message: Any) -> None:
         run = self._fleet.runs.get(message.run)
@@ -262,8 +307,8 @@ class Ingest:
             if run.received <= run.durable:
                 stream.acknowledge(message.run, run.durable)
             return
-        if first > run.received + 1:
-            missing = first - run.received - 1
+        missing = first - 1 - max(run.received, run.elsewhere)
+        if missing > 0:
             self.event("gap", run.node, run=message.run.hex(), frames=missing, before=first)
         shift_us = self._shift(stream, message.run, frames[-1])
         check_moments(frames, shift_us)
@@ -284,8 +329,7 @@ class Ingest:
         member.take(frames[-1], self._fleet.layouts, shift_us)
         self._fleet.used(frames, now_us / 1e6)
         self.frames += len(frames)
-        self.version += 1
-        self._news.set()
+        self.changed()
 
     def _shift(self, stream: Stream, run: bytes, frame: PackedFrame) -> int:
         """What to add to the times of these frames to have them on the head's clock."""
@@ -337,6 +381,11 @@ class Ingest:
         """The head ends: send every agent away, in words."""
         for stream in list(self.streams.values()):
             stream.end(grpc.StatusCode.UNAVAILABLE, "the head ends")
+
+    def changed(self) -> None:
+        """There is something new to see."""
+        self.version += 1
+        self._news.set()
 
     async def news(self) -> None:
         """Wait until the next batch comes."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import Document, Download, Format, Grouping, LiveNode, RefusedError
+from gpulse.cluster.api.interface import Document, Download, Format, Grouping, JobKind, LiveNode, RefusedError
 from gpulse.cluster.head import describe
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.expected import missing
@@ -17,6 +17,7 @@ from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
 from gpulse.cluster.head.past.happened import Happened
+from gpulse.cluster.head.past.job import Jobs
 from gpulse.cluster.head.past.past import Past
 from gpulse.cluster.head.sessions import (
     LONGEST_INTERVAL_MS,
@@ -53,6 +54,7 @@ class Service:
         settings: Settings,
         exports: Exports,
         storage: Callable[[], Document],
+        beyond: Callable[[], Document] = dict,
         keep_seconds: float,
         expected: Callable[[], Sequence[str]],
         now: Callable[[], float],
@@ -65,12 +67,16 @@ class Service:
         self._settings = settings
         self._exports = exports
         self._storage = storage
+        self._beyond = beyond
         self._keep_seconds = keep_seconds
         self._expected = expected
         self._now = now
         self._stop = stop
         self._past = Past(store, fleet.register, exports.gpus, lambda: settings.interval_seconds)
         self._happened = Happened(store, fleet.register, self._past.node_ids)
+        self._jobs = Jobs(
+            store, fleet.register, self._past.node_ids, exports.gpus, lambda: settings.interval_seconds
+        )
         self._started = now()
         self._session_lock = asyncio.Lock()
         self._work: set[asyncio.Task[Document]] = set()
@@ -112,6 +118,7 @@ class Service:
             "nodes": describe.nodes(live, now),
             "missing_nodes": self.missing(),
             "storage": self._storage(),
+            **self._beyond(),
         }
 
     def clients(self) -> Document:
@@ -160,6 +167,10 @@ class Service:
     def live(self) -> list[LiveNode]:
         """Every node with its newest frame."""
         return self._fleet.live()
+
+    def one_by_one(self) -> Iterator[LiveNode]:
+        """The same, each taken apart when it is reached: others may get their turn in between."""
+        return self._fleet.one_by_one()
 
     def missing(self) -> list[str]:
         """The nodes that should be there and were never heard of."""
@@ -257,6 +268,21 @@ class Service:
         """Who held GPUs, for how long, and how much of that they did nothing."""
         return await self._past.usage(
             start=start, end=self._now() if end is None else end, by=by, nodes=nodes, users=users
+        )
+
+    async def job(
+        self,
+        *,
+        job: str,
+        kind: JobKind | None = None,
+        node: str | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 0,
+    ) -> Document:
+        """How well a job, a session or a process used its GPUs."""
+        return await self._jobs.job(
+            job=job, kind=kind, node=node, start=start, end=end, points=points, now=self._now()
         )
 
     async def events(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpulse.cluster.api.interface import RefusedError
 from gpulse.model.session import LONGEST_LABEL, MOST_LABELS, Interruption, Session, checked_name
+from gpulse.store.book.sessions import newer
 
 SHORTEST_INTERVAL_MS = 50
 LONGEST_INTERVAL_MS = 3_600_000
@@ -29,6 +30,11 @@ class Sessions:
     def put(self, session: Session) -> None:
         """Take in what is new about a session."""
         self._by_id[session.id] = session
+
+    def hear(self, session: Session) -> None:
+        """Take in what another head says about a session, unless more is known of it here."""
+        known = self._by_id.get(session.id)
+        self._by_id[session.id] = session if known is None else newer(known, session)
 
     def find(self, name: str) -> Session:
         """A session by its id, or the newest of that name.

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from gpulse.cluster import wire
-from gpulse.cluster.head.commit import Trouble
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.errors import GpulseError
 from gpulse.store.archive import SEAL_BYTES, SEAL_SECONDS, Archive
+from gpulse.store.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class Rules(NamedTuple):
     limit_bytes: int | None = None
     seal_seconds: float = SEAL_SECONDS
     """How long frames may be in the log and in memory alone."""
+    book_seconds: float | None = None
+    """How long nodes, sessions, events and processes are kept; as long as samples when None."""
 
 
 class Notes(Protocol):
@@ -100,11 +102,13 @@ class Upkeep:
             self._notes.note("forget", layouts=[str(layout) for layout in old])
 
     async def _tidy(self) -> None:
+        rules, is_held = self._rules, time.monotonic() < self._held_until
         dropped = await asyncio.to_thread(
             self._archive.tidy,
             self._now(),
-            keep_seconds=math.inf if time.monotonic() < self._held_until else self._rules.keep_seconds,
-            limit_bytes=self._rules.limit_bytes,
+            keep_seconds=math.inf if is_held else rules.keep_seconds,
+            limit_bytes=rules.limit_bytes,
+            book_seconds=rules.book_seconds,
         )
         if dropped:
             log.info("dropped %d old pieces of history", len(dropped))

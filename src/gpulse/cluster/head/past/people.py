@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpulse.store.base import Holding, Share, StoredProcess
@@ -52,12 +52,17 @@ class People:
         found = self._stored(held)
         if found is None:
             return person(None, held)
+        *_, top = self.line(found)
+        return person(top, held)
+
+    def line(self, process: StoredProcess) -> Iterator[StoredProcess]:
+        """A process and those it descends from, as far up as processes are known."""
+        found: StoredProcess | None = process
         for _ in range(_DEEPEST):
-            parent = self._alive(found.node, found.identity.get("parent_pid"), found)
-            if parent is None:
-                break
-            found = parent
-        return person(found, held)
+            if found is None:
+                return
+            yield found
+            found = self._alive(found.node, found.identity.get("parent_pid"), found)
 
     def _stored(self, held: Holding | Share) -> StoredProcess | None:
         if held.pid is None:
@@ -89,22 +94,27 @@ def person(process: StoredProcess | None, held: Holding | Share) -> Person:
     """What a stored process says of itself, as far as that makes sense."""
     if process is None:
         return Person((held.node, held.pid or 0, held.start))
-    identity = process.identity
-    owner = identity.get("owner")
-    owner = owner if isinstance(owner, Mapping) else {}
+    identity, owner = process.identity, owner_of(process)
     command = identity.get("command")
     return Person(
         (process.node, process.pid, process.start),
-        user=_text(owner.get("user")),
-        job=_text(owner.get("job")),
-        container=_text(owner.get("container")),
-        pod=_text(owner.get("pod")),
-        name=_text(identity.get("name")),
+        user=text(owner.get("user")),
+        job=text(owner.get("job")),
+        container=text(owner.get("container")),
+        pod=text(owner.get("pod")),
+        name=text(identity.get("name")),
         command=tuple(str(word) for word in command) if isinstance(command, (list, tuple)) else (),
         first_seen=process.first_seen,
         ended=process.ended,
     )
 
 
-def _text(value: Any) -> str | None:
+def owner_of(process: StoredProcess) -> Mapping[str, Any]:
+    """On whose behalf a process runs: the fields of `model.process.Owner`, as they were told."""
+    owner = process.identity.get("owner")
+    return owner if isinstance(owner, Mapping) else {}
+
+
+def text(value: Any) -> str | None:
+    """A text that says something; None for anything else."""
     return value if isinstance(value, str) and value else None

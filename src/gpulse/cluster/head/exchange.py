@@ -1,0 +1,146 @@
+"""The side of sharing that touches the shared directory: it tells and hears, and may hang whenever it does."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from gpulse.errors import GpulseError
+from gpulse.store.archive import Archive
+from gpulse.store.book.foreign import NOTHING, Reached
+from gpulse.store.shared.copying import drop_tables
+from gpulse.store.shared.folder import Life, Stretch, drop_files, head_ids, read_life, read_on, write_life
+from gpulse.store.shared.outbox import Outbox
+
+ALIVE_SECONDS = 20.0
+"""A head that said nothing for longer is taken to be gone."""
+_LIFE_SECONDS = 5.0
+_RETRY_SECONDS = 120.0
+_DROP_SECONDS = 3600.0
+_STRETCH_BYTES = 1 << 20
+"""So much is taken in at once, which must not take long."""
+
+Take = Callable[[str, Reached, Stretch], None]
+"""Given a head, up to where it was heard, and what it tells after that."""
+
+
+class Exchange:
+    """Tells other heads, and hears them. For one thread; `is_alive`, `others` and what they need may be asked by any."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        directory: str,
+        head_id: str,
+        *,
+        reached: Mapping[str, Reached],
+        take: Take,
+        now: Callable[[], float],
+        keep_seconds: float,
+    ) -> None:
+        """Prepare; the directory is not touched yet.
+
+        Args:
+            archive: This head's store.
+            directory: The one that all heads see.
+            head_id: Which head this is.
+            reached: By head how far it is taken in.
+            take: Called with what others tell; `reached` says when it is taken in.
+            now: This head's clock.
+            keep_seconds: For how long facts are kept there.
+        """
+        self.outbox = Outbox(archive, directory, head_id, now=now)
+        self.others: Mapping[str, Life] = {}
+        """The other heads, as they said they are."""
+        self._archive = archive
+        self._directory = directory
+        self._id = head_id
+        self._reached = reached
+        self._take = take
+        self._now = now
+        self._keep_seconds = keep_seconds
+        self._started = now()
+        self._looked = -math.inf
+        self._handed: dict[str, tuple[Reached, float]] = {}
+        """By head after which place something was handed over to be taken in, and when to try that again."""
+        self._told = -math.inf
+        self._written: float | None = None
+        """When this head said how it is, on the file server's clock."""
+        self._dropped = -math.inf
+
+    def is_alive(self, life: Life) -> bool:
+        """Whether a head is there, by the file server's clock: those of heads may differ."""
+        own = self._written
+        if own is None or time.monotonic() - self._looked >= ALIVE_SECONDS:
+            return False
+        return not life.ended and life.written > own - ALIVE_SECONDS
+
+    def tell(self, *, is_ending: bool = False) -> None:
+        """Write everything that is committed, and now and then how this head is.
+
+        Raises:
+            OSError: It cannot be written.
+            GpulseError: The directory is not there, or the log cannot be read.
+        """
+        check_directory(self._directory)
+        self.outbox.write()
+        now = time.monotonic()
+        if now - self._told >= _LIFE_SECONDS or is_ending:
+            told, newest = self.outbox.told, self._archive.newest
+            life = Life(
+                self._id, socket.gethostname(), self._started, self._now(), newest, told, ended=is_ending
+            )
+            self._written = write_life(self._directory, life)
+            self._told, self.outbox.durable = now, told
+        if now - self._dropped >= _DROP_SECONDS and math.isfinite(self._keep_seconds):
+            self._dropped = now
+            self._drop()
+
+    def _drop(self) -> None:
+        """Remove what is too old: of this head, and of those that are gone for that long."""
+        before = self._now() - self._keep_seconds
+        self.outbox.drop_before(before)
+        for head, life in self.others.items():
+            if life.alive < before:
+                drop_files(f"{self._directory}/{head}", before)
+                drop_tables(f"{self._directory}/{head}", before)
+
+    def hear(self) -> None:
+        """Hand over what is new of every other head.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        heads = [head for head in head_ids(self._directory) if head != self._id]
+        lives = {head: read_life(self._directory, head) for head in heads}
+        self.others = {head: life for head, life in lives.items() if life is not None}
+        self._looked = time.monotonic()
+        for head in heads:
+            self._hear(head)
+
+    def _hear(self, head: str) -> None:
+        """Hand over what a head tells, once what it told before is taken in."""
+        before = self._reached.get(head, NOTHING)
+        handed = self._handed.get(head)
+        if handed is not None and handed[0] == before and time.monotonic() < handed[1]:
+            return
+        stretch = read_on(f"{self._directory}/{head}", *before, most_bytes=_STRETCH_BYTES)
+        if stretch is not None:
+            # What is handed over again, because it seems to be lost, is taken in once.
+            self._handed[head] = before, time.monotonic() + _RETRY_SECONDS
+            self._take(head, before, stretch)
+
+
+def check_directory(directory: str) -> None:
+    """See that the shared directory is there: it is not made, since a file system may belong in its place.
+
+    Raises:
+        GpulseError: It is not.
+    """
+    if not os.path.isdir(directory):
+        raise GpulseError(
+            f"there is no shared directory {directory}", hint="mount its file system, or make it on one"
+        )

@@ -1,0 +1,177 @@
+"""How well GPUs were used: figures of each GPU in somebody's time, added up, and beside what everybody had."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gpulse.cluster.api.interface import Document
+from gpulse.cluster.head.past.chart import Grid
+from gpulse.cluster.head.past.people import Key, Person
+from gpulse.cluster.head.past.usage import Tally
+from gpulse.model.metric import CATALOGUE
+from gpulse.store.base import Share, Steps, StoredGpu
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+METRICS = (
+    "gpu_utilization_ratio",
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+    "memory_used_bytes",
+    "power_watts",
+    "pcie_rx_bytes_per_second",
+    "pcie_tx_bytes_per_second",
+)
+"""What matters of a GPU."""
+BUSY_METRICS = ("gpu_utilization_ratio", "sm_active_ratio")
+IDLE_RATIO = 0.01
+_DIGITS = 6
+
+GpuKey = tuple[int, str]
+"""Node and UUID."""
+Spans = Sequence[tuple[float, float]]
+
+
+class Figure(NamedTuple):
+    """A metric over some time."""
+
+    mean: float
+    max: float
+    seconds: float
+    """For how long it is known."""
+
+    def document(self, metric: str) -> Document:
+        """As the API tells it."""
+        return {"unit": CATALOGUE["gpu"][metric].unit, "mean": _rounded(self.mean), "max": _rounded(self.max)}
+
+
+Figures = Mapping[str, Figure]
+
+
+def within(times: NDArray[np.float64], step: float, spans: Spans) -> NDArray[np.float64]:
+    """How much of each step lies in some stretches of time, in seconds."""
+    found = np.zeros(len(times))
+    for first, last in spans:
+        found += np.clip(np.minimum(times + step, last) - np.maximum(times, first), 0.0, None)
+    return found
+
+
+def figure(steps: Steps, moments: Grid, spans: Spans) -> Figure | None:
+    """A metric in some stretches of time; None when nothing is known of it then."""
+    weights = within(steps.times, moments.step, spans)
+    known = weights > 0
+    seconds = float(weights.sum())
+    if not seconds:
+        return None
+    mean = float((steps.means * weights).sum()) / seconds
+    return Figure(mean, float(steps.highs[known].max()), seconds)
+
+
+def together(some: Iterable[Figures]) -> dict[str, Figure]:
+    """The figures of several GPUs as those of one: means by how long each is known."""
+    found: dict[str, Figure] = {}
+    for figures in some:
+        for metric, one in figures.items():
+            other = found.get(metric)
+            if other is None:
+                found[metric] = one
+                continue
+            seconds = one.seconds + other.seconds
+            mean = (one.mean * one.seconds + other.mean * other.seconds) / seconds
+            found[metric] = Figure(mean, max(one.max, other.max), seconds)
+    return {metric: found[metric] for metric in METRICS if metric in found}
+
+
+class GpuUse(NamedTuple):
+    """What somebody had of one GPU."""
+
+    key: GpuKey
+    gpu: StoredGpu | None
+    tally: Tally
+    """Of their own processes."""
+    figures: Figures
+    granted_seconds: float | None
+    """For how long a scheduler gave it to them; None when nobody knows."""
+    unseen_seconds: float
+    """For how much of that nothing is known."""
+    is_shared: bool
+    """Whether others held it in the same time."""
+
+    @property
+    def use(self) -> str | None:
+        """In a word; None when nobody knows."""
+        if self.tally.processes:
+            return "used"
+        known = [self.figures[metric].mean for metric in BUSY_METRICS if metric in self.figures]
+        if self.is_shared or (known and max(known) <= IDLE_RATIO):
+            return "untouched"
+        return "unattributed" if known else None
+
+    @property
+    def unused_seconds(self) -> float | None:
+        """For how long they were given it and did not hold it."""
+        if self.granted_seconds is None or self.use in ("unattributed", None):
+            return None
+        return max(0.0, self.granted_seconds - self.unseen_seconds - self.tally.seconds)
+
+    def document(self, node: str) -> Document:
+        """As the API tells it."""
+        gpu = self.gpu
+        total = None if gpu is None else dict(gpu.device.get("facts") or {}).get("memory_total_bytes")
+        return {
+            "node": node,
+            "gpu": None if gpu is None else gpu.label,
+            "uuid": self.key[1],
+            "model": None if gpu is None else gpu.name,
+            "use": self.use,
+            "shared": self.is_shared,
+            "memory_total_bytes": total,
+            "allocated_seconds": _rounded(self.granted_seconds, 3),
+            "unused_seconds": _rounded(self.unused_seconds, 3),
+            **added(self.tally),
+            "metrics": {metric: one.document(metric) for metric, one in self.figures.items()},
+        }
+
+
+def added(tally: Tally) -> Document:
+    """What processes had, as the API tells it."""
+    return {
+        "gpu_seconds": round(tally.seconds, 3),
+        "idle_seconds": round(tally.idle, 3) if tally.known else None,
+        "utilization_mean": round(tally.busy / tally.known, _DIGITS) if tally.known else None,
+        "energy_joules": _rounded(tally.energy, 3),
+        "memory_bytes_max": None if tally.memory is None else int(tally.memory),
+    }
+
+
+def everybody(
+    shares: Iterable[Share], harvested: Collection[Key], capacity: Mapping[GpuKey, float]
+) -> Document:
+    """What all jobs had in the same time.
+
+    Args:
+        shares: Everybody's.
+        harvested: Processes that do not count.
+        capacity: For how long each GPU was there.
+    """
+    tally, nobody = Tally(), Person((0, 0, None))
+    for share in shares:
+        if share.pid is not None and (share.node, share.pid, share.start) not in harvested:
+            tally.add(share, nobody)
+    watts = tally.energy / tally.seconds if tally.energy is not None and tally.seconds else None
+    return {
+        "gpus": len(capacity),
+        "capacity_seconds": round(sum(capacity.values()), 3),
+        "gpus_held": len(tally.gpus),
+        **{name: value for name, value in added(tally).items() if name != "memory_bytes_max"},
+        "power_watts_mean": _rounded(watts),
+    }
+
+
+def _rounded(value: float | None, digits: int = _DIGITS) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,178 @@
+"""Reports about jobs: what a store says about somebody's GPUs in their time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from gpulse.cluster.api.interface import Document, JobKind
+from gpulse.cluster.head.membership import Register
+from gpulse.cluster.head.past import chart, efficiency, findings, report, verdicts
+from gpulse.cluster.head.past.efficiency import GpuKey, GpuUse
+from gpulse.cluster.head.past.missing import Missing, missing
+from gpulse.cluster.head.past.people import Key, People
+from gpulse.cluster.head.past.report import Found
+from gpulse.cluster.head.past.whose import Choose, Finder, Subject, key_of
+from gpulse.model.harvest import is_harvested
+from gpulse.store.base import HeadStore, Share, Steps
+
+_MOST_POINTS, _FEWEST_POINTS = 1500, 60
+_MOST_CELLS = 250_000
+"""Steps of all GPUs together; of many GPUs steps are longer."""
+_KNOWN_BEFORE_SECONDS = 120.0
+_TOLD_SECONDS = 30.0
+_MOST_TELLINGS, _MOST_TOLD_STEPS = 6000, 600
+
+
+class Jobs:
+    """A store, asked for reports."""
+
+    def __init__(
+        self,
+        store: HeadStore,
+        register: Register,
+        node_ids: Callable[[Sequence[str]], set[int] | None],
+        choose: Choose,
+        interval_seconds: Callable[[], float],
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            store: Where the answers are.
+            register: The nodes by number.
+            node_ids: The numbers of nodes by name; None for all of them.
+            choose: Finds GPUs by nodes and words such as `node:3`.
+            interval_seconds: How often agents sample.
+        """
+        self._store = store
+        self._register = register
+        self._node_ids = node_ids
+        self._finder = Finder(store, choose)
+        self._interval_seconds = interval_seconds
+
+    async def job(
+        self,
+        *,
+        job: str,
+        kind: JobKind | None,
+        node: str | None,
+        start: float | None,
+        end: float | None,
+        points: int,
+        now: float,
+    ) -> Document:
+        """How well a job, a session or a process used its GPUs.
+
+        Args:
+            job: A job's number or name, a session's name, or a pid.
+            kind: Which of them; found out when None.
+            node: Only there.
+            start: Only from then on, in epoch seconds.
+            end: Only until then.
+            points: The most steps of what is told over time; 0 for none of it.
+            now: Epoch seconds.
+
+        Raises:
+            RefusedError: There is nothing like that.
+        """
+        nodes = self._node_ids([] if node is None else [node])
+
+        def ask() -> Document:
+            subject = self._finder.find(job, kind, nodes=nodes, window=(start, end), now=now)
+            found = self._looked_up(subject)
+            gaps = self._missing(found)
+            uses = report.uses(found, gaps)
+            return report.document(found, uses, gaps, self._findings(found, uses), points)
+
+        return await asyncio.to_thread(ask)
+
+    def _looked_up(self, subject: Subject) -> Found:
+        start, end = subject.start, subject.end
+        names = {number: node.name for number, node in self._register.by_id.items()}
+        shares: dict[GpuKey, list[Share]] = {}
+        if start < end:
+            for share in self._store.shares(start=start, end=end):
+                if share.node in names:
+                    shares.setdefault((share.node, share.uuid), []).append(share)
+        people = self._people(subject, shares)
+        gpus = {(gpu.node, gpu.uuid): gpu for gpu in self._store.gpus()}
+        wanted = [key for key in report.wanted(subject, shares, people, gpus) if key[0] in names]
+        moments = self._grid(start, end, len(wanted))
+        steps = self._steps(wanted, moments, start, end)
+        return Found(subject, names, shares, people, self._harvested(), gpus, moments, steps)
+
+    def _people(self, subject: Subject, shares: Mapping[GpuKey, Sequence[Share]]) -> People:
+        """Whose the processes are that can be the subject's, by their pids."""
+        if subject.kind == "session":
+            gpus = [(gpu.node, gpu.uuid) for gpu in subject.gpus]
+            pids = {share.pid for key in gpus for share in shares.get(key, ()) if share.pid is not None}
+        else:
+            pids = {process.pid for process in subject.processes}
+        return People(
+            self._store.holders(
+                pids,
+                start=subject.start - _KNOWN_BEFORE_SECONDS,
+                end=subject.end + _KNOWN_BEFORE_SECONDS,
+                nodes=subject.nodes,
+            )
+        )
+
+    def _harvested(self) -> set[Key]:
+        names = [name for name in self._store.job_names() if is_harvested(name)]
+        return {key_of(process) for process in self._store.of_jobs(names)} if names else set()
+
+    def _grid(self, start: float, end: float, gpus: int) -> chart.Grid:
+        points = max(_FEWEST_POINTS, min(_MOST_POINTS, _MOST_CELLS // max(1, gpus)))
+        return chart.grid(start, end, points, self._interval_seconds())
+
+    def _steps(
+        self, wanted: Sequence[GpuKey], moments: chart.Grid, start: float, end: float
+    ) -> dict[GpuKey, list[Steps]]:
+        found: dict[GpuKey, list[Steps]] = {key: [] for key in wanted}
+        if not moments.count or not wanted:
+            return found
+        asked = self._store.steps(
+            "gpu",
+            efficiency.METRICS,
+            start=start,
+            end=end,
+            step=moments.step,
+            nodes={node for node, _ in wanted},
+            subjects={uuid for _, uuid in wanted},
+        )
+        for steps in asked:
+            if steps.key in found:
+                found[steps.key].append(steps)
+        return found
+
+    def _missing(self, found: Found) -> list[Missing]:
+        """When nothing is known of the nodes, the first of it first."""
+        gaps = []
+        for node in sorted(found.subject.nodes & found.names.keys()):
+            steps = [one for key, own in found.steps.items() if key[0] == node for one in own]
+            spans = found.subject.spans(node)
+            gaps += missing(node, steps, found.moments, spans, self._interval_seconds())
+        return sorted(gaps, key=lambda gap: (gap.start, gap.node))
+
+    def _findings(self, found: Found, uses: Sequence[GpuUse]) -> list[Document]:
+        """What was wrong, worst first."""
+        subject = found.subject
+        names = {node: found.names[node] for node in subject.nodes if node in found.names}
+        spans: list[findings.Span] = []
+        if names and subject.start < subject.end:
+            most = max(_FEWEST_POINTS, min(_MOST_TOLD_STEPS, _MOST_TELLINGS // len(names)))
+            told = self._store.last_events(
+                start=subject.start,
+                end=subject.end,
+                every=chart.grid(subject.start, subject.end, most, _TOLD_SECONDS).step,
+                kinds=findings.KINDS,
+                nodes=names,
+            )
+            spans = findings.spans(told, subject.start)
+        labels: dict[int, set[str]] = {}
+        for use in uses:
+            if use.gpu is not None:
+                labels.setdefault(use.key[0], set()).add(use.gpu.label)
+        pids = None if subject.kind == "session" else verdicts.pids_by_node(found.keys)
+        whole = verdicts.of_the_whole(uses, subject.start, subject.end)
+        return verdicts.ranked([*whole, *verdicts.gathered(spans, names, labels, pids, subject.end)])

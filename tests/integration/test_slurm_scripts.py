@@ -1,0 +1,134 @@
+"""The prolog and the epilog by themselves: what they write, and that nothing makes them fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+CONTRIB = Path(__file__).parents[2] / "contrib" / "slurm"
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0,2"}
+SAYS = '#!/bin/sh\necho "$@ $GPULSE_HEAD $GPULSE_TOKEN_FILE"\n'
+
+
+class Scripts:
+    """Both scripts with a configuration of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.map = folder / "map"
+        self.reports = folder / "reports"
+        self.configure()
+
+    def configure(self, says: str = SAYS, **words: str) -> None:
+        """What they are to know, and what gpulse answers."""
+        program = self.folder / "gpulse"
+        program.write_text(says, encoding="utf-8")
+        program.chmod(0o755)
+        known = {"GPULSE": program, "GPULSE_HEAD": "h:1", "MAP": self.map, "REPORTS": self.reports, **words}
+        lines = [f"{name}={word}\n" for name, word in known.items()]
+        (self.folder / "slurm.conf").write_text("".join(lines), encoding="utf-8")
+
+    def run(self, name: str, **env: str) -> str:
+        """Run one as Slurm does, without a search path; what it printed. It ended well."""
+        text = (CONTRIB / name).read_text(encoding="utf-8")
+        script = self.folder / name
+        script.write_text(text.replace("/etc/gpulse", str(self.folder)), encoding="utf-8")
+        script.chmod(0o755)
+        done = subprocess.run([script], env=env, capture_output=True, text=True, check=False, cwd="/")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def mapped(self) -> dict[str, str]:
+        """What is in the directory."""
+        files = [path for path in self.map.glob("*") if not path.name.startswith(".")]
+        return {path.name: path.read_text(encoding="utf-8") for path in sorted(files)}
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Scripts:
+    """In a place of their own."""
+    return Scripts(tmp_path)
+
+
+def test_the_gpus_of_a_job_are_written_down_and_given_back(scripts: Scripts) -> None:
+    """Two jobs that share a GPU both stand there, and only the one that ends is taken out."""
+
+    scripts.run("prolog.sh", **JOB)
+    scripts.run("prolog.sh", SLURM_JOB_ID="77", SLURM_JOB_UID="0", CUDA_VISIBLE_DEVICES="2,MIG-1-2")
+    during = scripts.mapped()
+    scripts.run("epilog.sh", **JOB)
+
+    assert {"nvidia0": "7 1000\n", "nvidia2": "7 1000\n77 0\n", "MIG-1-2": "77 0\n"} == during
+    assert {"nvidia2": "77 0\n", "MIG-1-2": "77 0\n"} == scripts.mapped()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0"},
+        {"SLURM_JOB_ID": "../7", "SLURM_JOB_UID": "0", "SLURM_JOB_GPUS": "0"},
+        {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0", "SLURM_JOB_GPUS": "MIG-../../x,*,a,NoDevFiles"},
+    ],
+)
+def test_what_names_no_gpu_is_not_written(scripts: Scripts, env: dict[str, str]) -> None:
+    """A job without GPUs, and words that would lead out of the directory."""
+
+    scripts.run("prolog.sh", **env)
+    scripts.run("epilog.sh", **env)
+
+    assert {} == scripts.mapped()
+
+
+def test_the_epilog_asks_the_head_that_is_configured(scripts: Scripts) -> None:
+    """For one line, with its token, and writes it down and out."""
+
+    scripts.configure(GPULSE_TOKEN_FILE="/etc/token")
+    printed = scripts.run("epilog.sh", **JOB)
+
+    assert "job 7 --line h:1 /etc/token\n" == printed == scripts.reports.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "says", ["#!/bin/sh\necho half; exit 1\n", "#!/bin/sh\nexit 0\n", "#!/no/such/program\n"]
+)
+def test_an_epilog_without_an_answer_says_nothing(scripts: Scripts, says: str) -> None:
+    """A head that is away, a job that nobody knows, a gpulse that is not installed: none of them is Slurm's business."""
+
+    scripts.configure(says)
+
+    assert "" == scripts.run("epilog.sh", **JOB)
+    assert not scripts.reports.exists()
+
+
+def test_an_epilog_does_not_wait_for_long(scripts: Scripts) -> None:
+    """A head that does not answer keeps no node."""
+
+    scripts.configure("#!/bin/sh\nexec sleep 600\n", PATIENCE="0.2")
+    began = time.monotonic()
+
+    assert "" == scripts.run("epilog.sh", **JOB)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_the_line_goes_to_the_jobs_output_as_its_user(scripts: Scripts, tmp_path: Path) -> None:
+    """At the end of a file that the user may write, and nowhere that only root may."""
+
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    scripts.configure(TELL_USER="yes")
+    own, roots = tmp_path / "own.out", tmp_path / "roots.out"
+    for file in (own, roots):
+        file.write_text("training\n", encoding="utf-8")
+    os.chown(own, 65534, 65534)
+    user = {**JOB, "SLURM_JOB_UID": "65534", "SLURM_JOB_GID": "65534"}
+    for file in (own, roots):
+        scripts.run("epilog.sh", **user, SLURM_JOB_STDOUT=str(file))
+
+    assert "training\njob 7 --line h:1 \n" == own.read_text(encoding="utf-8")
+    assert "training\n" == roots.read_text(encoding="utf-8")

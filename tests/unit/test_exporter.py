@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gpulse.cli import agent
+from gpulse.cli.exporting import MetricsOptions
+from gpulse.cluster.agent import exporter
+from gpulse.cluster.agent.alone import run_alone
+from gpulse.cluster.agent.board import Board
+from gpulse.cluster.agent.exporter import Exporter
+from gpulse.cluster.agent.identity import Identity
+from gpulse.cluster.security import Access
+from gpulse.errors import GpulseError, UsageError
+from gpulse.model.device import Node
+from gpulse.model.finding import Finding
+from gpulse.model.frame import Frame, HostReading
+from gpulse.sources.simulated import DemoMachine
+
+NOW = 1_767_225_600.0
+TOKEN = "0123456789abcdef" * 4
+ME = Identity("gpu-7", "machine", "boot", "instance", 1)
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        """Epoch seconds."""
+        return self.now
+
+
+@asynccontextmanager
+async def opened(board: Board, access: Access | None = None) -> AsyncIterator[int]:
+    """A server on this machine; its port."""
+    made = Exporter(board, access or Access(TOKEN, who="agent"))
+    await made.start("127.0.0.1", 0)
+    try:
+        yield int(made.address.rpartition(":")[2])
+    finally:
+        await made.close()
+
+
+async def ask(port: int, request: str) -> tuple[int, dict[str, str], bytes]:
+    """Send some bytes; the status, the headers and the body that come back."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request.encode("latin-1"))
+        raw = await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    head, _, body = raw.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body
+
+
+def get(path: str, *headers: str, method: str = "GET", host: str = "localhost") -> str:
+    """A request as it is sent."""
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *headers, "", ""])
+
+
+def demo(seconds: float = 0.0) -> Frame:
+    """A frame of the demo machine."""
+    machine = DemoMachine(NOW - 60, gpus=2)
+    try:
+        return machine.sample(NOW + seconds)
+    finally:
+        machine.close()
+
+
+async def test_the_newest_frame_is_served() -> None:
+    """What was taken last, whoever asks; nothing is read for it."""
+
+    clock = Clock()
+    board = Board(ME, clock=clock)
+    async with opened(board) as port:
+        status, _, body = await ask(port, get("/metrics"))
+        assert (200, False) == (status, b"gpulse_gpu_" in body)
+        board.show(demo(), ())
+        status, headers, body = await ask(port, get("/metrics"))
+        packed = await ask(port, get("/metrics", "Accept-Encoding: gzip"))
+        empty = await ask(port, get("/metrics", method="HEAD"))
+
+    assert (200, "text/plain; version=0.0.4; charset=utf-8") == (status, headers["Content-Type"])
+    assert 2 == body.count(b'\ngpulse_gpu_power_watts{node="gpu-7"')
+    assert b"\ngpulse_agent_frames_total 1\n" in body
+    assert b"\ngpulse_build_info{version=" in body
+    assert "gzip" == packed[1]["Content-Encoding"]
+    assert b'\ngpulse_gpu_power_watts{node="gpu-7"' in gzip.decompress(packed[2])
+    assert (200, b"") == (empty[0], empty[2])
+
+
+async def test_dcgm_names() -> None:
+    """The same frame under the other names."""
+
+    board = Board(ME, dcgm_names=True, clock=Clock())
+    board.show(demo(), ())
+    async with opened(board) as port:
+        _, _, body = await ask(port, get("/metrics"))
+
+    assert 2 == body.count(b"\nDCGM_FI_DEV_POWER_USAGE{")
+    assert b"\ngpulse_gpu_" not in body
+    assert b'\ngpulse_up{node="gpu-7"} 1\n' in body
+
+
+async def test_old_frames_are_not_served_as_fresh() -> None:
+    """When sampling stands still, readings go, and it is not ready any more."""
+
+    clock = Clock()
+    board = Board(ME, clock=clock)
+    async with opened(board) as port:
+        before = await ask(port, get("/-/ready"))
+        board.show(demo(), ())
+        ready = await ask(port, get("/-/ready"))
+        clock.now += 11
+        late = await ask(port, get("/-/ready"))
+        _, _, body = await ask(port, get("/metrics"))
+        healthy = await ask(port, get("/-/healthy"))
+
+    assert [503, 200, 503, 200] == [answer[0] for answer in (before, ready, late, healthy)]
+    assert "the newest frame is 11 s old" == json.loads(late[2])["error"]
+    assert b"gpulse_gpu_" not in body
+    assert b'\ngpulse_up{node="gpu-7"} 0\n' in body
+    assert b'\ngpulse_frame_age_seconds{node="gpu-7"} 11.0\n' in body
+
+
+async def test_rates_are_those_since_the_frame_before() -> None:
+    """Counters of two frames give what the catalogue derives from them."""
+
+    board = Board(ME, clock=Clock())
+    for second, user, idle in ((-2, 10.0, 10.0), (0, 11.0, 13.0)):
+        values = {"cpu_user_seconds_total": user, "cpu_idle_seconds_total": idle}
+        values |= dict.fromkeys(
+            [f"cpu_{part}_seconds_total" for part in ("nice", "system", "iowait", "irq", "softirq", "steal")],
+            0.0,
+        )
+        board.show(Frame(NOW + second, 100.0 + second, Node("x"), host=HostReading(values)), ())
+
+    assert 'gpulse_host_cpu_utilization_ratio{node="gpu-7"} 0.25\n' in "".join(board.pieces())
+
+
+async def test_who_may_ask() -> None:
+    """This machine by its own name; others with the token; pages of other origins never."""
+
+    board = Board(ME, clock=Clock())
+    proxied = "X-Forwarded-For: 10.0.0.1"
+    bearer = f"Authorization: Bearer {TOKEN}"
+    async with opened(board) as port:
+        allowed = [
+            await ask(port, get("/metrics")),
+            await ask(port, get("/metrics", host=f"127.0.0.1:{port}")),
+            await ask(port, get("/metrics", proxied, bearer)),
+            await ask(port, get("/metrics", bearer, host="gpu-7.example")),
+        ]
+        refused = [
+            await ask(port, get("/metrics", proxied)),
+            await ask(port, get("/-/healthy", proxied)),
+            await ask(port, get("/metrics", proxied, "Authorization: Bearer wrong")),
+            await ask(port, get("/metrics", proxied, bearer, bearer)),
+            await ask(port, get("/metrics", host="rebound.example")),
+            await ask(port, get("/metrics", "Origin: https://elsewhere.example")),
+        ]
+    async with opened(board, Access(None, insecure=True, who="agent")) as port:
+        open_door = await ask(port, get("/metrics", proxied))
+
+    assert [200] * 4 == [answer[0] for answer in allowed]
+    assert [401, 401, 401, 401, 403, 403] == [answer[0] for answer in refused]
+    assert "this agent needs a token from other machines" == json.loads(refused[0][2])["error"]
+    assert 'Bearer realm="gpulse"' == refused[0][1]["WWW-Authenticate"]
+    assert 200 == open_door[0]
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (get("/nothing"), 404),
+        (get("/metrics", method="POST", host="localhost"), 405),
+        (get("/metrics", "Content-Length: 3", "Content-Type: text/plain", method="POST"), 415),
+        (get("/metrics?x=1"), 200),
+        ("nonsense\r\n\r\n", 400),
+        ("GET /metrics HTTP/2.0\r\n\r\n", 400),
+        ("GET http://localhost/metrics HTTP/1.1\r\n\r\n", 400),
+        (get("/metrics", *(f"X-{number}: 1" for number in range(200))), 400),
+        (get("/metrics", "X: " + "x" * 100_000), 400),
+    ],
+)
+async def test_odd_requests(request_text: str, status: int) -> None:
+    """Each gets an answer that says what is wrong."""
+
+    async with opened(Board(ME, clock=Clock())) as port:
+        assert status == (await ask(port, request_text))[0]
+
+
+async def test_slow_and_many_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing is cut off after a while, and beyond so many at once the next is."""
+
+    monkeypatch.setattr(exporter, "_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(exporter, "_MOST_CONNECTIONS", 4)
+    async with opened(Board(ME, clock=Clock())) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        others = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            started = time.monotonic()
+            assert b"" == await asyncio.wait_for(others[0].read(), 5)
+            assert time.monotonic() - started < 0.2
+            assert [b""] * 4 == [await asyncio.wait_for(reader.read(), 5) for reader, _ in silent]
+            assert 200 == (await ask(port, get("/-/healthy")))[0]
+        finally:
+            for _, writer in (*silent, others):
+                writer.close()
+                await writer.wait_closed()
+
+
+async def test_a_port_that_is_taken() -> None:
+    """Whoever has it is named."""
+
+    board = Board(ME)
+    async with opened(board) as port:
+        with pytest.raises(GpulseError, match="has that port") as caught:
+            await Exporter(board, Access(None)).start("127.0.0.1", port)
+    assert "--metrics-port" in (caught.value.hint or "")
+
+
+async def test_an_agent_without_a_head_samples_until_told_to_stop() -> None:
+    """Frames are shown one after the other, and the source is closed in the end."""
+
+    board, stop, seen = Board(ME), asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def show(frame: Frame, findings: Sequence[Finding]) -> None:
+        board.show(frame, findings)
+        if "gpulse_agent_frames_total 3\n" in "".join(board.pieces()):
+            loop.call_soon_threadsafe(seen.set)
+
+    machine = DemoMachine(0.0, gpus=1)
+    running = asyncio.create_task(
+        run_alone(machine, interval_seconds=0.05, seen=show, stop=stop, diagnosis=False)
+    )
+    await asyncio.wait_for(seen.wait(), 10)
+    stop.set()
+    await asyncio.wait_for(running, 10)
+
+
+def test_an_agent_needs_somebody_to_sample_for() -> None:
+    """A head, a port for Prometheus, or both; and options about a port need one."""
+
+    with pytest.raises(UsageError, match="samples for a head, for Prometheus, or for both"):
+        agent.start()
+    for wrong in (MetricsOptions(dcgm_names=True), MetricsOptions(insecure=True), MetricsOptions(host="::")):
+        with pytest.raises(UsageError, match="a port that is not served"):
+            agent.start(head="localhost", metrics=wrong)

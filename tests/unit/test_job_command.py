@@ -1,0 +1,102 @@
+"""What `gpulse job` makes of its options, without a head."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gpulse.cli import job, target
+from gpulse.cluster.api.interface import RefusedError
+from gpulse.cluster.client.address import Address
+from gpulse.errors import UsageError
+from tests.unit.test_job_view import report
+
+
+class _Client:
+    """Stands for a head with one report."""
+
+    address = Address("grpc", "localhost", 8090)
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.failure: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def call(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer as a head does."""
+        assert "job" == operation
+        self.asked.append(body)
+        if self.failure is not None:
+            raise self.failure
+        return report()
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> _Client:
+    """The head that commands ask."""
+    made = _Client()
+    monkeypatch.setattr(target.Target, "connect", lambda *_: made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "body"),
+    [
+        (["4711"], {"job": "4711"}),
+        (["slurm:4711_3", "--node", "n1"], {"job": "slurm:4711_3", "node": "n1"}),
+        (["--session", "x"], {"job": "x", "kind": "session"}),
+        (["--pid", "7"], {"job": "7", "kind": "process"}),
+        (["x", "--since", "2h"], {"job": "x", "from": "-2h"}),
+        (["x", "--from", "-2h", "--to", "now"], {"job": "x", "from": "-2h", "to": "now"}),
+        (["x", "--html", "-"], {"job": "x", "points": 240}),
+    ],
+)
+def test_what_is_asked(client: _Client, words: list[str], body: dict[str, Any]) -> None:
+    """The head gets what was meant, times as they were written."""
+    assert 0 == CliRunner().invoke(job.command, words).exit_code
+    assert [body] == client.asked
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [""],
+        ["--session", " "],
+        ["4711", "--pid", "7"],
+        ["4711", "--session", "x"],
+        ["4711", "--json", "--line"],
+        ["4711", "--from", "yesterday"],
+        ["4711", "--since", "soon"],
+        ["4711", "--since", "1h", "--from", "-2h"],
+        ["--pid", "0"],
+        ["--pid", "x"],
+        ["4711", "--html", "/"],
+    ],
+)
+def test_what_makes_no_sense(client: _Client, words: list[str]) -> None:
+    """It is a wrong command, and the head is not asked."""
+    found = CliRunner().invoke(job.command, words, standalone_mode=False)
+    assert isinstance(found.exception, UsageError | click.UsageError)
+    assert 2 == found.exception.exit_code
+    assert [] == client.asked
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (404, 1), (409, 1)])
+def test_what_a_head_refuses(client: _Client, status: int, code: int) -> None:
+    """What makes no sense to it is a wrong command, what there is not is a failure."""
+    client.failure = RefusedError(status, "no", hint="yes")
+    found = CliRunner().invoke(job.command, ["x"], standalone_mode=False)
+    assert (code, "no", "yes") == (
+        found.exception.exit_code,  # type: ignore[union-attr]
+        found.exception.message,  # type: ignore[union-attr]
+        found.exception.hint,  # type: ignore[union-attr]
+    )

@@ -1,0 +1,150 @@
+"""The parts of reports about jobs: what a scheduler gave, when nothing is known, figures in stretches of time."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulse.cluster.head.past.chart import Grid
+from gpulse.cluster.head.past.efficiency import Figure, figure, together
+from gpulse.cluster.head.past.grants import Grant, grants
+from gpulse.cluster.head.past.missing import Missing, missing, seconds_of
+from gpulse.store.base import SeriesKey, Steps, StoredEvent
+from tests.unit.past_lab import Held, Lab
+
+NOW = 10_000.0
+
+
+def told(time: float, *gpus: str, job: str = "slurm:1", node: int = 1) -> StoredEvent:
+    """An agent tells of a job."""
+    return StoredEvent(time, "job", node, {"id": job, "gpus": list(gpus)})
+
+
+def ended(time: float, job: str = "slurm:1", node: int = 1) -> StoredEvent:
+    """An agent tells of its end."""
+    return StoredEvent(time, "job_end", node, {"job": job})
+
+
+def started(time: float, node: int = 1) -> StoredEvent:
+    """An agent starts."""
+    return StoredEvent(time, "agent_started", node, {})
+
+
+def steps(times: list[float], ends: list[float], values: list[float] | None = None) -> Steps:
+    """Steps of one metric."""
+    means = np.array(values or [1.0] * len(times))
+    return Steps(SeriesKey(1, "GPU-0"), "power_watts", np.array(times), means, means, means, np.array(ends))
+
+
+def test_from_the_first_telling_to_the_end() -> None:
+    """GPUs that are told later belong to it from the beginning; other jobs do not matter."""
+    events = [told(10), told(20, "a", "b"), told(25, "c", job="slurm:2"), ended(30), ended(40, "slurm:2")]
+    assert [Grant(1, 10, 30, frozenset("ab"))] == grants(events, "slurm:1", NOW)
+
+
+def test_every_node_and_every_time_has_a_grant_of_its_own() -> None:
+    """A job that was put back and came again was there twice."""
+    events = [told(10, "a"), told(10, "b", node=2), ended(20), told(50, "a"), ended(60, node=2)]
+    assert [
+        Grant(1, 10, 20, frozenset("a")),
+        Grant(2, 10, 60, frozenset("b")),
+        Grant(1, 50, None, frozenset("a")),
+    ] == grants(events, "slurm:1", NOW)
+
+
+def test_an_agent_that_starts_again_tells_what_is_still_there() -> None:
+    """What it tells within a minute goes on; what it does not tell was over by then, unless it has just started."""
+    goes_on = [started(5), told(10, "a"), started(100), told(130, "a"), ended(200)]
+    assert [Grant(1, 10, 200, frozenset("a"))] == grants(goes_on, "slurm:1", NOW)
+    over = [told(10, "a"), started(100), started(150), told(300, job="slurm:2")]
+    assert [Grant(1, 10, 100, frozenset("a"))] == grants(over, "slurm:1", NOW)
+    assert [Grant(1, 10, None, frozenset("a"))] == grants(over[:2], "slurm:1", 110.0)
+    again = [*over, told(400, "a")]
+    assert [(10, 100), (400, None)] == [grant[1:3] for grant in grants(again, "slurm:1", NOW)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["job", "end", "start"]), st.integers(1, 2)), max_size=30
+    )
+)
+def test_grants_never_overlap(happened: list[tuple[int, str, int]]) -> None:
+    """Whatever was told in which order: on a node one ends before the next begins, and none before it began."""
+    time, events = 0.0, []
+    for passed, kind, node in happened:
+        time += 40 * passed
+        made = {
+            "job": told(time, "a", node=node),
+            "end": ended(time, node=node),
+            "start": started(time, node),
+        }
+        events.append(made[kind])
+    for node in (1, 2):
+        found = [grant for grant in grants(events, "slurm:1", time) if grant.node == node]
+        for before, after in pairwise(found):
+            assert before.end is not None
+            assert before.start <= before.end <= after.start
+
+
+def test_what_lies_between_samples_is_missing() -> None:
+    """From the last sample to the next step with one, before the first and after the last; shorter silences are none."""
+    moments = Grid(10.0, 0, 60)
+    heard = [float(time) for time in range(100, 200, 10)] + [float(time) for time in range(300, 400, 10)]
+    known = steps(heard, [time + 9 for time in heard])
+
+    assert [Missing(1, 0, 100), Missing(1, 199, 300), Missing(1, 399, 600)] == missing(
+        1, [known], moments, [(0.0, 600.0)], 1.0
+    )
+    assert [Missing(1, 250, 300)] == missing(1, [known], moments, [(110.0, 150.0), (250.0, 390.0)], 1.0)
+    assert [] == missing(1, [known], moments, [(100.0, 205.0)], 1.0)
+    assert [Missing(1, 0, 600)] == missing(1, [], moments, [(0.0, 600.0)], 1.0)
+
+
+def test_steps_whose_last_sample_nobody_knows_are_whole() -> None:
+    """As from an engine that tells no times of samples."""
+    known = steps([0.0, 10.0, 40.0], [float("nan")] * 3)
+    assert [Missing(1, 20, 40)] == missing(1, [known], Grid(10.0, 0, 5), [(0.0, 50.0)], 1.0)
+
+
+def test_jobs_in_the_book(tmp_path: Path) -> None:
+    """Processes are found by their job without looking at all the others, whenever they lived."""
+    with Lab(tmp_path, ("0",)) as lab:
+        for number in range(3):
+            lab.fill([60 * number], Held(number + 1, job=f"slurm:{number % 2}"), Held(9, job=None))
+        assert ["slurm:0", "slurm:1"] == sorted(lab.archive.job_names())
+        assert [1, 3] == [process.pid for process in lab.archive.of_jobs({"slurm:0", "slurm:7"})]
+        assert [] == lab.archive.of_jobs(())
+    with closing(sqlite3.connect(tmp_path / "data" / "book.sqlite")) as database:
+        plan = database.execute(
+            "EXPLAIN QUERY PLAN SELECT pid FROM processes WHERE json_extract(identity, '$.owner.job') IN (?)",
+            ["x"],
+        ).fetchall()
+    assert "processes_job" in str(plan)
+
+
+def test_what_is_missing_of_several_nodes_at_once_counts_once() -> None:
+    """As time goes, not as nodes do."""
+    gaps = [Missing(1, 0, 100), Missing(2, 50, 120), Missing(2, 200, 210), Missing(3, 60, 70)]
+    assert 130.0 == seconds_of(gaps)
+    assert 0.0 == seconds_of([])
+
+
+def test_figures_are_of_the_time_asked_for() -> None:
+    """A step counts as much as lies within; a metric that is not known then has none."""
+    moments = Grid(10.0, 0, 6)
+    some = steps([0.0, 10.0, 20.0, 40.0], [9.0, 19.0, 29.0, 49.0], [1.0, 2.0, 4.0, 9.0])
+
+    found = figure(some, moments, [(5.0, 20.0), (22.0, 24.0)])
+    assert found is not None
+    assert ((5 * 1 + 10 * 2 + 2 * 4) / 17, 4.0, 17.0) == pytest.approx(found)
+    assert figure(some, moments, [(30.0, 40.0)]) is None
+    assert {"power_watts": Figure(3.0, 9.0, 40.0)} == together(
+        [{"power_watts": Figure(2.0, 9.0, 30.0)}, {"power_watts": Figure(6.0, 6.0, 10.0)}, {}]
+    )

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection
+from typing import NamedTuple
+
+import pytest
+
+from gpulse.cluster.agent.changes import Changes
+from gpulse.cluster.head.fleet import Fleet
+from gpulse.model.device import Device, Node
+from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.metric import Values
+from gpulse.model.xid import Counted, Xid, XidLedger, from_document
+from gpulse.sources.nvml.events import XidLog, Xids
+from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
+
+NOW = 1_767_225_600.0
+
+
+def frame(second: int, values: Values) -> Frame:
+    """A frame of one GPU."""
+    moment = NOW + second
+    return Frame(moment, moment, Node("x"), (GpuReading(Device(0, "GPU-0", "X"), values),))
+
+
+def told(total: int, code: int, moment: float) -> Values:
+    """Readings of Xid errors."""
+    return {"xid_errors_total": total, "xid_last_code": code, "xid_last_timestamp_seconds": moment}
+
+
+def test_a_burst_is_told_code_by_code() -> None:
+    """Errors of several codes between two frames are told one code a frame, what was seen last coming last."""
+
+    log = XidLog()
+    assert {} == log.next()
+    for code, moment in ((13, 1.0), (43, 2.0), (13, 3.0), (79, 4.0)):
+        log.add("GPU-0", code, moment)
+    log.add("GPU-1", 31, 5.0)
+
+    frames = [log.next() for _ in range(4)]
+    assert [Xids(1, 43, 2.0), Xids(3, 13, 3.0), Xids(4, 79, 4.0), Xids(4, 79, 4.0)] == [
+        each["GPU-0"] for each in frames
+    ]
+    assert [Xids(1, 31, 5.0)] * 4 == [each["GPU-1"] for each in frames]
+
+
+def test_nothing_is_lost_between_the_watcher_and_the_frames() -> None:
+    """Errors that come while frames are taken are all counted."""
+
+    log, ledger = XidLog(), XidLedger()
+
+    def watch() -> None:
+        for number in range(3000):
+            log.add("GPU-0", 13 + number % 3, float(number))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    second = 0
+    while watcher.is_alive() or log._waiting:
+        second += 1
+        found = log.next().get("GPU-0")
+        if found is not None:
+            ledger.follow(frame(second, told(*found)))
+    watcher.join()
+
+    assert {13: 1000, 14: 1000, 15: 1000} == {
+        code: counted.errors for code, counted in ledger.of("GPU-0").items()
+    }
+
+
+def test_a_ledger_follows_frames() -> None:
+    """What is new with a frame is told and counted, also after the source began to count anew."""
+
+    ledger = XidLedger()
+    assert [] == ledger.follow(frame(0, {"xid_errors_total": 0}))
+    assert [Xid("GPU-0", "0", 31, 2, NOW + 0.5)] == ledger.follow(frame(1, told(2, 31, NOW + 0.5)))
+    assert [] == ledger.follow(frame(2, told(2, 31, NOW + 0.5)))
+    assert [] == ledger.follow(frame(3, {}))
+    assert [Xid("GPU-0", "0", 79, 1, NOW + 3.5)] == ledger.follow(frame(4, told(3, 79, NOW + 3.5)))
+    assert [Xid("GPU-0", "0", 31, 1, NOW + 4.5)] == ledger.follow(frame(5, told(1, 31, NOW + 4.5)))
+
+    assert {31: Counted(3, NOW + 4.5), 79: Counted(1, NOW + 3.5)} == ledger.of("GPU-0")
+    assert {} == ledger.of("GPU-1")
+
+
+def test_an_agent_tells_each_error_once() -> None:
+    """An event goes with the frame that has it, and is not told again when everything else is."""
+
+    changes = Changes(version="1", pid=1)
+    changes(frame(0, {"xid_errors_total": 0}))
+    events = changes(frame(1, told(1, 79, NOW + 0.5)))
+    changes.again()
+    after = changes(frame(2, told(1, 79, NOW + 0.5)))
+
+    told_of = {"event": "xid", "uuid": "GPU-0", "gpu": "0", "code": 79, "errors": 1, "time": NOW + 0.5}
+    assert [told_of] == [event for event in events if event["event"] == "xid"]
+    assert [] == [event for event in after if event["event"] == "xid"]
+    assert Xid("GPU-0", "0", 79, 1, NOW + 0.5) == from_document(told_of)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uuid": 5},
+        {"gpu": None},
+        {"code": -1},
+        {"code": 1 << 20},
+        {"code": "79"},
+        {"errors": 0},
+        {"errors": 1 << 40},
+        {"time": None},
+    ],
+)
+def test_what_is_no_error_is_not_counted(wrong: dict[str, object]) -> None:
+    """An agent of another version may say anything."""
+
+    good = {"uuid": "GPU-0", "gpu": "0", "code": 79, "errors": 1, "time": NOW}
+    assert from_document(good) is not None
+    assert from_document({**good, **wrong}) is None
+
+
+def test_a_ledger_does_not_grow_without_end() -> None:
+    """Whatever is told, a node has so many GPUs and a GPU so many codes."""
+
+    ledger = XidLedger()
+    for number in range(1000):
+        ledger.add(Xid(f"GPU-{number}", "0", 1, 1, NOW))
+        ledger.add(Xid("GPU-0", "0", number, 1, NOW))
+
+    assert 64 == len(ledger.of("GPU-0"))
+    assert 256 == sum(bool(ledger.of(f"GPU-{number}")) for number in range(1000))
+
+
+class Before(NamedTuple):
+    """What a head finds of the one before it."""
+
+    told: list[StoredEvent]
+
+    def nodes(self) -> dict[int, StoredNode]:
+        """One node."""
+        return {1: StoredNode(1, "a", "a.example", "m", NOW, {}, {})}
+
+    def processes(self, **_: object) -> list[StoredProcess]:
+        """None."""
+        return []
+
+    def gpus(self) -> list[StoredGpu]:
+        """None."""
+        return []
+
+    def latest(self, _kind: str) -> dict[int, tuple[float, dict[str, object]]]:
+        """Nothing."""
+        return {}
+
+    def events(self, *, kinds: Collection[str] | None = None, **_: object) -> list[StoredEvent]:
+        """What was told."""
+        return [event for event in self.told if kinds is None or event.kind in kinds]
+
+    def seen(self, _node: int) -> float:
+        """Some time."""
+        return NOW
+
+
+def test_counts_outlive_agents_and_heads() -> None:
+    """A head counts what its nodes tell, over the starts of their agents, and what the head before it was told."""
+
+    event = {"uuid": "GPU-0", "gpu": "0", "code": 79, "errors": 2, "time": NOW}
+    events = [StoredEvent(NOW, "xid", 1, event), StoredEvent(NOW, "xid", 1, {"code": "?"})]
+    fleet = Fleet({}, {}, {})
+    fleet.restore(Before(events), NOW + 10)
+    member = fleet.members[1]
+    member.shift_us = 5_000_000
+    for documents in (
+        [{"event": "agent_started"}, {**event, "event": "xid", "errors": 1, "time": NOW + 20}],
+        [{"event": "agent_started"}, {**event, "event": "xid", "code": 31, "errors": 1, "time": NOW + 30}],
+    ):
+        member.happened(json.dumps(documents).encode())
+
+    [node] = fleet.live()
+    assert node.xids is not None
+    assert {79: Counted(3, NOW + 25), 31: Counted(1, NOW + 35)} == node.xids.of("GPU-0")
+    assert ("a.example", "m") == (node.host, node.machine)
