@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Half as many again as there are CPUs: much of a test's time is spent waiting for other processes.
+WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
 .PHONY: help install run demo test lint format typecheck bench docs screenshots wire wirecheck golden clean
 
@@ -23,7 +25,7 @@ demo: $(READY) ## A simulated cluster and its web page
 	$(BIN)/gpulse demo
 
 test: $(READY) ## Run all tests
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY) ## Linters, types, and who may import whom
 	$(BIN)/ruff check

@@ -18,6 +18,7 @@ _FAKE = {
     "harvest": "how soon a GPU is given back, and what harvesting costs meanwhile",
     "dask": "what monitoring costs a Dask cluster: tasks, eight hours of memory, an export",
     "past": "what questions about weeks cost: a GPU's month, who held a thousand GPUs",
+    "job": "what a report about a job costs: a day of eight GPUs among a thousand",
     "web": "the dashboard: a thousand GPUs in a browser, its first paint, many pages, a day's chart",
     "cluster": "a head with 10,000 GPUs, its store, its answers, an agent, sessions",
 }

@@ -76,7 +76,15 @@ class Size(NamedTuple):
 class Maker:
     """Makes a history as sealing and merging leave it, without a sample a second for a month."""
 
-    def __init__(self, directory: Path, size: Size) -> None:
+    def __init__(self, directory: Path, size: Size, wide: tuple[str, ...] = _WIDE) -> None:
+        """Prepare to write.
+
+        Args:
+            directory: Where the history goes.
+            size: How much of it.
+            wide: The metrics of the first nodes; others have fewer.
+        """
+        self._wide = wide
         self._history = directory / "history"
         self._history.mkdir(parents=True)
         self._size = size
@@ -105,7 +113,7 @@ class Maker:
         with self._segment(begin, _HOUR) as (target, files):
             for first in range(0, self._size.nodes, _NODES_A_FILE):
                 nodes = range(first, min(first + _NODES_A_FILE, self._size.nodes))
-                metrics = _NARROW if first else _WIDE
+                metrics = _NARROW if first else self._wide
                 files.append(self._write(target, "gpu", nodes, _gpus(nodes, begin, _HOUR, 60, metrics), 60))
             nodes = range(self._size.nodes)
             files.append(self._write(target, "process", nodes, _processes(nodes, begin, _HOUR, 60), 60))
@@ -249,7 +257,7 @@ def _moments(nodes: range, begin: int, seconds: int, step: int) -> str:
     )
 
 
-def _recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
+def make_recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
     """Frames that came since the last sealing, and the layouts of GPUs by node."""
     layouts: dict[int, Layout] = {}
     recent, texts = Recent(layouts), []
@@ -278,7 +286,7 @@ def _recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
     return recent, layouts, texts
 
 
-def _book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[bytes]) -> Book:
+def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[bytes]) -> Book:
     """Nodes, their GPUs, and the processes of all days."""
     ids = {layout.to_json(): number for number, layout in layouts.items()}
     facts = []
@@ -353,10 +361,10 @@ def run(*, quick: bool, takes: int) -> Report:
     begun = time.perf_counter()
     try:
         Maker(base, size).make()
-        recent, layouts, texts = _recent(size)
+        recent, layouts, texts = make_recent(size)
         made = time.perf_counter() - begun
         with (
-            _book(base / "book.sqlite", size, layouts, texts) as book,
+            make_book(base / "book.sqlite", size, layouts, texts) as book,
             closing(History(base)) as history,
         ):
             store: Any = StoreView(book, StoredSamples(history, recent))

@@ -281,12 +281,12 @@ def _show(crew: Crew, order: Order, outcomes: list[Outcome]) -> None:
 def _tell_next(crew: Crew, order: Order, outcomes: list[Outcome]) -> None:
     """Where the nodes can be seen now."""
     from gpulse.cluster import wire  # noqa: PLC0415  --help needs none of it
-    from gpulse.cluster.client.address import agent_address  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.client.address import agent_addresses  # noqa: PLC0415  --help needs none of it
 
     head = order.head or next((outcome.head for outcome in outcomes if outcome.head), None)
     if head is None:
         return
-    address = agent_address(head)
+    address, *_ = agent_addresses(head)
     page = ""
     if address.port == wire.DEFAULT_PORT:
         scheme = "https" if "--tls" in order.words else "http"

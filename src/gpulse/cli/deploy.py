@@ -252,10 +252,10 @@ def _meant(head: str | None) -> str | None:
     Raises:
         UsageError: It is no address that an agent can use.
     """
-    from gpulse.cluster.client.address import agent_address  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.client.address import agent_addresses  # noqa: PLC0415  --help needs none of it
 
     if head is not None:
-        agent_address(head)
+        agent_addresses(head)
     return head
 
 
@@ -316,9 +316,9 @@ def _pieces(chosen: target.Target, head: str | None, *, bare: bool) -> dict[str,
     Raises:
         UsageError: A file cannot be read, or is not what it should be.
     """
-    from gpulse.cluster.client.address import agent_address  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.client.address import agent_addresses  # noqa: PLC0415  --help needs none of it
 
-    is_local = head is not None and agent_address(head).is_local
+    is_local = head is not None and all(address.is_local for address in agent_addresses(head))
     pieces = {}
     try:
         token = None if bare else target.token(chosen.token_file, is_local=is_local)
@@ -363,13 +363,13 @@ def _pem(path: Path, *, is_key: bool) -> bytes:
 
 def _warn_of_loopback(crew: crews.Crew, order: Order) -> None:
     """Nodes that are told to find their head at localhost look for it on themselves."""
-    from gpulse.cluster.client.address import agent_address  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.client.address import agent_addresses  # noqa: PLC0415  --help needs none of it
 
     local = {"localhost", "127.0.0.1", "::1"}
     head = order.head
     if (
         head
-        and agent_address(head).is_local
+        and any(address.is_local for address in agent_addresses(head))
         and any(not node.head and not node.wrong and node.host not in local for node in crew.nodes)
     ):
         shell.remark(f"each node will look for the head on itself, at {head}; is that meant?")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpulse.cli import service
+from gpulse.cli import engine, service
+from gpulse.cli.engine import EngineOptions
 from gpulse.cli.expectation import NodeList
 from gpulse.errors import INTERRUPTED, GpulseError, MissingExtraError, UsageError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpulse.cluster.api.interface import HeadInterface
     from gpulse.cluster.head.head import Frontend, Head, HeadConfig, Listening, MakeFrontend
     from gpulse.cluster.security import Access, TlsFiles
+    from gpulse.store.remote.config import Engine
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +85,28 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     help="How large it may get.",
 )
 @click.option(
+    "--local-retention",
+    type=service.duration,
+    metavar="TIME",
+    help="How long samples stay on this disk that can be read back from the engine; as --retention when left out.",
+)
+@click.option(
     "--seal-after",
     type=service.duration,
     metavar="TIME",
     default="10m",
     show_default=True,
     help="How long frames stay in the log alone before they become history.",
+)
+@engine.options
+@click.option(
+    "--shared-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where several heads share sessions, events and process tables: a directory that all of them see.",
+)
+@click.option(
+    "--dcgm-names", is_flag=True, help="Serve /metrics under the names and labels of NVIDIA's DCGM exporter."
 )
 @click.option(
     "--auto-resume", is_flag=True, help="Go on with the sessions that the last head left, without asking."
@@ -140,7 +158,7 @@ def command(**options: object) -> int:
     gpulse agent HEAD:8090               on each of those
     gpulse session start training_run    then, wherever you are
     """  # noqa: D301  click needs the backspace itself
-    return start(**options)  # type: ignore[arg-type]
+    return start(engine_options=engine.taken(options), **options)  # type: ignore[arg-type]
 
 
 def start(
@@ -168,6 +186,10 @@ def start(
     with_agent: bool,
     background: bool,
     log_file: Path | None,
+    local_retention: float | None = None,
+    shared_dir: Path | None = None,
+    dcgm_names: bool = False,
+    engine_options: EngineOptions = EngineOptions(),  # noqa: B008  it cannot be changed
 ) -> int:
     """Run a head until it is told to end."""
     if port != 0 and port == http_port:
@@ -178,7 +200,11 @@ def start(
         raise UsageError("--retention is too short to keep anything", hint="an hour (1h) at least")
     if disk_limit < _LEAST_DISK_LIMIT:
         raise UsageError("--disk-limit is too small to keep anything", hint="64MiB at least")
+    remote = engine_options.engine()
+    local_seconds = _local_seconds(local_retention, retention, remote)
     _check_extra()
+    if remote is not None:
+        _check_snappy()
     directory = data_dir or service.state_dir("head")
     place = output_dir.absolute()
     theme = str(theme_dir.absolute()) if theme_dir else None
@@ -188,7 +214,8 @@ def start(
     service.start_logging()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every stranger that hangs up
     try:
-        from gpulse.cluster.head.head import HeadConfig  # noqa: PLC0415  loads gRPC, which must not be forked
+        from gpulse.cluster.head.beyond import Places  # noqa: PLC0415  loads gRPC, which must not be forked
+        from gpulse.cluster.head.head import HeadConfig  # noqa: PLC0415
         from gpulse.cluster.head.upkeep import Rules  # noqa: PLC0415
         from gpulse.cluster.security import Access  # noqa: PLC0415
 
@@ -206,14 +233,15 @@ def start(
             interval_ms=freq,
             bandwidth=enable_bandwidth,
             nvlink=enable_nvlink,
-            rules=Rules(retention, disk_limit, max(1.0, seal_after)),
+            rules=Rules(local_seconds, disk_limit, max(1.0, seal_after), retention),
+            places=Places(remote, engine_options.limit, str(shared_dir.absolute()) if shared_dir else None),
             auto_resume=auto_resume,
             local_port=with_agent,
             address_files=(str(service.state_dir("head", "head.json").absolute()),),
             tls=_tls(tls_cert, tls_key, tls_client_ca),
             expected=expected,
         )
-        frontend = _frontend(access, config, http_port, theme) if http_port else None
+        frontend = _frontend(access, config, http_port, theme, dcgm_names=dcgm_names) if http_port else None
         asyncio.run(_run(config, access, frontend, ready, signals, with_agent=with_agent))
     except GpulseError as error:
         ready.fail(error)
@@ -320,6 +348,31 @@ def _check_extra() -> None:
         raise MissingExtraError("gpulse head", "head") from error
 
 
+def _check_snappy() -> None:
+    try:
+        import cramjam  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingExtraError("gpulse head --remote-write", "head") from error
+
+
+def _local_seconds(local: float | None, retention: float, remote: Engine | None) -> float:
+    """How long samples stay on this disk.
+
+    Raises:
+        UsageError: They could not be read back from anywhere afterwards.
+    """
+    if local is None:
+        return retention
+    if remote is None or remote.query_url is None:
+        raise UsageError(
+            "--local-retention needs an engine to read the rest from",
+            hint="--remote-write URL, and --remote-query URL where it does not follow from that",
+        )
+    if local < _SHORTEST_RETENTION_SECONDS or local > retention:
+        raise UsageError("--local-retention is out of range", hint="from an hour (1h) to --retention")
+    return local
+
+
 def _own_names(host: str) -> set[str]:
     """The names by which this machine may be asked from itself."""
     names = (
@@ -328,7 +381,9 @@ def _own_names(host: str) -> set[str]:
     return {name for name in names | {host} if name and name not in ("0.0.0.0", "::")}  # noqa: S104  compared, not bound
 
 
-def _frontend(access: Access, config: HeadConfig, port: int, theme_dir: str | None) -> MakeFrontend:
+def _frontend(
+    access: Access, config: HeadConfig, port: int, theme_dir: str | None, *, dcgm_names: bool
+) -> MakeFrontend:
     from gpulse.web.frontend import open_frontend  # noqa: PLC0415
 
     async def make(head: HeadInterface, clock: Callable[[], float]) -> Frontend:
@@ -340,6 +395,7 @@ def _frontend(access: Access, config: HeadConfig, port: int, theme_dir: str | No
             tls=config.tls,
             clock=clock,
             theme_dir=theme_dir,
+            dcgm_names=dcgm_names,
         )
 
     return make

@@ -41,6 +41,7 @@ VERBS = {
     "demo": Verb("gpulse.cli.demo", "Show a whole simulated cluster on this machine, with its web page."),
     "deploy": Verb("gpulse.cli.deploy", "Put agents on many nodes over ssh, and take them away again."),
     "session": Verb("gpulse.cli.session", "Profiling sessions: start, stop, list, show, recover, export."),
+    "job": Verb("gpulse.cli.job", "How well a job, a session or a process used its GPUs."),
     "status": Verb("gpulse.cli.status", "How a head is, its nodes, and what is being profiled."),
     "settings": Verb("gpulse.cli.settings", "Show or change how a head's agents sample."),
     "report": Verb("gpulse.cli.report", "Statistics and plots of a session's file."),

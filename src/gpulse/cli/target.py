@@ -52,16 +52,19 @@ class Target(NamedTuple):
         )
 
     def address(self, transport: Transport = "grpc") -> Address:
-        """Where the head is.
+        """Where the head is; of several the first at which somebody listens.
 
         Raises:
             UsageError: What was given is no address.
         """
-        from gpulse.cluster.client.address import parse_address  # noqa: PLC0415  as above
+        from gpulse.cluster.client.address import parse_address, parse_addresses  # noqa: PLC0415  as above
 
         given = self.head or os.environ.get("GPULSE_HEAD")
         if given:
-            return parse_address(given, transport)
+            first, *others = parse_addresses(given, transport)
+            if not others:
+                return first
+            return next((address for address in (first, *others) if _listens(address)), first)
         here = running_at(service.state_dir("head"), transport)
         if here is not None and _listens(here):
             return here
@@ -88,7 +91,8 @@ def options(command: Command) -> Command:
     head = click.option(
         "--head",
         metavar="HOST[:8090]",
-        help="The head to ask, or http://HOST:8091 (GPULSE_HEAD); the one of this machine when left out.",
+        help="The head to ask, or http://HOST:8091 (GPULSE_HEAD), of several with commas between them the first that "
+        "answers; the one of this machine when left out.",
     )
     return head(access_options(command))
 

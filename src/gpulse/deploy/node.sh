@@ -652,7 +652,7 @@ is_unsent() { # whether frames wait in a directory whose head was not connected 
   links | {
     target=$(cat "$1/head" 2>/dev/null) last=''
     while read -r name rest; do
-      [ "$name" != "$target" ] || last=$rest
+      case ",$target," in *",$name,"*) last=$rest ;; esac
     done
     [ "$last" != connected ]
   }

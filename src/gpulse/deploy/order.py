@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from gpulse.cluster.agent.identity import safe_name
-from gpulse.cluster.client.address import agent_address
+from gpulse.cluster.agent.identity import state_name
+from gpulse.cluster.client.address import agent_addresses
 from gpulse.deploy.nodes import NodeSpec
 from gpulse.deploy.script import Answer
 from gpulse.errors import UsageError
@@ -111,13 +111,13 @@ def head_of(node: NodeSpec, order: Order) -> str:
             f"it is not said which head {node.title} is for",
             hint="--head HOST:8090, the head as nodes see it",
         )
-    agent_address(head)
+    agent_addresses(head)
     return head
 
 
 def slug_of(head: str) -> str:
     """The part of a path that keeps the state for one head apart from that for others."""
-    return safe_name(agent_address(head).target.lower())
+    return state_name([address.target for address in agent_addresses(head)])
 
 
 def words_for(node: NodeSpec, order: Order) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from gpulse._version import __version__
-from gpulse.cluster.client.address import agent_address
+from gpulse.cluster.client.address import agent_addresses
 from gpulse.deploy.helpers import Helpers
 from gpulse.deploy.nodes import NodeSpec
 from gpulse.deploy.order import Order, Outcome, head_of, outcome_of, slug_of, words_for
@@ -114,7 +114,8 @@ class _Visit:
         }
         if not order.keep or order.head or node.head:
             head = head_of(node, order)
-            parameters |= {"head": head, "slug": slug_of(head), "target": agent_address(head).target}
+            targets = ",".join(address.target for address in agent_addresses(head))
+            parameters |= {"head": head, "slug": slug_of(head), "target": targets}
         pushed = False
         if order.push and node.gpulse is None and node.venv is None:
             parameters["install"], pushed = await self._push(parameters["python"])

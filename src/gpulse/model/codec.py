@@ -1,8 +1,9 @@
 """Frames as JSON lines and back: what a recording holds.
 
 The first line is the header. What hardly changes (the node, devices, processes) is written once, as a
-line of its own, and referred to afterwards; each frame is one line. A reader therefore needs the lines
-before a frame, and can stop after any of them.
+line of its own, and referred to afterwards; each frame is one line. A scheduler's jobs stand in the frame with
+which they changed, where readers that do not know them pass over them, and hold until the next such frame. A
+reader therefore needs the lines before a frame, and can stop after any of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from gpulse.model.frame import (
     NetworkReading,
 )
 from gpulse.model.health import Health
+from gpulse.model.job import Job
+from gpulse.model.job import from_document as job_from
 from gpulse.model.metric import Values
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading, Thread
 
@@ -38,6 +41,7 @@ class Encoder:
         self._node: Node | None = None
         self._devices: dict[str, Device] = {}
         self._processes: dict[int, ProcessIdentity] = {}
+        self._jobs: tuple[Job, ...] = ()
         self._begun = False
 
     def lines(self, frame: Frame) -> Iterator[str]:
@@ -59,7 +63,11 @@ class Encoder:
                 yield _dump({"process": plain(process.identity)})
         for pid in self._processes.keys() - living:
             del self._processes[pid]
-        yield _dump({"frame": _frame(frame)})
+        document = _frame(frame)
+        if frame.jobs != self._jobs:
+            self._jobs = frame.jobs
+            document["jobs"] = [plain(job) for job in frame.jobs]
+        yield _dump({"frame": document})
 
 
 class Decoder:
@@ -69,6 +77,7 @@ class Decoder:
         self._node = Node(name="")
         self._devices: dict[str, Device] = {}
         self._processes: dict[int, ProcessIdentity] = {}
+        self._jobs: tuple[Job, ...] = ()
 
     def feed(self, line: str) -> Frame | None:
         """Take one line; the frame it completes, or None for a line that only prepares one.
@@ -104,6 +113,8 @@ class Decoder:
 
     def _frame(self, raw: dict[str, Any]) -> Frame:
         host = raw.get("host")
+        if "jobs" in raw:
+            self._jobs = tuple(map(job_from, raw["jobs"]))
         return Frame(
             time=_finite(raw["time"]),
             monotonic=_finite(raw["monotonic"]),
@@ -121,6 +132,7 @@ class Decoder:
                 Health(**_known(Health, item))._replace(metrics=tuple(item.get("metrics", ())))
                 for item in raw.get("health", ())
             ),
+            jobs=self._jobs,
         )
 
     def _gpu(self, raw: dict[str, Any]) -> GpuReading:

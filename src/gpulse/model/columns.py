@@ -190,6 +190,23 @@ def split(data: bytes) -> Iterator[PackedFrame]:
         offset = stop
 
 
+def time_span(data: bytes) -> tuple[int, int]:
+    """When the first and the last of the frames that stand one after the other were taken, in microseconds.
+
+    Raises:
+        ValueError: They are not whole frames.
+    """
+    times, offset = [], 0
+    try:
+        while offset < len(data):
+            length, time_us, *_ = _HEAD.unpack_from(data, offset)
+            times.append(time_us)
+            offset += _LENGTH.size + length
+        return min(times), max(times)
+    except (struct.error, ValueError) as error:
+        raise ValueError("they are not whole frames") from error
+
+
 class BlockPacker:
     """Packs the readings of one scope, and says when their layout is a new one."""
 
@@ -273,8 +290,10 @@ def unpack(layout: Layout, numbers: bytes) -> list[Values]:
         found = array(code, part)
         if not _NATIVE:
             found.byteswap()
-        for place, column in enumerate(columns):
+        for place, (name, steps, size) in enumerate(columns):
             for row, number in zip(rows, found[place * count : (place + 1) * count], strict=True):
                 if number != missing:
-                    row[column.name] = column.value(number)
+                    row[name] = (
+                        number / steps if steps > 1 else number * size
+                    )  # as Column.value, in half the time
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -74,6 +74,28 @@ def visible(devices: Iterable[Device], variable: str) -> list[str]:
     known = list(devices)
     words = (word.strip() for word in variable.split(","))
     return list(takewhile(lambda word: any(device.is_meant_by(word) for device in known), words))
+
+
+def own_gpus(devices: Sequence[Device], variable: str | None, *, first_only: bool = False) -> list[Device]:
+    """The GPUs of a process, in the order in which CUDA shows them to it.
+
+    Args:
+        devices: Those of the machine, each followed by its MIG instances.
+        variable: CUDA_VISIBLE_DEVICES, None when it is not set.
+        first_only: Only the first of them is the process's: dask-cuda lets each worker see all and begin with its own.
+    """
+    if variable is None:
+        split = {device.parent_uuid for device in devices}
+        chosen = [device for device in devices if device.uuid not in split]
+    else:
+        words = visible(devices, variable)
+        chosen = [next(device for device in devices if device.is_meant_by(word)) for word in words]
+    instances = {device.parent_uuid: device for device in reversed(devices) if device.parent_uuid is not None}
+    chosen = [
+        instances.get(device.uuid, device) for device in chosen
+    ]  # of a split GPU programs see the first part
+    chosen = list({device.uuid: device for device in chosen}.values())
+    return chosen[:1] if first_only else chosen
 
 
 _MOST_CPUS = 1 << 16

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from gpulse.model.device import Device, Node
 from gpulse.model.health import Health
+from gpulse.model.job import Job
 from gpulse.model.metric import Value, Values
 from gpulse.model.process import GpuProcess, ProcessReading
 
@@ -97,3 +98,5 @@ class Frame(NamedTuple):
     """The processes that hold a GPU and all their descendants."""
     cgroups: tuple[CgroupReading, ...] = ()
     health: tuple[Health, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    """The scheduler's jobs that have an allocation on this node, by id."""

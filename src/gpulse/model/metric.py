@@ -30,6 +30,8 @@ class Metric(NamedTuple):
     """Computed from the counters of two frames rather than read from a source."""
     dcgm: str | None = None
     otel: str | None = None
+    dcgm_factor: float = 1
+    """What a value is multiplied by to be in DCGM's unit."""
 
     @property
     def prometheus(self) -> str:
@@ -40,21 +42,21 @@ class Metric(NamedTuple):
 # One row a metric, however long: a table reads as a table.
 # fmt: off
 _ROWS: tuple[Metric, ...] = (
-    Metric("gpu_utilization_ratio", "gpu", "ratio", "1", "Share of time in which at least one kernel was resident; says nothing about how much of the GPU it used", 0.01, dcgm="DCGM_FI_DEV_GPU_UTIL", otel="hw.gpu.utilization"),
-    Metric("memory_utilization_ratio", "gpu", "ratio", "1", "Share of time in which device memory was read or written", 0.01, dcgm="DCGM_FI_DEV_MEM_COPY_UTIL"),
-    Metric("encoder_utilization_ratio", "gpu", "ratio", "1", "Share of time in which the video encoder was busy", 0.01, dcgm="DCGM_FI_DEV_ENC_UTIL"),
-    Metric("decoder_utilization_ratio", "gpu", "ratio", "1", "Share of time in which the video decoder was busy", 0.01, dcgm="DCGM_FI_DEV_DEC_UTIL"),
-    Metric("memory_total_bytes", "gpu", "gauge", "bytes", "Device memory on the board", dcgm="DCGM_FI_DEV_FB_TOTAL", otel="hw.gpu.memory.limit"),
-    Metric("memory_used_bytes", "gpu", "gauge", "bytes", "Device memory allocated by processes", dcgm="DCGM_FI_DEV_FB_USED", otel="hw.gpu.memory.usage"),
-    Metric("memory_free_bytes", "gpu", "gauge", "bytes", "Device memory not allocated", dcgm="DCGM_FI_DEV_FB_FREE"),
-    Metric("memory_reserved_bytes", "gpu", "gauge", "bytes", "Device memory that the driver keeps for itself", dcgm="DCGM_FI_DEV_FB_RESERVED"),
+    Metric("gpu_utilization_ratio", "gpu", "ratio", "1", "Share of time in which at least one kernel was resident; says nothing about how much of the GPU it used", 0.01, dcgm="DCGM_FI_DEV_GPU_UTIL", otel="hw.gpu.utilization", dcgm_factor=100),
+    Metric("memory_utilization_ratio", "gpu", "ratio", "1", "Share of time in which device memory was read or written", 0.01, dcgm="DCGM_FI_DEV_MEM_COPY_UTIL", dcgm_factor=100),
+    Metric("encoder_utilization_ratio", "gpu", "ratio", "1", "Share of time in which the video encoder was busy", 0.01, dcgm="DCGM_FI_DEV_ENC_UTIL", dcgm_factor=100),
+    Metric("decoder_utilization_ratio", "gpu", "ratio", "1", "Share of time in which the video decoder was busy", 0.01, dcgm="DCGM_FI_DEV_DEC_UTIL", dcgm_factor=100),
+    Metric("memory_total_bytes", "gpu", "gauge", "bytes", "Device memory on the board", dcgm="DCGM_FI_DEV_FB_TOTAL", otel="hw.gpu.memory.limit", dcgm_factor=2**-20),
+    Metric("memory_used_bytes", "gpu", "gauge", "bytes", "Device memory allocated by processes", dcgm="DCGM_FI_DEV_FB_USED", otel="hw.gpu.memory.usage", dcgm_factor=2**-20),
+    Metric("memory_free_bytes", "gpu", "gauge", "bytes", "Device memory not allocated", dcgm="DCGM_FI_DEV_FB_FREE", dcgm_factor=2**-20),
+    Metric("memory_reserved_bytes", "gpu", "gauge", "bytes", "Device memory that the driver keeps for itself", dcgm="DCGM_FI_DEV_FB_RESERVED", dcgm_factor=2**-20),
     Metric("power_watts", "gpu", "gauge", "watts", "Power draw, averaged by the driver", 0.001, dcgm="DCGM_FI_DEV_POWER_USAGE", otel="hw.power"),
     Metric("power_instant_watts", "gpu", "gauge", "watts", "Power draw at this instant", 0.001, dcgm="DCGM_FI_DEV_POWER_USAGE_INSTANT"),
     Metric("power_limit_watts", "gpu", "gauge", "watts", "Power limit in force", 0.001, dcgm="DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
     Metric("power_default_limit_watts", "gpu", "gauge", "watts", "Power limit the board ships with", 0.001, dcgm="DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF"),
     Metric("power_min_limit_watts", "gpu", "gauge", "watts", "Lowest power limit that can be set", 0.001, dcgm="DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN"),
     Metric("power_max_limit_watts", "gpu", "gauge", "watts", "Highest power limit that can be set", 0.001, dcgm="DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX"),
-    Metric("energy_joules_total", "gpu", "counter", "joules", "Energy used since the driver was loaded", 0.001, dcgm="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", otel="hw.energy"),
+    Metric("energy_joules_total", "gpu", "counter", "joules", "Energy used since the driver was loaded", 0.001, dcgm="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", otel="hw.energy", dcgm_factor=1000),
     Metric("temperature_celsius", "gpu", "gauge", "celsius", "Temperature of the GPU die", dcgm="DCGM_FI_DEV_GPU_TEMP", otel="hw.temperature"),
     Metric("memory_temperature_celsius", "gpu", "gauge", "celsius", "Temperature of the device memory", dcgm="DCGM_FI_DEV_MEMORY_TEMP"),
     Metric("temperature_margin_celsius", "gpu", "gauge", "celsius", "Degrees left before the driver slows the GPU down", dcgm="DCGM_FI_DEV_GPU_TEMP_LIMIT"),
@@ -62,19 +64,19 @@ _ROWS: tuple[Metric, ...] = (
     Metric("temperature_shutdown_celsius", "gpu", "gauge", "celsius", "Temperature at which the GPU switches itself off", dcgm="DCGM_FI_DEV_SHUTDOWN_TEMP"),
     Metric("temperature_max_celsius", "gpu", "gauge", "celsius", "Highest temperature of the die at which it may run at full speed", dcgm="DCGM_FI_DEV_GPU_MAX_OP_TEMP"),
     Metric("memory_temperature_max_celsius", "gpu", "gauge", "celsius", "Highest temperature of the memory at which it may run at full speed", dcgm="DCGM_FI_DEV_MEM_MAX_OP_TEMP"),
-    Metric("fan_speed_ratio", "gpu", "ratio", "1", "Fan speed over its maximum, averaged over the fans", 0.01, dcgm="DCGM_FI_DEV_FAN_SPEED"),
+    Metric("fan_speed_ratio", "gpu", "ratio", "1", "Fan speed over its maximum, averaged over the fans", 0.01, dcgm="DCGM_FI_DEV_FAN_SPEED", dcgm_factor=100),
     Metric("fan_target_ratio", "gpu", "ratio", "1", "Fan speed that the driver asks for over its maximum, averaged over the fans", 0.01),
-    Metric("sm_clock_hertz", "gpu", "gauge", "hertz", "Clock of the multiprocessors", 1_000_000, dcgm="DCGM_FI_DEV_SM_CLOCK"),
-    Metric("sm_clock_max_hertz", "gpu", "gauge", "hertz", "Highest clock of the multiprocessors", 1_000_000, dcgm="DCGM_FI_DEV_MAX_SM_CLOCK"),
-    Metric("sm_clock_application_hertz", "gpu", "gauge", "hertz", "Clock of the multiprocessors that applications ask for", 1_000_000, dcgm="DCGM_FI_DEV_APP_SM_CLOCK"),
-    Metric("memory_clock_hertz", "gpu", "gauge", "hertz", "Clock of the device memory", 1_000_000, dcgm="DCGM_FI_DEV_MEM_CLOCK"),
-    Metric("memory_clock_max_hertz", "gpu", "gauge", "hertz", "Highest clock of the device memory", 1_000_000, dcgm="DCGM_FI_DEV_MAX_MEM_CLOCK"),
-    Metric("video_clock_hertz", "gpu", "gauge", "hertz", "Clock of the video engines", 1_000_000, dcgm="DCGM_FI_DEV_VIDEO_CLOCK"),
-    Metric("video_clock_max_hertz", "gpu", "gauge", "hertz", "Highest clock of the video engines", 1_000_000, dcgm="DCGM_FI_DEV_MAX_VIDEO_CLOCK"),
+    Metric("sm_clock_hertz", "gpu", "gauge", "hertz", "Clock of the multiprocessors", 1_000_000, dcgm="DCGM_FI_DEV_SM_CLOCK", dcgm_factor=1e-06),
+    Metric("sm_clock_max_hertz", "gpu", "gauge", "hertz", "Highest clock of the multiprocessors", 1_000_000, dcgm="DCGM_FI_DEV_MAX_SM_CLOCK", dcgm_factor=1e-06),
+    Metric("sm_clock_application_hertz", "gpu", "gauge", "hertz", "Clock of the multiprocessors that applications ask for", 1_000_000, dcgm="DCGM_FI_DEV_APP_SM_CLOCK", dcgm_factor=1e-06),
+    Metric("memory_clock_hertz", "gpu", "gauge", "hertz", "Clock of the device memory", 1_000_000, dcgm="DCGM_FI_DEV_MEM_CLOCK", dcgm_factor=1e-06),
+    Metric("memory_clock_max_hertz", "gpu", "gauge", "hertz", "Highest clock of the device memory", 1_000_000, dcgm="DCGM_FI_DEV_MAX_MEM_CLOCK", dcgm_factor=1e-06),
+    Metric("video_clock_hertz", "gpu", "gauge", "hertz", "Clock of the video engines", 1_000_000, dcgm="DCGM_FI_DEV_VIDEO_CLOCK", dcgm_factor=1e-06),
+    Metric("video_clock_max_hertz", "gpu", "gauge", "hertz", "Highest clock of the video engines", 1_000_000, dcgm="DCGM_FI_DEV_MAX_VIDEO_CLOCK", dcgm_factor=1e-06),
     Metric("clocks_event_reasons", "gpu", "gauge", "bitmask", "NVML's bit mask of what holds the clocks down now", dcgm="DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
-    Metric("power_cap_seconds_total", "gpu", "counter", "seconds", "Time in which the power limit held the clocks down", 1e-09, dcgm="DCGM_FI_DEV_POWER_VIOLATION"),
-    Metric("sync_boost_seconds_total", "gpu", "counter", "seconds", "Time in which a sync-boost group held the clocks down", 1e-09, dcgm="DCGM_FI_DEV_SYNC_BOOST_VIOLATION"),
-    Metric("thermal_slowdown_seconds_total", "gpu", "counter", "seconds", "Time in which the driver held the clocks down because of heat", 1e-09, dcgm="DCGM_FI_DEV_THERMAL_VIOLATION"),
+    Metric("power_cap_seconds_total", "gpu", "counter", "seconds", "Time in which the power limit held the clocks down", 1e-09, dcgm="DCGM_FI_DEV_POWER_VIOLATION", dcgm_factor=1e09),
+    Metric("sync_boost_seconds_total", "gpu", "counter", "seconds", "Time in which a sync-boost group held the clocks down", 1e-09, dcgm="DCGM_FI_DEV_SYNC_BOOST_VIOLATION", dcgm_factor=1e09),
+    Metric("thermal_slowdown_seconds_total", "gpu", "counter", "seconds", "Time in which the driver held the clocks down because of heat", 1e-09, dcgm="DCGM_FI_DEV_THERMAL_VIOLATION", dcgm_factor=1e09),
     Metric("hardware_thermal_slowdown_seconds_total", "gpu", "counter", "seconds", "Time in which the hardware held the clocks down because of heat", 1e-09),
     Metric("power_brake_seconds_total", "gpu", "counter", "seconds", "Time in which an external power brake held the clocks down", 1e-09),
     Metric("performance_state", "gpu", "gauge", "1", "P-state: 0 is the fastest, 15 the slowest", dcgm="DCGM_FI_DEV_PSTATE"),

@@ -18,6 +18,7 @@ from gpulse.model.frame import (
     HostReading,
     NetworkReading,
 )
+from gpulse.model.job import Job
 from gpulse.model.metric import Values
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
 from gpulse.model.rates import Rates, between, key
@@ -146,6 +147,7 @@ def unpack_frame(
     *,
     slow: PackedFrame | None = None,
     identities: Mapping[int, ProcessIdentity] | None = None,
+    jobs: Mapping[str, Job] | None = None,
     shift_us: int = 0,
 ) -> Frame:
     """The frame that was packed.
@@ -156,6 +158,7 @@ def unpack_frame(
         packed: The frame.
         slow: The last frame before it that had disks, network and processes.
         identities: The processes that are known, by pid.
+        jobs: The scheduler's jobs that are known to be on the node, by id.
         shift_us: What to add to its time.
 
     Raises:
@@ -195,6 +198,7 @@ def unpack_frame(
         ),
         processes=tuple(_process(subject, values, identities or {}, holdings) for subject, values in own),
         cgroups=tuple(CgroupReading(str(s["path"]), values) for s, values in by_scope.get("cgroup", ())),
+        jobs=tuple((jobs or {}).values()),
     )
 
 

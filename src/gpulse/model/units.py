@@ -129,6 +129,16 @@ def hours(value: float) -> str:
     return f"{value / 60:.0f} min" if value >= 60 else f"{value:.0f} s"
 
 
+def energy(joules: float | None) -> str:
+    """Energy in watt-hours, as bills have it: `0.35 Wh`, `120 Wh`, `9.31 kWh`."""
+    if joules is None:
+        return UNKNOWN
+    watt_hours = joules / 3600
+    if watt_hours >= 1000:
+        return f"{watt_hours / 1000:.3g} kWh" if watt_hours < 1e6 else f"{watt_hours / 1000:,.0f} kWh"
+    return f"{watt_hours:.0f} Wh" if watt_hours >= 10 else f"{watt_hours:.2g} Wh"
+
+
 def duration(seconds: float | None) -> str:
     """`45s`, `12:03`, `2:13:05`, `3d04h`."""
     if seconds is None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from gpulse.errors import ClosedError
 from gpulse.model.device import Node
-from gpulse.model.frame import Frame
+from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.health import Health
 from gpulse.sources.base import HealthLog
 from gpulse.sources.disks import DiskReader, FilesystemReader
 from gpulse.sources.harvest import HarvestReader, with_harvests
 from gpulse.sources.host import HostReader, read_node
+from gpulse.sources.jobs import JobReader
 from gpulse.sources.network import NetworkReader
 from gpulse.sources.nvml.cadence import Cadence, Patience
 from gpulse.sources.nvml.reader import GpuReader
@@ -37,6 +39,7 @@ class LocalMachine:
         watch_xids: bool = True,
         roots: Roots | None = None,
         gpus: GpuReader | None = None,
+        job_maps: Sequence[str] = (),
     ) -> None:
         """Prepare to read.
 
@@ -48,6 +51,7 @@ class LocalMachine:
             watch_xids: Wait for Xid errors on a thread.
             roots: Where /proc, /sys and /dev are.
             gpus: The GPUs, when their reader was made already; it is closed with the machine.
+            job_maps: Directories in which a scheduler's prolog writes which job has which GPU.
         """
         cadence = cadence or Cadence()
         roots = roots or Roots()
@@ -61,6 +65,7 @@ class LocalMachine:
         self._filesystems = FilesystemReader(roots)
         self._network = NetworkReader(roots)
         self._harvest = HarvestReader(roots)
+        self._jobs = JobReader(roots, folders=job_maps)
         self._processes = ProcessReader(roots, threads=threads, details_seconds=cadence.details)
         self._health = HealthLog()
         self._node: Node = read_node(roots)
@@ -96,7 +101,10 @@ class LocalMachine:
         )
         harvests = self._harvest.read(now)
         pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
-        processes, cgroups, process_health = self._processes.read(now, pids, harvests)
+        processes, cgroups, process_health = self._processes.read(
+            now, pids, harvests, self._jobs.numbers(now)
+        )
+        jobs, job_health = self._jobs.read(now, [gpu.device for gpu in gpus], self._processes.spoken())
         self._sampled = True
         health: list[Health] = [
             *gpu_health,
@@ -105,12 +113,13 @@ class LocalMachine:
             *filesystem_health,
             *network_health,
             *process_health,
+            *job_health,
         ]
         return Frame(
             time=now,
             monotonic=clock,
             node=self._named(),
-            gpus=with_harvests(gpus, harvests),
+            gpus=_renumbered(with_harvests(gpus, harvests), self._processes.local),
             host=host,
             disks=disks,
             filesystems=filesystems,
@@ -118,6 +127,7 @@ class LocalMachine:
             processes=processes,
             cgroups=cgroups,
             health=self._health.merge(health),
+            jobs=jobs,
         )
 
     def close(self) -> None:
@@ -132,3 +142,15 @@ class LocalMachine:
         if (self._node.driver, self._node.cuda) != (driver, cuda):
             self._node = self._node._replace(driver=driver, cuda=cuda)
         return self._node
+
+
+def _renumbered(gpus: tuple[GpuReading, ...], local: Mapping[int, int]) -> tuple[GpuReading, ...]:
+    """GPUs whose processes go by this machine's numbers, where the driver's are others."""
+    if all(number == pid for number, pid in local.items()):
+        return gpus
+    return tuple(
+        gpu._replace(
+            processes=tuple(one._replace(pid=local.get(one.pid, one.pid)) for one in gpu.processes or ())
+        )
+        for gpu in gpus
+    )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pwd
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import inf
 from time import monotonic
 
 from gpulse.model.harvest import job_of
 from gpulse.model.process import Owner
+from gpulse.sources.slurm import is_sluid, slurm_job, slurm_job_of_environ
 
-_SLURM_JOB = re.compile(r"(?:slurm[^/]*/uid_\d+|slurmstepd\.scope)/job_(\d+)(?=/|$)")
-_SLURM_STEP = re.compile(r"/job_(\d+)/step_(?:batch|extern|interactive|\d+)(?=/|$)")
 _CONTAINER = re.compile(r"(?<!conmon-)(?<![0-9a-f])([0-9a-f]{64})(?=/|\.scope|$)")
 """Docker, podman, containerd and CRI-O differ in what they write around the id, never in the id itself;
 `conmon-` marks the helper that watches a container from outside."""
@@ -27,7 +26,11 @@ _nameless: dict[int, float] = {}
 
 
 def find_owner(
-    uid: int | None, cgroups: Iterable[str], environ: bytes | None = None, program: str | None = None
+    uid: int | None,
+    cgroups: Iterable[str],
+    environ: bytes | None = None,
+    program: str | None = None,
+    numbers: Mapping[str, str] | None = None,
 ) -> Owner:
     """The owner, from the process's user, the paths of its control groups and its environment.
 
@@ -36,34 +39,27 @@ def find_owner(
         cgroups: The paths of its control groups.
         environ: Its environment, in which it may write what it likes and inherits what others wrote.
         program: The program of a harvest that it is proven to belong to.
+        numbers: The jobs by number of those that control groups know by another name.
     """
     paths = list(dict.fromkeys(cgroups))
-    harvested = None if program is None else job_of(program)
     return Owner(
         user=user_name(uid),
         uid=uid,
-        job=slurm_job(paths) or harvested or slurm_job_of_environ(environ),
+        job=_job(paths, environ, program, numbers or {}),
         container=container(paths),
         pod=pod(paths),
     )
 
 
-def slurm_job(paths: Iterable[str]) -> str | None:
-    """The Slurm job whose control group this is, such as `slurm:4711`."""
-    for path in paths:
-        # Inside a cgroup namespace the path begins below Slurm's own directory.
-        if match := _SLURM_JOB.search(path) or _SLURM_STEP.search(path):
-            return f"slurm:{match[1]}"
-    return None
-
-
-def slurm_job_of_environ(environ: bytes | None) -> str | None:
-    """The Slurm job that a process's environment names."""
-    for entry in (environ or b"").split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name in (b"SLURM_JOB_ID", b"SLURM_JOBID") and value.isdigit():
-            return f"slurm:{value.decode()}"
-    return None
+def _job(
+    paths: Iterable[str], environ: bytes | None, program: str | None, numbers: Mapping[str, str]
+) -> str | None:
+    job = slurm_job(paths)
+    if job is None:
+        return slurm_job_of_environ(environ) if program is None else job_of(program)
+    if not is_sluid(job):
+        return job
+    return numbers.get(job) or slurm_job_of_environ(environ) or job
 
 
 def container(paths: Iterable[str]) -> str | None:

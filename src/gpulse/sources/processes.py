@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from gpulse.model.frame import CgroupReading
 from gpulse.model.health import Health
@@ -12,6 +12,7 @@ from gpulse.model.process import Owner, ProcessIdentity, ProcessReading, Thread
 from gpulse.sources.cgroups import CgroupReader, Paths, main_path
 from gpulse.sources.family import Family
 from gpulse.sources.harvest import Harvests, program_of
+from gpulse.sources.namespaces import Numbering
 from gpulse.sources.owners import find_owner
 from gpulse.sources.procfs import (
     Roots,
@@ -34,6 +35,7 @@ from gpulse.sources.procpid import (
     parse_pid_status,
     parse_schedstat,
 )
+from gpulse.sources.slurm import Told, parse_environ
 from gpulse.sources.threads import ThreadReader
 
 _REFRESH_SECONDS = 30.0
@@ -44,7 +46,6 @@ _MOST_ENVIRON = 1 << 18
 _IO = ("read_chars_total", "written_chars_total", "read_bytes_total", "written_bytes_total")
 """The catalogue's names, in the order of PidIo."""
 _DEAD = frozenset("ZXx")
-_INITIAL_NAMESPACE = "pid:[4026531836]"
 
 
 class _Known:
@@ -65,8 +66,8 @@ class _Known:
         "start_ticks",
         "stat_path",
         "threads",
-        "trusted",
-        "trusted_at",
+        "told",
+        "was_on_gpu",
     )
 
     def __init__(self, proc: str, pid: int) -> None:
@@ -85,9 +86,10 @@ class _Known:
         self.cpus_allowed = 0
         self.detailed_at: float | None = None
         self.groups: Paths = {}
+        self.told: Told | None = None
+        """What its environment says of a scheduler's job."""
         self.threads: ThreadReader | None = None
-        self.trusted = False
-        self.trusted_at: float | None = None
+        self.was_on_gpu = False
 
 
 class ProcessReader:
@@ -115,40 +117,56 @@ class ProcessReader:
         self._known: dict[int, _Known] = {}
         self._gone: set[int] = set()
         self._harvests = Harvests()
+        self._numbers: Mapping[str, str] = {}
         self._ticks_per_second = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._machine_at: float | None = None
         self._boot_time: int | None = None
         self._cpus_online: frozenset[int] = frozenset()
         self._counts_block_wait = False
-        self._is_initial_namespace = read_link(f"{roots.proc}/self/ns/pid") in (None, _INITIAL_NAMESPACE)
+        self._numbering = Numbering(roots)
+        self.local: Mapping[int, int] = {}
+        """By the driver's numbers those of the last reading's processes in this /proc."""
 
     def read(
-        self, now: float, pids: Collection[int], harvests: Harvests | None = None
+        self,
+        now: float,
+        pids: Collection[int],
+        harvests: Harvests | None = None,
+        numbers: Mapping[str, str] | None = None,
     ) -> tuple[tuple[ProcessReading, ...], tuple[CgroupReading, ...], list[Health]]:
-        """The processes with these pids, then their descendants; `now` is in epoch seconds."""
-        self._hear(harvests or Harvests())
+        """The processes with these pids, then their descendants.
+
+        Args:
+            now: Epoch seconds.
+            pids: Those on GPUs.
+            harvests: What harvests say of their processes.
+            numbers: The jobs by number of those that control groups know by another name.
+        """
+        self._hear(harvests or Harvests(), numbers or {})
         if due(now, self._machine_at, _REFRESH_SECONDS):
             self._look_at_machine(now)
         readings: list[ProcessReading] = []
         health: list[Health] = []
         believed: list[int] = []
-        for pid in sorted(set(pids)):
-            reading = self._read_one(pid, now, on_gpu=True)
+        self.local = local = self._numbering.believed(now, set(pids), self._gone)
+        for number in sorted(set(pids)):
+            pid = local.get(number)
+            reading = None if pid is None else self._read_one(pid, now, on_gpu=True)
             if reading is not None:
-                believed.append(pid)
+                believed.append(reading.pid)
                 readings.append(reading)
-            elif pid not in self._gone:
-                readings.append(ProcessReading(ProcessIdentity(pid=pid), None, {}, on_gpu=True))
-                health.append(_not_visible(pid, now))
+            elif pid is None or pid not in self._gone:
+                readings.append(ProcessReading(ProcessIdentity(pid=number), None, {}, on_gpu=True))
+                health.append(_not_visible(number, now))
         descendants = self._family.descendants(now, believed)
         for pid in descendants:
             reading = self._read_one(pid, now, on_gpu=False)
             if reading is not None:
                 readings.append(reading)
-        for pid in self._known.keys() - {*pids, *descendants}:
+        for pid in self._known.keys() - {*local.values(), *descendants}:
             del self._known[pid]
-        self._gone.intersection_update(pids)
+        self._gone.intersection_update(local.values())
         return tuple(readings), self._read_cgroups(readings, now), health
 
     def read_one(self, now: float, pid: int) -> tuple[ProcessReading | None, tuple[CgroupReading, ...]]:
@@ -158,12 +176,20 @@ class ProcessReader:
         reading = self._read_one(pid, now, on_gpu=False)
         return (None, ()) if reading is None else (reading, self._read_cgroups([reading], now))
 
-    def _hear(self, harvests: Harvests) -> None:
-        """Take in what harvests say; whose process is theirs is looked up again when they have started one."""
-        if harvests.programs.keys() - self._harvests.programs.keys():
+    def spoken(self) -> list[tuple[Told, int | None]]:
+        """What the processes of the last reading say of their jobs, each with its user."""
+        return [
+            (known.told, known.identity.owner.uid)
+            for known in self._known.values()
+            if known.told is not None and known.told.job == known.identity.owner.job
+        ]
+
+    def _hear(self, harvests: Harvests, numbers: Mapping[str, str]) -> None:
+        """Take in what harvests and control groups say; whose process is whose is looked up again when that is new."""
+        if harvests.programs.keys() - self._harvests.programs.keys() or numbers.keys() - self._numbers.keys():
             for known in self._known.values():
                 known.period = 0.0
-        self._harvests = harvests
+        self._harvests, self._numbers = harvests, numbers
 
     def _look_at_machine(self, now: float) -> None:
         proc = self._roots.proc
@@ -180,7 +206,7 @@ class ProcessReader:
         stat = _stat(known.stat_path)
         if stat is None:
             self._known.pop(pid, None)
-            if known.trusted:
+            if known.was_on_gpu:
                 self._gone.add(pid)
             return None
         if stat.start_ticks != known.start_ticks:
@@ -191,19 +217,9 @@ class ProcessReader:
         elif stat.parent_pid != known.identity.parent_pid:
             known.identity = known.identity._replace(parent_pid=stat.parent_pid)
             self._family.note(pid, stat.parent_pid)
-        if on_gpu and not self._trust(known, now):
-            return None
+        known.was_on_gpu = known.was_on_gpu or on_gpu
         threads = self._read_threads(known, now) if on_gpu and self._with_threads else ()
         return ProcessReading(known.identity, stat.state, self._values(known, stat, now), threads, on_gpu)
-
-    def _trust(self, known: _Known, now: float) -> bool:
-        """True unless the pid may be a number from another PID namespace that means someone else here."""
-        if self._is_initial_namespace:
-            known.trusted = True
-        elif due(now, known.trusted_at, known.period):
-            known.trusted_at = now
-            known.trusted = any(_gpu_files(self._roots, known.folder))
-        return known.trusted
 
     def _read_threads(self, known: _Known, now: float) -> tuple[Thread, ...]:
         if known.threads is None:
@@ -255,6 +271,7 @@ class ProcessReader:
             owner=self._owner(pid, status.uid, known.groups, environ),
             cgroup=main_path(known.groups),
         )
+        known.told = parse_environ(environ)
         known.comm = stat.comm
         known.io_path, known.schedstat_path = f"{folder}/io", f"{folder}/schedstat"
         known.identified_at = now
@@ -264,7 +281,7 @@ class ProcessReader:
     def _owner(self, pid: int, uid: int | None, groups: Paths, environ: bytes) -> Owner:
         told = self._harvests
         program = program_of(pid, uid, told, self._roots) if told.programs else None
-        return find_owner(uid, groups.values(), environ, program)
+        return find_owner(uid, groups.values(), environ, program, self._numbers)
 
     def _start_time(self, stat: PidStat) -> float | None:
         return (

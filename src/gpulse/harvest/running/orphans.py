@@ -13,9 +13,10 @@ from gpulse.harvest.running.keeping import NAME
 from gpulse.harvest.running.marks import read_environ, run_of
 from gpulse.harvest.running.told import Process
 from gpulse.harvest.running.tree import Tree
-from gpulse.sources.owners import container, slurm_job
+from gpulse.sources.owners import container
 from gpulse.sources.procfs import Roots, text, try_read
 from gpulse.sources.procpid import parse_cgroup
+from gpulse.sources.slurm import slurm_job
 
 _KILL_SECONDS = 5.0
 """How long they may take to go once they are killed."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpulse.model.metric import Values
 from gpulse.sources.nvml import inventory, library
-from gpulse.sources.nvml.events import Xids, XidWatcher
+from gpulse.sources.nvml.events import XidLog, Xids, XidWatcher
 from gpulse.sources.nvml.library import NVMLError
 from gpulse.sources.nvml.target import Target
 
@@ -22,7 +22,7 @@ class Driver:
         self._starts = 0
         self._left: list[Target] = []
         self._watcher: XidWatcher | None = None
-        self._seen: dict[str, Xids] = {}
+        self._seen = XidLog()
 
     def start(self, *, calm: bool) -> int:
         """Start NVML; 0, or the error it gave. What was left of an earlier start is ended first.
@@ -66,8 +66,8 @@ class Driver:
             library.stop()
 
     def xids(self) -> dict[str, Xids]:
-        """The Xid errors seen so far, by UUID."""
-        return self._seen.copy()
+        """The Xid errors that the next frame tells of, by UUID."""
+        return self._seen.next()
 
     def xid_values(self, uuid: str, seen: dict[str, Xids]) -> Values:
         """What is known of a GPU's Xid errors as readings; empty when none could have been seen."""

@@ -22,11 +22,46 @@ class Xids(NamedTuple):
     last_time: float
 
 
+class XidLog:
+    """The errors of all GPUs, told one code of a GPU at a time: so no frame hides one behind another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: dict[str, Xids] = {}
+        self._waiting: dict[str, dict[int, _Waiting]] = {}
+
+    def add(self, uuid: str, code: int, moment: float) -> None:
+        """A GPU reported an error."""
+        with self._lock:
+            codes = self._waiting.setdefault(uuid, {})
+            before = codes.pop(code, None)  # put back at the end: what was seen last is told last
+            codes[code] = _Waiting(1 if before is None else before.errors + 1, moment)
+
+    def next(self) -> dict[str, Xids]:
+        """What the next frame is to say, by UUID: what was told before, and one code more where one waits."""
+        with self._lock:
+            for uuid, codes in list(self._waiting.items()):
+                code = next(iter(codes))
+                errors, moment = codes.pop(code)
+                known = self._told.get(uuid)
+                self._told[uuid] = Xids(errors + (0 if known is None else known.total), code, moment)
+                if not codes:
+                    del self._waiting[uuid]
+            return self._told.copy()
+
+
+class _Waiting(NamedTuple):
+    """Errors of one code that no frame has told yet."""
+
+    errors: int
+    last_time: float
+
+
 class XidWatcher:
     """Waits for Xid errors on a thread of its own."""
 
-    def __init__(self, seen: dict[str, Xids]) -> None:
-        """Prepare to watch; `seen` holds the errors by UUID and outlives this watcher.
+    def __init__(self, seen: XidLog) -> None:
+        """Prepare to watch; `seen` takes the errors and outlives this watcher.
 
         Raises:
             NVMLError: The driver has no events.
@@ -77,9 +112,7 @@ class XidWatcher:
             # Not asked of the driver: after the error that matters most the GPU no longer has a name.
             uuid = self._uuids.get(_address(event.device))
             if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                known = self._seen.get(uuid)
-                total = 1 if known is None else known.total + 1
-                self._seen[uuid] = Xids(total, int(event.eventData), time.time())
+                self._seen.add(uuid, int(event.eventData), time.time())
 
 
 def _address(handle: Any) -> int | None:

@@ -1,0 +1,139 @@
+"""What a report about a job costs its head: a day of eight GPUs, in the middle of a thousand others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.measure import Report, Spread, Table, Target
+from benchmarks.past import Maker, Size, make_book, make_recent
+from gpulse.cluster.api.answers import dumps
+from gpulse.cluster.api.interface import Document, JobKind, RefusedError
+from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.membership import Register
+from gpulse.cluster.head.past.efficiency import METRICS
+from gpulse.cluster.head.past.job import Jobs
+from gpulse.export.job_page import page
+from gpulse.model.metric import CATALOGUE
+from gpulse.store.history import sharing
+from gpulse.store.history.query import History
+from gpulse.store.history.samples import StoredSamples
+from gpulse.store.view import StoreView
+
+NAME = "job"
+_DAY = 86_400
+_NODE = 3
+_GPUS = 8
+_JOB = "slurm:4711"
+_TOLD_SECONDS = 30
+_MOST_SECONDS = 1.0
+_POINTS = 240
+
+
+def _tell(path: Path, size: Size) -> None:
+    """One job on all GPUs of a node for a day, and what the agents of all nodes said meanwhile."""
+    begin = size.end - _DAY
+    uuids = [f"GPU-{_NODE:08d}-0000-4000-8000-{gpu:012d}" for gpu in range(_GPUS)]
+    job = {"id": _JOB, "user": "ada", "name": "llama", "partition": "gpu", "gpus": uuids}
+    finding = {"id": "input_io_bound", "severity": "high", "summary": "waits", "gpu": 0, "label": "0"}
+    rows = [(float(begin), _NODE, "job", 1, json.dumps(job))]
+    for node in range(size.nodes):
+        told = json.dumps({"findings": [finding] if node == _NODE else []})
+        rows += [
+            (float(moment), node, "findings", 1, told) for moment in range(begin, size.end, _TOLD_SECONDS)
+        ]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "UPDATE processes SET identity = json_set(identity, '$.owner.job', ?, '$.owner.user', 'ada') "
+            "WHERE node = ? AND ended > ?",
+            (_JOB, _NODE, begin),
+        )
+        database.executemany(
+            "INSERT INTO events (time, node, kind, from_frame, detail) VALUES (?, ?, ?, ?, ?)", rows
+        )
+
+
+def _asked(jobs: Jobs, takes: int, size: Size, **asked: Any) -> tuple[float, Spread, Document]:
+    """The first answer's time, the spread of later ones, and an answer; a report that there is none is one, too."""
+    kind: JobKind | None = asked.pop("kind", None)
+    wanted = {"node": None, "start": float(size.end - _DAY), "end": None, "points": 0, **asked}
+    times, answer = [], {}
+    for _ in range(takes + 1):
+        begun = time.perf_counter()
+        try:
+            answer = asyncio.run(jobs.job(kind=kind, now=float(size.end), **wanted))
+        except RefusedError as error:
+            answer = {"error": error.message}
+        dumps(answer)
+        times.append(time.perf_counter() - begun)
+    return times[0], Spread.of(times[1:]), answer
+
+
+def run(*, quick: bool, takes: int) -> Report:
+    """Make a store of some days and ask for reports."""
+    report = Report(NAME, "Reports about jobs")
+    size = Size(16, 3) if quick else Size(125, 30)
+    base = Path(tempfile.mkdtemp(prefix="gpulse-job-"))
+    try:
+        Maker(base, size, tuple(dict.fromkeys((*sharing.OF_GPU, *METRICS, *CATALOGUE["gpu"])))[:45]).make()
+        recent, layouts, texts = make_recent(size)
+        with (
+            make_book(base / "book.sqlite", size, layouts, texts) as book,
+            closing(History(base)) as history,
+        ):
+            _tell(base / "book.sqlite", size)
+            store: Any = StoreView(book, StoredSamples(history, recent))
+            register = Register(book.nodes().values())
+            exports = Exports(store, str(base), now=lambda: float(size.end))
+            jobs = Jobs(store, register, lambda _: None, exports.gpus, lambda: 1.0)
+            _questions(report, jobs, size, takes)
+    finally:
+        shutil.rmtree(base)
+    report.notes.append(
+        f"{size.nodes * _GPUS} GPUs with {size.days} days of history, of which the cluster's average is made too; "
+        "JSON is written, the way to the client is not measured."
+    )
+    return report
+
+
+def _questions(report: Report, jobs: Jobs, size: Size, takes: int) -> None:
+    gpus = size.nodes * _GPUS
+    table = Table("", ("what", "first", "later", "answer"))
+    for what, asked in (
+        (f"a day of {_GPUS} of {gpus} GPUs", {"job": "4711"}),
+        ("the same, as a page", {"job": "4711", "points": _POINTS}),
+        ("the same, without saying when it was", {"job": "4711", "start": None}),
+        ("a process and all below it", {"job": str(_pid()), "kind": "process"}),
+        ("a job that there is not", {"job": "nothing", "start": None}),
+    ):
+        first, spread, answer = _asked(jobs, takes, size, **asked)
+        told = answer.get("error") or f"{answer['gpu_seconds'] / 3600:.0f} GPU-hours of {answer['gpus']} GPUs"
+        table.rows.append((what, f"{first * 1e3:.0f} ms", spread.text(1e3, 0, " ms"), told))
+        if asked == {"job": "4711"}:
+            target = f"{_MOST_SECONDS:.0f} s"
+            is_met = max(first, spread.median) <= _MOST_SECONDS
+            report.targets.append(Target(what, spread.text(1.0, 2, " s"), target, is_met))
+        if answer.get("series"):
+            begun = time.perf_counter()
+            text = page(answer)
+            written = (time.perf_counter() - begun) * 1e3
+            report.notes.append(f"The page has {len(text) / 1e3:.0f} kB and is written in {written:.0f} ms.")
+    report.tables.append(table)
+
+
+def _pid() -> int:
+    """A process of the job's last hours."""
+    return 1000 + _NODE * 1000 + 2 * 100
+
+
+if __name__ == "__main__":
+    given = measure.parser(NAME, __doc__, {"takes": 5}).parse_args()
+    measure.publish(run(quick=given.quick, takes=given.takes), write=given.write)

@@ -1,0 +1,186 @@
+"""The options of `gpulse head` about an engine for time series, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from gpulse.cli import service
+from gpulse.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpulse.store.remote.config import Engine
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_OPTIONS = ("write", "query", "headers", "ca", "labels", "limit")
+_LEAST_LIMIT = 64 << 20
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)", re.ASCII)
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+_OWN_LABELS = frozenset(
+    [
+        "node",
+        "gpu",
+        "uuid",
+        "name",
+        "disk",
+        "mount_point",
+        "device",
+        "type",
+        "interface",
+        "host",
+        "machine",
+        "version",
+    ]
+)
+_MOST_HEADERS_BYTES = 64 << 10
+
+
+class EngineOptions(NamedTuple):
+    """What was given."""
+
+    write: str | None = None
+    query: str | None = None
+    headers: Path | None = None
+    ca: Path | None = None
+    labels: tuple[str, ...] = ()
+    limit: int = 10 << 30
+
+    def engine(self) -> Engine | None:
+        """The engine that is meant, None for none.
+
+        Raises:
+            UsageError: What was given makes no sense.
+        """
+        if self.write is None:
+            self._check_alone()
+            return None
+        from gpulse.store.remote.config import Engine, query_url_of  # noqa: PLC0415  --help needs none of it
+
+        if self.limit < _LEAST_LIMIT:
+            raise UsageError("--remote-limit is too small to bridge anything", hint="64MiB at least")
+        if self.ca is not None and not self.ca.is_file():
+            raise UsageError(f"there is no file {self.ca}", hint="--remote-ca wants certificates as PEM")
+        write = _checked_url("--remote-write", self.write)
+        query = query_url_of(write) if self.query is None else _checked_url("--remote-query", self.query)
+        return Engine(
+            write,
+            query,
+            _headers(self.headers) if self.headers else {},
+            None if self.ca is None else str(self.ca.absolute()),
+            _labels(self.labels),
+        )
+
+    def _check_alone(self) -> None:
+        """Refuse what says something about an engine where there is none."""
+        for name in ("query", "headers", "ca", "labels"):
+            if getattr(self, name):
+                option = "--remote-label" if name == "labels" else f"--remote-{name}"
+                raise UsageError(
+                    f"{option} is about an engine, and there is none", hint="--remote-write URL names it"
+                )
+
+
+def options(command: Command) -> Command:
+    """The options; `taken` makes an EngineOptions of them."""
+    for option in reversed(
+        (
+            click.option(
+                "--remote-write",
+                metavar="URL",
+                help="Send every sample to this engine too (Prometheus remote write), such as http://vm:8428/api/v1/write.",
+            ),
+            click.option(
+                "--remote-query",
+                metavar="URL",
+                help="Where the engine is asked (PromQL), without /api/v1/query; follows from --remote-write where it can.",
+            ),
+            click.option(
+                "--remote-headers",
+                type=_FILE,
+                metavar="FILE",
+                help="Sent to the engine with every request: lines such as `Authorization: Bearer ...`.",
+            ),
+            click.option("--remote-ca", type=_FILE, metavar="PEM", help="Who vouches for the engine."),
+            click.option(
+                "--remote-label",
+                "remote_labels",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Put on every series, to tell clusters apart in one engine.",
+            ),
+            click.option(
+                "--remote-limit",
+                type=service.size,
+                default="10GiB",
+                show_default=True,
+                metavar="SIZE",
+                help="How much may wait on disk for the engine; then the oldest goes.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def taken(given: dict[str, Any]) -> EngineOptions:
+    """What the options say; they are taken out of what was given."""
+    return EngineOptions(**{name: given.pop(f"remote_{name}") for name in _OPTIONS})
+
+
+def _checked_url(option: str, text: str) -> str:
+    parts = urlsplit(text)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or not text.isprintable():
+        raise UsageError(f"{option} {text[:100]!a} is no URL", hint="such as http://vm:8428/api/v1/write")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(
+            f"{option} has a password in it, which everybody on this machine can read",
+            hint="put `Authorization: Basic ...` into a file and name it with --remote-headers",
+        )
+    if parts.query or parts.fragment:
+        raise UsageError(f"{option} has a query (after ?), which is not sent", hint="leave it out")
+    return text.rstrip("/")
+
+
+def _headers(path: Path) -> dict[str, str]:
+    try:
+        with path.open(encoding="latin-1") as file:
+            text = file.read(_MOST_HEADERS_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="--remote-headers FILE") from error
+    if len(text) > _MOST_HEADERS_BYTES:
+        raise UsageError(
+            f"{path} is too long for headers", hint="a line a header, such as X-Scope-OrgID: lab"
+        )
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _HEADER.fullmatch(stripped)
+        if match is None:  # the line itself may be a secret
+            raise UsageError(f"line {number} of {path} is no header", hint="Name: value, one a line")
+        found[match[1]] = match[2].rstrip()
+    return found
+
+
+def _labels(given: tuple[str, ...]) -> dict[str, str]:
+    labels = service.labels(given)
+    for name in labels:
+        if not _LABEL.fullmatch(name) or name.startswith("__"):
+            raise UsageError(
+                f"{name[:60]!a} is no name for a label", hint="letters, digits and _, as in cluster=lab"
+            )
+        if name in _OWN_LABELS:
+            raise UsageError(f"the label {name} is gpulse's own", hint="choose another name, such as cluster")
+    return labels
