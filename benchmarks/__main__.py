@@ -19,6 +19,9 @@ _FAKE = {
     "dask": "what monitoring costs a Dask cluster: tasks, eight hours of memory, an export",
     "past": "what questions about weeks cost: a GPU's month, who held a thousand GPUs",
     "job": "what a report about a job costs: a day of eight GPUs among a thousand",
+    "remote": "what sending a quarter of a million samples a second to an engine costs",
+    "scrape": "what a scrape of a thousand GPUs costs a head, and of eight an agent",
+    "profile": "what gpulse.profile takes from the program that uses it",
     "web": "the dashboard: a thousand GPUs in a browser, its first paint, many pages, a day's chart",
     "cluster": "a head with 10,000 GPUs, its store, its answers, an agent, sessions",
 }

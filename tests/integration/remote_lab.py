@@ -78,9 +78,9 @@ class Lab:
         self.archive.forward_to(self.forwarder)
         self.forwarder.start()
 
-    def tick(self, seconds: int = 1) -> None:
-        """Some more seconds of all nodes come and are committed."""
-        batches = [self.fleet.batch(node, self.second, seconds) for node in self.nodes]
+    def tick(self, seconds: int = 1, *, shift_us: int = 0) -> None:
+        """Some more seconds of all nodes come and are committed, from clocks that are wrong by so much."""
+        batches = [self.fleet.batch(node, self.second, seconds, shift=shift_us) for node in self.nodes]
         self.archive.commit([*self._facts(), *(Entry.of_batch(batch, ()) for batch in batches)])
         self.second += seconds
 

@@ -36,6 +36,7 @@ def test_an_engine_has_what_the_head_has(tmp_path: Path, kind: type[EngineProces
         with lab_in(tmp_path / "data", labelled) as lab:
             for seconds in (1, 1, 30, 13):
                 lab.tick(seconds)
+            lab.tick(5, shift_us=2_345_678)
             lab.sent()
 
             assert stored(lab.archive) == held(engine)

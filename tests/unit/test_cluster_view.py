@@ -222,3 +222,34 @@ def test_nodes_never_heard_of_are_named() -> None:
     told = next(line for line in lines if "never heard of" in line)
     assert "b, c" in told
     assert "\x1b" not in told
+
+
+def test_what_a_head_has_beyond_its_disk_is_shown() -> None:
+    """The engine and the shared directory have a line each, and what is wrong with them is said."""
+    well = status(
+        remote={"state": "ok", "url": "http://vm/api/v1/write", "samples_total": 12345},
+        remote_query={"state": "ok", "url": "http://vm"},
+        shared={"state": "ok", "directory": "/shared", "heads": [{"alive": True}, {"alive": False}]},
+    )
+    ill = status(
+        remote={
+            "state": "failing",
+            "url": "http://vm",
+            "error": "it does not answer",
+            "hint": "start it",
+            "waiting_bytes": 1 << 20,
+            "lost_total": 7,
+        },
+        remote_query={"state": "failing", "url": "http://vm", "error": "it does not answer"},
+        shared={"state": "failing", "directory": "/shared", "error": "it hangs", "heads": []},
+    )
+
+    assert [
+        "sends to http://vm/api/v1/write: 12.3k samples since it started",
+        "shares in /shared: 2 other heads, 1 alive",
+    ] == lines(well)[3:5]
+    assert [
+        "the engine at http://vm does not take samples: it does not answer; try: start it; 1.0M wait for it; 7 records given up",
+        "history beyond this disk cannot be read from http://vm: it does not answer",
+        "shares nothing at the moment (/shared): it hangs",
+    ] == lines(ill, width=200)[3:6]

@@ -69,8 +69,8 @@ def test_nodes_with_the_same_hole_share_it_and_others_have_their_own() -> None:
     """A node that has been away for long makes no hole for those that have not."""
 
     coverage = Coverage()
-    coverage.learn(1, np.arange(600.0, 6000.0, 60.0), np.full(90, 60))
-    coverage.learn(2, np.arange(600.0, 6000.0, 60.0), np.full(90, 60))
+    coverage.learn(1, np.arange(540.0, 6060.0, 60.0), np.full(92, 60))
+    coverage.learn(2, np.arange(540.0, 6060.0, 60.0), np.full(92, 60))
 
     assert [(0.0, 600.0, [1, 2]), (0.0, 6000.0, [3])] == holes(coverage, 0.0, 6000.0, 1, 2, 3)
     assert [(0.0, 6000.0, [1, 2, 3])] == [
@@ -80,21 +80,23 @@ def test_nodes_with_the_same_hole_share_it_and_others_have_their_own() -> None:
 
 
 def test_what_was_found_on_disk_is_here_minute_by_minute() -> None:
-    """Minutes with fewer samples than the others may have a hole."""
+    """Minutes with fewer samples than the others may have a hole, and those at an end may be cut off."""
 
     coverage = Coverage()
-    counts = np.array([60, 60, 41, 59, 60, 60])
-    coverage.learn(1, np.arange(600.0, 960.0, 60.0), counts)
+    counts = np.array([60, 60, 60, 41, 59, 60, 60])
+    coverage.learn(1, np.arange(540.0, 960.0, 60.0), counts)
+    coverage.learn(2, np.array([600.0]), np.array([7]))
 
-    assert [(720.0, 780.0, [1])] == holes(coverage, 600.0, 960.0)
-    assert [(540.0, 600.0, [1]), (720.0, 780.0, [1]), (960.0, 1000.0, [1])] == holes(coverage, 540.0, 1000.0)
+    assert [(720.0, 780.0, [1])] == holes(coverage, 600.0, 900.0)
+    assert [(500.0, 600.0, [1]), (720.0, 780.0, [1]), (900.0, 1000.0, [1])] == holes(coverage, 500.0, 1000.0)
+    assert [(600.0, 660.0, [2])] == holes(coverage, 600.0, 660.0, 2)
 
 
 def test_what_was_dropped_is_elsewhere() -> None:
     """However it was known to be here."""
 
     coverage = Coverage()
-    coverage.learn(1, np.arange(600.0, 1200.0, 60.0), np.full(10, 60))
+    coverage.learn(1, np.arange(540.0, 1260.0, 60.0), np.full(12, 60))
     coverage.saw(2, RUN, range(1, 601), 600.0, 1200.0)
     coverage.forget_before(900.0)
 

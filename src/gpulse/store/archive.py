@@ -268,7 +268,7 @@ class Archive(StoreView):
         while self._sealer.compact():
             self._history.refresh()
         if limit_bytes is not None:
-            limit_bytes = max(0, limit_bytes - self._log.size_bytes - self.book.size_bytes)
+            limit_bytes = max(0, limit_bytes - self._own_log_bytes() - self.book.size_bytes)
         forever = math.isinf(keep_seconds)
         dropped = self._sealer.retain(now, None if forever else keep_seconds, limit_bytes)
         self._history.refresh()
@@ -280,6 +280,11 @@ class Archive(StoreView):
     def segments(self) -> tuple[Segment, ...]:
         """The sealed pieces of history, oldest first; another object when they have changed."""
         return self._history.segments
+
+    def _own_log_bytes(self) -> int:
+        """How long the log is, without what waits for the engine: that has a limit of its own."""
+        waiting = self._forwarder.state().waiting_bytes if self._forwarder is not None else 0
+        return max(0, self._log.size_bytes - waiting)
 
     @property
     def unsealed_bytes(self) -> int:

@@ -75,7 +75,9 @@ class Coverage:
             self._open[node] = _Open(run, numbers.stop - 1)
 
     def learn(self, node: int, minutes: NDArray[np.float64], counts: NDArray[np.int64]) -> None:
-        """Minutes of a node that were found on disk; those with fewer samples than usual are not whole.
+        """Minutes of a node that were found on disk.
+
+        One with fewer samples than usual is not whole, and one without another before and after it may not be.
 
         Args:
             node: Whose.
@@ -84,7 +86,8 @@ class Coverage:
         """
         if not len(minutes):
             return
-        whole = minutes[counts >= np.median(counts) - _JITTER]
+        is_inner = (np.diff(minutes, prepend=-np.inf) <= MINUTE) & (np.diff(minutes, append=np.inf) <= MINUTE)
+        whole = minutes[is_inner & (counts >= np.median(counts) - _JITTER)]
         firsts = whole[np.diff(whole, prepend=-np.inf) > MINUTE].tolist()
         lasts = whole[np.diff(whole, append=np.inf) > MINUTE].tolist()
         found = [Span(first, last + MINUTE) for first, last in zip(firsts, lasts, strict=True)]

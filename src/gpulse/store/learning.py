@@ -86,7 +86,7 @@ class Learner:
         if nodes is not None and not nodes:
             return set()
         best: dict[int, tuple[int, Steps]] = {}
-        start, end = day * _DAY, min((day + 1) * _DAY, self._until)
+        start, end = day * _DAY - MINUTE, min((day + 1) * _DAY + MINUTE, self._until)
         for steps in self._local.steps(scope, metrics, start=start, end=end, step=MINUTE, nodes=nodes):
             known = 0 if steps.counts is None else int(steps.counts.sum())
             if known > best.get(steps.key.node, (0,))[0]:

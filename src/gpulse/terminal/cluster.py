@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from gpulse.terminal import format as f
+from gpulse.terminal.beyond import beyond_lines
 from gpulse.terminal.table import Cell, Column, Paint, render, wrapped
 
 Document = Mapping[str, Any]
@@ -69,6 +70,8 @@ def status_lines(
     yield from wrapped(_sampling(status), width, "  ")
     storage = status.get("storage") or {}
     yield from (paint(_storage_style(storage), line) for line in wrapped(_storage(storage), width, "  "))
+    for style, told in beyond_lines(status):
+        yield from (paint(style, line) for line in wrapped(told, width, "  "))
     yield ""
     yield from node_lines(status, width=width, paint=paint, every_node=every_node, commands=commands)
     sessions = status.get("active_sessions") or []

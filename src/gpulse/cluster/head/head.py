@@ -353,7 +353,10 @@ class Head:
         await asyncio.gather(self._exports.close(), *closing)
         now = self._clock.now()
         self._ingest.event("head_stopped", None, version=__version__)
-        for session in () if self._beyond.is_carried_on else self._sessions.active():
+        for session in self._sessions.active():
+            if self._beyond.is_carried_on:
+                log.info("another head goes on with session %s", session.name)
+                continue
             self._ingest.note("session", **interrupted(session, now).to_dict())
             log.warning(
                 "session %s is interrupted; to go on: gpulse session recover %s", session.name, session.name
