@@ -25,8 +25,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries again at once."""
     monkeypatch.setattr(sending, "_SHUT_SECONDS", 0.05)
     monkeypatch.setattr(sending, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(sending, "_LONGEST_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(sending, "_TELL_SECONDS", 0.05)
-    monkeypatch.setattr(sending, "_NICE", 0)
 
 
 def reached(lab: Lab, state: str) -> RemoteState:
@@ -167,6 +167,8 @@ def test_when_the_log_gets_too_long_the_oldest_is_given_up(
             for _ in range(40):
                 lab.tick(10)
             assert lab.shorten() < 100 << 10
+            asked = len(fake.asked)
+            until(lambda: len(fake.asked) > asked + 2 * len(lab.nodes), "what is left is read anew")
 
             fake.status = 204
             lab.sent()

@@ -214,3 +214,21 @@ async def test_readings_are_asked_for_while_somebody_looks(fleet: Fleet) -> None
         assert NOW == fleet.shown()["far"][3]
     running.cancel()
     assert ["nodes", "gpus", "frames of far"] == fleet.engine.asked
+
+
+async def test_a_connection_that_broke_without_a_word(fleet: Fleet) -> None:
+    """Its agent speaks to another head by now, though it still seems to be connected here: it is not late."""
+
+    call = await fleet.scene.connected(host="near", machine="m-near")
+    call.say(batch=batch(1))
+    await settled(fleet.scene, call)
+    fleet.scene.fleet.asked = NOW
+    for second in range(1, 60):
+        fleet.scene.now = NOW + second
+        fleet.engine.hears("near", fleet.scene.now - 3.0)
+        if second % 5 == 0:
+            await fleet.look()
+        assert [] == fleet.scene.fleet.check(fleet.scene.now, 1.0)
+
+    assert {"near": ("healthy", True, True, NOW + 52.0)} == fleet.shown()
+    await call.hang_up()

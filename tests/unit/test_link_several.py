@@ -16,9 +16,10 @@ from gpulse.cluster.agent import link as module
 from gpulse.cluster.agent.buffer import Buffer
 from gpulse.cluster.agent.link import Link, LinkConfig, RefusedByHeadError
 from gpulse.cluster.agent.spool import SpoolReader
-from gpulse.cluster.agent.stream import Side
+from gpulse.cluster.agent.stream import Side, Stream
 from gpulse.cluster.client.client import UnreachableError
 from gpulse.cluster.wire_pb2 import Hello
+from gpulse.model.columns import PackedFrame
 
 AWAY = UnreachableError("nothing listens there")
 
@@ -248,3 +249,17 @@ async def test_an_end_while_a_better_head_is_greeted(make: Callable[..., Heads])
     await heads.end()
     assert heads.task.done()
     assert 0 == heads.open
+
+
+async def test_a_look_at_another_head_leaves_what_is_on_its_way_alone() -> None:
+    """Frames that memory had no room for are with the present head, not lost."""
+
+    buffer = Buffer(b"r" * 16, "b", 1000, most_frames=4, overlap_seconds=120.0)
+    for number in range(10):
+        buffer.add(PackedFrame(number, number, ()), [], float(number))
+        buffer.sent(b"r" * 16, number + 1)
+    nothing: Any = None
+    side = Side(buffer, nothing, nothing, nothing, nothing, nothing, time.monotonic)
+    await Stream(grpc.aio.insecure_channel("localhost:1"), None, side).close()
+
+    assert 0 == buffer.dropped

@@ -220,7 +220,8 @@ class Link:
             OSError: It does not answer.
         """
         if self._heads.are_several:
-            await aside(lambda: _listens(head.target), name=_PROBE)
+            async with asyncio.timeout(2 * _REACH_SECONDS):  # names may take their time, too
+                await aside(lambda: _listens(head.target), name=_PROBE)
         await stream.greet()
 
     async def _carry(self, head: Candidate, stream: Stream) -> None:
@@ -230,7 +231,7 @@ class Link:
         tasks = [carrying, *([looking] if looking else [])]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if looking is not None and looking.done() and not carrying.done():
+            if self._next is not None and not carrying.done():
                 stream.move()
                 await asyncio.wait({carrying}, timeout=_MOVE_SECONDS)
             else:
@@ -265,6 +266,8 @@ class Link:
                 self._refused(head, _unwanted(head, why, _REFUSALS[code]))
         except (OSError, GpulseError) as error:
             _log.debug("%s is not back yet: %s", head.target, error)
+        except Exception as error:  # noqa: BLE001  a fault of ours in looking must not end the connection there is
+            _log.debug("%s cannot be asked, which is a fault in gpulse: %r", head.target, error)
         else:
             return welcomed
         finally:

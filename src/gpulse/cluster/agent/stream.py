@@ -109,6 +109,7 @@ class Stream:
         self._call: Call | None = None
         self._greeting: Welcome | None = None
         """What the head said to our hello."""
+        self._carries = False
         self.awake = asyncio.Event()
         self.welcomed_as: str | None = None
         """The name that the head gave this node, None before it did."""
@@ -149,7 +150,8 @@ class Stream:
 
     async def close(self) -> None:
         """Let go of it."""
-        self._buffer.disconnected()
+        if self._carries:  # else it may be another one that does
+            self._buffer.disconnected()
         if self._call is not None:
             self._call.cancel()
         await self._channel.close()
@@ -187,6 +189,7 @@ class Stream:
         """
         call, greeting = self._call, self._greeting
         assert call is not None and greeting is not None, "nobody said hello"  # noqa: PT018, S101
+        self._carries = True
         self._welcome(greeting)
         connected(greeting.node)
         tasks = [

@@ -94,11 +94,11 @@ class Elsewhere:
     async def _look(self) -> None:
         """Bring what the engine says of nodes together with what this head knows itself."""
         asked = self._now()
-        here = {member.name for member in self._fleet.members.values() if member.connected}
+        here = {member.name for member in self._fleet.members.values() if member.is_here}
         self._heard, self._devices = await aside(lambda: self._ask(here), name=_THREAD)
         for name, heard in self._heard.items():
             member = self._member(name, heard)
-            if member.connected:
+            if member.is_here:
                 continue
             self._learn_devices(member, self._devices.get(name, ()))
             member.version = heard.labels.get("version", "") or member.version

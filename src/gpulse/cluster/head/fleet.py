@@ -91,6 +91,8 @@ class Member:
         """When something came from it last, on the head's clock."""
         self.state: NodeState = "healthy"
         self.connected = False
+        self.is_silent = False
+        """Whether nothing has come from it here for too long, connected or not."""
         self.abroad = Abroad()
         self.version = ""
         self.shift_us = 0
@@ -113,7 +115,12 @@ class Member:
     @property
     def is_elsewhere(self) -> bool:
         """Whether another head has it."""
-        return not self.connected and self.abroad.is_newer(self.seen)
+        return not self.is_here and self.abroad.is_newer(self.seen)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it speaks to this head; a connection that broke without a word may seem to be one for a while."""
+        return self.connected and not self.is_silent
 
     def forget_words(self) -> None:
         """What its agent told this head is of the past by now."""
@@ -288,11 +295,12 @@ class Fleet:
         """The nodes whose state is another one by now, and the one it was before."""
         changed = []
         for member in self.members.values():
+            state = state_of(now - member.seen, interval_seconds)
+            member.is_silent = state != "healthy"
             if member.is_elsewhere:  # the other head says what becomes of it
                 member.state = member.abroad.state(member.seen, now, interval_seconds)
                 continue
-            state = state_of(now - member.seen, interval_seconds)
-            if state == member.state or (not member.connected and is_undecided(self.asked, member.seen, now)):
+            if state == member.state or (member.is_silent and is_undecided(self.asked, member.seen, now)):
                 continue
             changed.append((member, member.state))
             member.state = state

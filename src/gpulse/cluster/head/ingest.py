@@ -134,7 +134,7 @@ class Ingest:
         member = self._fleet.member(stored, now)
         self._take_over(member, hello)
         member.seen, member.connected, member.version = now, True, hello.version
-        member.abroad.moved = False
+        member.is_silent = member.abroad.moved = False
         if hello.HasField("shift_us"):  # frames that another head has as well are to have the same times here
             member.shift_us = hello.shift_us
         for run in hello.runs:

@@ -141,8 +141,9 @@ class EngineSamples:
         step_us, span = step_microseconds(step) or 1, _span(start, end)
         found: list[Steps] = []
         settled, newest = self._halves(span, step_us)
+        targets = list(self._asking.targets(scope, nodes, subjects))
         for metric in metrics:
-            for target in self._asking.targets(scope, nodes, subjects):
+            for target in targets:
                 found += self._summed_up(target, metric, settled, step_us)
                 found += [_reduced(line, metric, step_us) for line in self._raw(target, metric, newest)]
         return merged_steps(found, metrics)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 DAY = 86_400_000
-_MOST_NUMBERS = 1_500_000
+_MOST_NUMBERS = 500_000
 """So many numbers at most are in one answer, as far as that is known before."""
 _MOST_STEPS = 10_000
 """Prometheus answers for 11,000 moments at most."""
@@ -39,15 +39,15 @@ def step_pieces(start: int, end: int, step_us: int, series: int) -> Iterator[Pie
     most = max(1, min(_MOST_STEPS, _MOST_NUMBERS // max(1, series)))
     begin = start
     while begin < end:
-        until = min(end, (begin * 1000 // step_us + 1) * step_us // 1000)
+        until = min(end, -(-(begin * 1000 // step_us + 1) * step_us // 1000))
         is_whole = step_us % 1000 == 0 and begin % step == 0
         many = min(most, (end - begin) // step) if is_whole else 0
         if many:
             until = begin + many * step
             yield Piece(begin + step - 1, until - 1, step, step)
-        elif begin < until:
+        else:
             yield Piece(until - 1, until - 1, step, until - begin)
-        begin = max(until, begin + 1)
+        begin = until
 
 
 def raw_pieces(start: int, end: int, series: int) -> Iterator[tuple[int, int]]:
