@@ -122,30 +122,39 @@ class Feeder:
 
 
 class Stored(NamedTuple):
-    """What was written to an engine, and by whom it was known before."""
+    """The samples on a disk."""
 
     whole: Archive
+    """With everything."""
     recent: Archive
-    """With the second half alone; the first is in the engine, as everything is."""
+    """With the second half alone, the first was dropped."""
 
 
 def fill(directory: Path) -> Stored:
-    """Two stores: one with everything, and one that dropped the older half."""
+    """Two stores: one with everything, in its log alone, and one that dropped the older half of its history."""
     whole, recent = (Archive(str(directory / name)) for name in ("whole", "recent"))
-    for archive in (whole, recent):
-        feeders = [Feeder(archive, node) for node in NODES]
+    feeders = [Feeder(archive, node) for archive in (whole, recent) for node in NODES]
+    for numbers in (range(HALF), range(HALF, HALF + HALF // 2)):
         for feeder in feeders:
-            feeder.feed(range(HALF))
-        archive.seal()
-        for feeder in feeders:
-            feeder.feed(range(HALF, HALF + HALF // 2))
-        if archive is recent:
-            archive.seal()
-            dropped = archive.tidy(END, keep_seconds=END - MIDDLE - 1.0, limit_bytes=None)
-            assert len(dropped) == 1
-        for feeder in feeders:
-            feeder.feed(range(HALF + HALF // 2, FRAMES))
+            feeder.feed(numbers)
+        recent.seal()
+    dropped = recent.tidy(END, keep_seconds=END - MIDDLE - 1.0, limit_bytes=None)
+    assert len(dropped) == 1
+    for feeder in feeders:
+        feeder.feed(range(HALF + HALF // 2, FRAMES))
     return Stored(whole, recent)
+
+
+def sealed(directory: Path) -> Archive:
+    """A store with everything, some of it in its history."""
+    archive = Archive(str(directory))
+    feeders = [Feeder(archive, node) for node in NODES]
+    for feeder in feeders:
+        feeder.feed(range(HALF + 7))
+    archive.seal()
+    for feeder in feeders:
+        feeder.feed(range(HALF + 7, FRAMES))
+    return archive
 
 
 def series_of(store: SampleSource) -> Iterator[Written]:

@@ -13,11 +13,12 @@ import pytest
 
 from gpulse.errors import UsageError
 from gpulse.model.metric import Scope
+from gpulse.store.archive import Archive
 from gpulse.store.base import Samples, Series, SeriesKey, Statistic, Steps, SummarySource
 from gpulse.store.joined import JoinedStore
 from gpulse.store.remote.engine_samples import EngineSamples
 from gpulse.store.remote.promql import PromqlClient
-from tests.contract.store_lab import BEGIN, END, METRICS, MIDDLE, NODES, Stored, fill, series_of
+from tests.contract.store_lab import BEGIN, END, METRICS, MIDDLE, NODES, Stored, fill, sealed, series_of
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
 
 _STORES = ("disk", "victoria-metrics", "prometheus", "joined")
@@ -26,7 +27,7 @@ _STORES = ("disk", "victoria-metrics", "prometheus", "joined")
 class Homes:
     """The same samples in every home."""
 
-    def __init__(self, stored: Stored, engines: dict[str, EngineProcess]) -> None:
+    def __init__(self, stored: Stored, disk: Archive, engines: dict[str, EngineProcess]) -> None:
         self.truth: SummarySource = stored.whole
         self.engines = engines
         self.clients = {name: PromqlClient(process.engine) for name, process in engines.items()}
@@ -35,7 +36,7 @@ class Homes:
             for name, client in self.clients.items()
         }
         self.joined = JoinedStore(stored.recent, samples["victoria-metrics"], None, now=lambda: END)
-        self.by_name: dict[str, SummarySource] = {"disk": stored.whole, "joined": self.joined, **samples}
+        self.by_name: dict[str, SummarySource] = {"disk": disk, "joined": self.joined, **samples}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
     with (
         stored.whole,
         stored.recent,
+        sealed(directory / "disk") as disk,
         VictoriaMetrics(directory / "victoria") as victoria,
         Prometheus(directory / "prometheus") as prometheus,
     ):
@@ -54,7 +56,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
         for engine in (victoria, prometheus):
             engine.write([*series, *others])
         victoria.write(series)  # what was sent twice is there twice, and must count once
-        homes = Homes(stored, {"victoria-metrics": victoria, "prometheus": prometheus})
+        homes = Homes(stored, disk, {"victoria-metrics": victoria, "prometheus": prometheus})
         for client in homes.clients.values():
             client.vector("vector(1)")  # the connection stays: no test opens one
         yield homes

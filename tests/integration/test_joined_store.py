@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -261,6 +262,40 @@ def test_an_engine_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None
     (series,) = joined.query("gpu", "power_watts", **ask)
     assert FRAMES == len(series.times)
     assert joined.trouble is None
+
+
+def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
+    """Those who ask meanwhile get what is on disk at once, and for a while after."""
+
+    now, hanging, leave = [END], threading.Event(), threading.Event()
+
+    class Hanging(Counting):
+        def query(self, *_words: Any, **_asked: Any) -> list[Series]:
+            self.asked.append((0.0, 0.0, None))
+            if len(self.asked) > 1:
+                hanging.set()
+                assert leave.wait(10.0)
+                now[0] += 10.0
+            raise EngineError("no answer")
+
+    engine = Hanging(None)
+    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
+    ask: Any = {"start": BEGIN, "end": END - 60.0, "nodes": {1}, "subjects": {"GPU-1-0"}}
+    joined.query("gpu", "power_watts", **ask)
+    now[0] += 6.0
+    patient = threading.Thread(target=joined.query, args=("gpu", "power_watts"), kwargs=ask)
+    patient.start()
+    assert hanging.wait(10.0)
+
+    assert 1 == len(joined.query("gpu", "power_watts", **ask))
+    leave.set()
+    patient.join()
+    now[0] += 29.0
+    assert 1 == len(joined.query("gpu", "power_watts", **ask))
+    assert 2 == len(engine.asked)
+    now[0] += 2.0
+    joined.query("gpu", "power_watts", **ask)
+    assert 3 == len(engine.asked)
 
 
 def test_a_session_that_is_only_in_an_engine_that_is_away_is_not_written_empty(lab: Lab) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulse.errors import MissingExtraError
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import CgroupReading, Frame, GpuReading, HostReading, NetworkReading
 from gpulse.model.packing import FramePacker
@@ -19,7 +22,9 @@ from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
 from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
 from gpulse.store.journal import Batch
-from tests.integration.cluster import cluster_in, until
+from gpulse.store.remote.config import Engine
+from gpulse.store.remote.forwarder import Forwarder
+from tests.integration.cluster import cluster_in, is_gone, until
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
 from tests.integration.remote_lab import Found, Lab, held, lab_in, raw, stored
 from tests.unit.history_frames import BEGIN
@@ -251,3 +256,46 @@ def test_ten_thousand_short_processes_add_no_series(tmp_path: Path) -> None:
 
     power = found["gpulse_gpu_power_watts", "n", "GPU-0"]
     assert {(BEGIN + 5 * second) * 1000: 70.0 + second for second in range(102)} == power
+
+
+_ORPHAN = """
+import sys, time
+from gpulse.store.archive import Archive
+from gpulse.store.remote.config import Engine
+from gpulse.store.remote.forwarder import Forwarder
+
+archive = Archive(sys.argv[1])
+forwarder = Forwarder(sys.argv[1], Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30)
+archive.forward_to(forwarder)
+forwarder.start()
+while forwarder.pid is None:
+    time.sleep(0.01)
+print(forwarder.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_nobody_sends_for_a_head_that_is_gone(tmp_path: Path) -> None:
+    """The sending process ends with the head, however that ended."""
+
+    head = subprocess.Popen(
+        [sys.executable, "-c", _ORPHAN, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with head:
+        assert head.stdout is not None
+        pid = int(head.stdout.readline())
+        head.kill()
+    until(lambda: is_gone(pid), "the sending process is gone", 10)
+
+
+def test_a_head_without_what_sending_needs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is started."""
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    with pytest.raises(MissingExtraError) as told:
+        Forwarder(str(tmp_path), Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30).start()
+    assert "pip install 'gpulse[head]'" == told.value.hint

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import pytest
 
 from gpulse._version import __version__
@@ -127,6 +130,85 @@ def test_an_engine_that_was_restarted_without_a_word_is_sent_the_last_again(
         until(lambda: lab.forwarder.state().resent_total, "that is told")
 
         assert (0, "ok") == (lab.forwarder.state().refused_total, lab.forwarder.state().state)
+
+
+def test_an_engine_that_complains_again_and_again_is_sent_the_same_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets on with what is new first, but what it may have lost is not forgotten."""
+
+    monkeypatch.setattr("gpulse.store.remote.overlap._SOFT_SECONDS", 1.0)
+    with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
+        lab.tick()
+        lab.sent()
+        first = fake.taken[0]
+        for _ in range(2):
+            fake.status = 503
+            lab.tick()
+            reached(lab, "failing")
+            fake.status = 204
+            lab.sent()
+
+        until(lambda: fake.taken.count(first) >= 3, "it was sent again for both times", 10)
+        assert complete(lab, fake)
+
+
+def test_an_engine_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken for a slow one, which need not have lost anything."""
+
+    monkeypatch.setattr("gpulse.store.remote.posting._TIMEOUT_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/write"
+        with pytest.raises(Broken, match="did not answer within") as told:
+            Poster(Engine(url)).post(b"x")
+
+    assert not told.value.hard
+
+
+def test_an_engine_that_answers_nonsense_is_tried_again() -> None:
+    """Whoever listens there may not speak HTTP at all."""
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Broken, match="cannot be reached"):
+            Poster(Engine(f"http://127.0.0.1:{other.getsockname()[1]}/write")).post(b"x")
+        thread.join()
+
+
+def test_what_an_engine_says_is_harmless_for_terminals() -> None:
+    """It comes from a stranger, and is shown and logged."""
+
+    with fake_engine() as fake:
+        fake.status, fake.text = 400, "no\x1b[2J\nway \x07"
+        poster = Poster(fake.engine)
+        answer = poster.post(b"")
+        poster.close()
+
+    assert "no?[2J way ?" == answer.text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7", 7.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("soon", None), ("-3", None), ("", None)],
+)
+def test_when_to_come_again_is_said_in_seconds_or_as_a_date(text: str, seconds: float | None) -> None:
+    """Anything else is not taken for an answer."""
+
+    with fake_engine() as fake:
+        fake.headers = {"Retry-After": text}
+        poster = Poster(fake.engine)
+        answer = poster.post(bytes(cramjam.snappy.compress_raw(b"")))
+        poster.close()
+
+    assert seconds == answer.retry_after
 
 
 def test_requests_say_who_sends_them(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def head(tmp_path: Path) -> Iterator[HeadProcess]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_the_api_is_what_it_says(head: HeadProcess, tmp_path: Path) -> None:
     """All default checks pass over all operations of a real head, with bad data as well as good, and it lives."""
 
@@ -44,7 +45,7 @@ def test_the_api_is_what_it_says(head: HeadProcess, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     assert 0 == found.returncode, found.stdout[-8000:]

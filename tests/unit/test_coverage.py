@@ -1,14 +1,82 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from gpulse.store.base import SeriesKey, Steps
 from gpulse.store.coverage import Coverage, Hole, apart
+from gpulse.store.history.segments import SealedFile, Segment
+from gpulse.store.learning import Learner
 
 NOW = 120_000.0
 """The beginning of a minute."""
 RUN, OTHER = b"a" * 16, b"b" * 16
+
+
+DAY = 86_400.0
+
+
+class Disk:
+    """A store that has a sample a second of one node, and remembers which times it was asked for."""
+
+    def __init__(self, start: float, end: float) -> None:
+        self.span = start, end
+        self.asked: list[tuple[float, float]] = []
+        file = SealedFile("", "host", (1,), 1, 1, int(start * 1e6), int(end * 1e6), {})
+        self.segments = (Segment(1, 9, "", 1, None, False, (file,)), Segment(10, 19, "", 1, None, False, ()))
+
+    def nodes(self) -> dict[int, None]:
+        """One."""
+        return {1: None}
+
+    def steps(
+        self, scope: str, metrics: Sequence[str], *, start: float, end: float, step: float, **_: object
+    ) -> list[Steps]:
+        """Whole ones of the first metric."""
+        self.asked.append((start, end))
+        times = np.arange(max(start, self.span[0]) // step * step, min(end, self.span[1]), step)
+        if scope != "host" or not len(times):
+            return []
+        counts = np.full(len(times), int(step))
+        return [Steps(SeriesKey(1, ""), metrics[0], times, times, times, times, times, counts)]
+
+
+def test_what_is_on_disk_is_looked_at_once_a_day_of_it() -> None:
+    """And again for a while where more may come; what is not there at all is not looked for."""
+
+    disk: Any = Disk(10 * DAY + 600.0, 13 * DAY)
+    coverage, began = Coverage(), 13 * DAY
+    learner = Learner(disk, coverage, began)
+
+    learner.learn(0.0, began, began)
+    assert [] == coverage.holes(10 * DAY + 900.0, began - 60.0, [1], began)
+    assert [(0.0, 10 * DAY + 900.0)] == [hole[:2] for hole in coverage.holes(0.0, began - 60.0, [1], began)]
+    looked = len(disk.asked)
+    assert 3 == looked
+
+    learner.learn(0.0, began - DAY, began + 30.0)
+    assert looked == len(disk.asked)
+    learner.learn(0.0, began + 100.0, began + 500.0)
+    learner.learn(0.0, began + 100.0, began + 900.0)
+    assert len(disk.asked) <= looked + 2
+
+
+def test_what_a_store_drops_while_it_runs_is_noticed() -> None:
+    """By what its oldest piece was."""
+
+    disk: Any = Disk(10 * DAY, 13 * DAY)
+    coverage, began = Coverage(), 13 * DAY
+    learner = Learner(disk, coverage, began)
+    learner.learn(11 * DAY, 12 * DAY, began)
+    assert [] == coverage.holes(11 * DAY, 12 * DAY, [1], began)
+
+    disk.segments = disk.segments[1:]
+    learner.learn(11 * DAY, 12 * DAY, began)
+
+    assert [(11 * DAY, 12 * DAY)] == [hole[:2] for hole in coverage.holes(11 * DAY, 12 * DAY, [1], began)]
 
 
 def holes(coverage: Coverage, start: float, end: float, *nodes: int) -> list[tuple[float, float, list[int]]]:
@@ -102,8 +170,7 @@ def test_what_was_dropped_is_elsewhere() -> None:
 
     assert [(600.0, 900.0, [1, 2])] == holes(coverage, 600.0, 1200.0, 1, 2)
     assert [(600.0, 700.0, [1, 2])] == holes(coverage, 600.0, 700.0, 1, 2)
-    coverage.forget_learnt()
-    assert [(1020.0, 1200.0, [1])] == holes(coverage, 1020.0, 1200.0, 1, 2)
+    assert [] == holes(coverage, 900.0, 1200.0, 1, 2)
 
 
 def test_holes_of_many_nodes_are_few_and_miss_nothing() -> None:

@@ -106,6 +106,23 @@ def test_an_xid_error_stays() -> None:
     assert STARTED - 3120 == now.gpus[1].get("xid_last_timestamp_seconds")
 
 
+def test_a_scheduler_gave_jobs_their_gpus() -> None:
+    """Those that their processes use, on each node; a harvest's programs were given none."""
+    frames = frames_at(5.0)
+    assert [("slurm:4711", 8), ("slurm:4711", 8)] == [
+        (job.id, len(job.gpus)) for name in ("gpu-02", "gpu-03") for job in frames[name].jobs
+    ]
+    for frame in frames.values():
+        own = {
+            (process.identity.owner.job, gpu.device.uuid)
+            for gpu in frame.gpus
+            for held in gpu.processes or ()
+            for process in frame.processes
+            if process.pid == held.pid and (process.identity.owner.job or "").startswith("slurm:")
+        }
+        assert own == {(job.id, uuid) for job in frame.jobs for uuid in job.gpus}
+
+
 def test_jobs_began_when_they_say() -> None:
     """A process is as old as its job, hours before the demo's start."""
 

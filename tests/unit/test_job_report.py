@@ -97,6 +97,22 @@ async def test_a_shared_gpu_is_divided_by_sm_time(lab: Lab) -> None:
     assert ["gpus_held_idle"] == [finding["id"] for finding in one["findings"]]
 
 
+async def test_a_report_has_what_usage_has(lab: Lab) -> None:
+    """Time, idle time and energy of every job are those of its row in the answer about everybody."""
+    for second in range(0, 1800, 5):
+        held = [Held(7, ("0", "1"), job="slurm:1", sm=0.5)] if second < 1500 else []
+        held += [Held(8, ("1",), user="bob", job="slurm:2", sm=0.1)] if second % 600 < 400 else []
+        held += [Held(100 + second // 300, ("0",), job="slurm:3")] if second > 900 else []
+        lab.fill([second], *held, values={"0": BUSY, "1": QUIET if second < 900 else BUSY})
+    rows = (await lab.usage(start=0, end=1800, by="job"))["rows"]
+    names = ("gpu_seconds", "idle_seconds", "energy_joules", "memory_bytes_max", "gpus", "processes", "user")
+
+    assert {"slurm:1", "slurm:2", "slurm:3"} == {row["job"] for row in rows}
+    for row in rows:
+        answer = await lab.job(row["job"], now=1800, start=0, end=1800)
+        check_alike(told(row, *names), told(answer, *names))
+
+
 async def test_gpus_that_were_allocated_and_never_touched(lab: Lab) -> None:
     """They are told apart from those that were held, with the hours, and it is a finding with advice."""
     job = given("0", "1")
@@ -104,7 +120,7 @@ async def test_gpus_that_were_allocated_and_never_touched(lab: Lab) -> None:
     lab.fill(range(600, 3600, 5), Held(7, job=job.id), jobs=(job,), values={"0": BUSY, "1": QUIET})
     lab.fill(range(3600, 4000, 5))
 
-    answer = await lab.job("4711", now=4000)
+    answer = await lab.job("4711", now=4000, points=60)
 
     assert ("llama", "gpu", "ended", 2, 1) == told(
         answer, "name", "partition", "state", "gpus", "untouched_gpus"
@@ -115,6 +131,8 @@ async def test_gpus_that_were_allocated_and_never_touched(lab: Lab) -> None:
         for row in answer["gpu_rows"]
     ]
     assert 0.8 == pytest.approx(answer["metrics"]["gpu_utilization_ratio"]["mean"], abs=0.01)
+    assert 0.8 == max(answer["series"]["metrics"]["gpu_utilization_ratio"])
+    assert [0.8, 0.0] == [max(gpu["values"]) for gpu in answer["series"]["gpus"]]
     (finding,) = answer["findings"]
     assert ("gpus_untouched", "high") == told(finding, "id", "severity")
     assert "1 of 2 allocated GPUs" in finding["summary"]
@@ -159,6 +177,10 @@ async def test_a_job_that_runs_is_reported_as_of_now(lab: Lab) -> None:
 
     part = await lab.job("1", now=3600, start=600, end=1200)
     assert (BEGIN + 600, BEGIN + 1200, 600.0) == told(part, "from", "to", "gpu_seconds")
+    with pytest.raises(RefusedError) as refused:
+        await lab.job("1", now=3600, end=-600)
+    assert (404, "slurm:1 was not there in that time") == (refused.value.status, refused.value.message)
+    assert "it was there from 2027-01-15T08:00:00.000Z to 2027-01-15T09:00:00.000Z" == refused.value.hint
 
 
 async def test_hours_without_data_are_said(lab: Lab) -> None:
@@ -216,12 +238,34 @@ async def test_by_its_number(lab: Lab, word: str) -> None:
     assert "slurm:4711_3" == (await lab.job(word, now=60))["job"]
 
 
+async def test_a_task_of_an_array(lab: Lab) -> None:
+    """By the name that people know, though its number is another; the array itself is told by its tasks."""
+    tasks = [given(str(gpu), number=f"slurm:{4720 + gpu}", array=f"4711_{gpu}") for gpu in (0, 1)]
+    lab.fill(
+        range(0, 600, 5),
+        Held(7, ("0",), job="slurm:4720"),
+        Held(8, ("1",), job="slurm:4721"),
+        jobs=tuple(tasks),
+    )
+    answer = await lab.job("4711_1", now=600)
+
+    assert ("slurm:4721", "4711_1", 600.0, 600.0) == told(
+        answer, "job", "array", "gpu_seconds", "allocated_seconds"
+    )
+    with pytest.raises(RefusedError) as refused:
+        await lab.job("4711", now=600)
+    assert "it is an array, whose tasks are: 4711_0, 4711_1" == refused.value.hint
+
+
 async def test_of_several_the_one_that_was_heard_of_last(lab: Lab) -> None:
     """A number that two schedulers gave means the newer job, and a full name the one it names."""
     lab.fill(range(0, 60, 5), Held(7, job="slurm:12"))
     lab.fill(range(60, 120, 5), Held(8, job="flux:12"))
     assert "flux:12" == (await lab.job("12", now=120))["job"]
     assert "slurm:12" == (await lab.job("slurm:12", now=120))["job"]
+    lab.fill(range(120, 180, 5), Held(9, job="12"))
+    lab.fill(range(180, 240, 5), Held(10, job="k8s:12"))
+    assert "12" == (await lab.job("12", now=240))["job"]
 
 
 async def test_a_job_of_last_week_is_found(lab: Lab) -> None:
@@ -233,6 +277,16 @@ async def test_a_job_of_last_week_is_found(lab: Lab) -> None:
     answer = await lab.job("1", now=9 * day)
 
     assert (120.0, 2, BEGIN) == told(answer, "gpu_seconds", "processes", "from")
+
+
+async def test_what_was_allocated_days_ago_is_known(lab: Lab) -> None:
+    """An agent tells of a job once; it may go on for long."""
+    day, job = 86_400, given("0")
+    lab.fill([0, 5], Held(7, job=job.id), jobs=(job,))
+    lab.fill([2 * day], Held(7, job=job.id), jobs=(job,))
+    lab.fill([4 * day], Held(7, job=job.id), jobs=(job,))
+    assert 4.0 * day == (await lab.job("4711", now=4 * day))["allocated_seconds"]
+    assert 3600.0 == (await lab.job("4711", now=4 * day, start=4 * day - 3600))["allocated_seconds"]
 
 
 async def test_a_job_that_there_is_not(lab: Lab) -> None:
@@ -247,6 +301,11 @@ async def test_a_job_that_there_is_not(lab: Lab) -> None:
         await lab.job("4711", now=600)
     assert "there is no job or session '4711'" == refused.value.message
     assert "the newest jobs are: slurm:7, slurm:6, slurm:5, slurm:4, slurm:3" == refused.value.hint
+    lab.fill([600], Held(99, job="slurm:\x1b[31m"))
+    with pytest.raises(RefusedError) as refused:
+        await lab.job("4711\x1b", now=660)
+    assert "'slurm:\\x1b[31m', slurm:7" in (refused.value.hint or "")
+    assert "\x1b" not in f"{refused.value.message}{refused.value.hint}"
 
 
 async def test_a_process_and_all_below_it(lab: Lab) -> None:

@@ -171,6 +171,12 @@ What is not known
     )
 
 
+def test_a_task_of_an_array_is_called_by_both_names() -> None:
+    """The scheduler's number and the one that people know."""
+    assert "job slurm:4711 (llama, task 4700_3) of ada" == words.headline(report(array="4700_3"))
+    assert "job slurm:4711 (task 4700_3) of ada" == words.headline(report(array="4700_3", name=None))
+
+
 def test_the_line() -> None:
     """All that matters, without colours, in less than two hundred characters."""
     assert (
@@ -192,6 +198,11 @@ def test_the_line_is_one_short_line_whatever_people_call_their_jobs(job: str, us
 def test_narrow_terminals(width: int) -> None:
     """No line is wider than the window."""
     assert max(width_of(line) for line in shown(report(), width).splitlines()) <= width
+
+
+def test_a_job_that_held_all_it_was_given() -> None:
+    """Minutes are not divided to the second, and nobody holds more than all."""
+    assert "4.0 GPU-hours held, all that was allocated\n" in shown(report(allocated_seconds=14390.0))
 
 
 def test_sessions_and_processes_have_words_of_their_own() -> None:
@@ -304,12 +315,14 @@ def test_foreign_text_is_harmless() -> None:
 
 def test_gaps_break_curves_and_the_map() -> None:
     """A step without a value is bridged, unless the report says that data is missing there."""
-    bridged = page(report())
-    broken = page(report(missing=[{"node": "n1", "from": BEGIN + 1800, "to": BEGIN + 3600}]))
-    assert 3 == bridged.count('height="14"')
-    assert 3 == broken.count('height="14"')
-    assert 2 == bridged.count("<polyline")
-    assert 1 == broken.count("<circle")
+    values = [0.8, None, 0.8, 0.0]
+    series = {**report()["series"], "gpus": [{"node": "n1", "gpu": "0", "values": values}]}
+    bridged = page(report(series=series))
+    gap = {"node": "n1", "from": BEGIN + 1800, "to": BEGIN + 3600}
+    broken = page(report(series=series, missing=[gap]))
+    elsewhere = page(report(series=series, missing=[{**gap, "node": "n2"}]))
+    assert [2, 3, 2] == [text.count('height="14"') for text in (bridged, broken, elsewhere)]
+    assert [0, 1] == [text.count("<circle") for text in (bridged, broken)]
 
 
 def test_many_gpus_are_cut_off() -> None:

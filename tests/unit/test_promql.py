@@ -156,6 +156,7 @@ def test_a_connection_is_used_again() -> None:
         (found("scalar", [0, "1"]), "does not speak", "--remote-query"),
         (found("vector", [{"metric": [], "value": [0, "1"]}]), "does not speak", "--remote-query"),
         (found("vector", [{"metric": {}, "value": [0, "one"]}]), "does not speak", "--remote-query"),
+        (lambda it: it.say(200, b'{"status":"success","isPartial":true,"data":{}}'), "only a part", "nodes"),
         (lambda it: it.say(200, b'{"status":"error","error":"x"}'), r"\(200\): x", "log"),
         (lambda it: it.leave(), "cannot be reached", "running"),
         (

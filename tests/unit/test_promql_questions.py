@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpulse.store.base import SeriesKey, StoredNode
+from gpulse.store.remote.engine_samples import EngineSamples
 from gpulse.store.remote.pieces import raw_pieces, step_pieces
+from gpulse.store.remote.promql import Track
 from gpulse.store.remote.selecting import groups, selector
 
 NOW = 1_700_000_000_000
@@ -82,3 +88,29 @@ def test_pieces_of_a_time_follow_each_other(start: int, length: int, series: int
         begin = until
 
     assert begin == start + length
+
+
+class Repeating:
+    """An engine in which the samples of one GPU are several times, under labels that changed."""
+
+    def matrix(self, query: str, at: float) -> list[Track]:  # noqa: ARG002
+        """The same samples in two series, some twice, and one from before what was asked for."""
+        times = np.array([99.999, 100.5, 101.5, 101.5, 102.5])
+        return [
+            Track({"node": "a", "uuid": "GPU-1", "gpu": gpu}, times, 10 * times) for gpu in ("0", "1")
+        ] + [Track({"node": "stranger", "uuid": "GPU-1"}, times, times)]
+
+
+def test_a_sample_counts_once_however_often_it_was_written() -> None:
+    """What was sent again, or is kept twice, is the same sample; nodes that nobody knows are passed over."""
+
+    nodes = {7: StoredNode(7, "a", "a", "m", 0.0, {}, {})}
+    engine: Any = Repeating()
+    samples = EngineSamples(engine, lambda: nodes)
+
+    (series,) = samples.query("gpu", "power_watts", start=100.0, end=103.0)
+    (steps,) = samples.steps("gpu", ["power_watts"], start=100.0, end=103.0, step=0.5)
+
+    assert SeriesKey(7, "GPU-1") == series.key == steps.key
+    assert [100.5, 101.5, 102.5] == series.times.tolist() == steps.times.tolist()
+    assert [1005.0, 1015.0, 1025.0] == series.values.tolist() == steps.means.tolist()

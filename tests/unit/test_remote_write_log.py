@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.model.columns import Block, PackedFrame
+from gpulse.model.columns import Block, BlockPacker, PackedFrame
 from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
 from gpulse.store.journal import BATCH, Batch, fact_bytes
@@ -13,6 +13,7 @@ from gpulse.store.log.reader import LogReader
 from gpulse.store.remote import tail as tail_module
 from gpulse.store.remote.known import Known
 from gpulse.store.remote.requests import INFO_MS, Part, Requests
+from gpulse.store.remote.series_of import MOST_SUBJECTS
 from gpulse.store.remote.tail import Tail
 from gpulse.store.remote.wire import series_labels, shown_labels, split_series
 from tests.unit.history_frames import BEGIN, Fleet, write_log
@@ -173,3 +174,25 @@ def test_what_hardly_changes_is_told_now_and_then_and_when_it_changed(tmp_path: 
     parts = list(requests.parts([fleet.batch(1, 63)]))
     assert all("node='other'" in name for name in names(parts))
     assert any("node_info" in name for name in names(parts))
+
+
+def test_a_node_that_makes_up_new_disks_without_end_gets_no_series_for_them(tmp_path: Path) -> None:
+    """The first ones go on, and it is said whose others are left out."""
+
+    with Log(tmp_path / "log") as log:
+        log.sync()
+    requests = reader(tmp_path)
+    found: set[str] = set()
+    list(requests.parts([fact_bytes("node", id=1, name="n", host="h", machine="m", time=BEGIN)]))
+    for number in range(30):
+        packer = BlockPacker("disk")
+        disks = [{"name": "sda"}, *({"name": f"made-up-{number}-{place}"} for place in range(40))]
+        block, _ = packer.pack(disks, [({"read_bytes_total": 1}, {}) for _ in disks])
+        frame = PackedFrame((BEGIN + number) * 1_000_000, 1, (block,)).to_bytes()
+        fact = fact_bytes("layout", id=str(block.layout), text=packer.text.decode())
+        series = names(list(requests.parts([fact, Batch(bytes(16), 1, number, 1, 0, 0, frame)])))
+        assert any("disk='sda'" in name for name in series)
+        found.update(series)
+
+    assert MOST_SUBJECTS + 1 == len(found)
+    assert f"n had more than {MOST_SUBJECTS} different subjects of the kind disk" in (requests.crowded or "")

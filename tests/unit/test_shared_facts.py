@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.head import sharing
+from gpulse.cluster.head import exchange, sharing
 from gpulse.cluster.head.sessions import interrupted, stopped
 from gpulse.store import archive
 from gpulse.store.shared import folder, outbox
-from gpulse.store.shared.folder import read_on
+from gpulse.store.shared.reading import read_on
 from tests.unit.books import gpu_layout, layout_facts
 from tests.unit.shared_heads import RUN, START, TinyHead, ended, process
 
@@ -108,6 +109,7 @@ def test_nothing_is_told_twice_and_nothing_is_told_back(make: Make) -> None:
 
     assert ["agent_started"] == b.kinds() == a.kinds()
     assert told == len(facts_in(b))
+    assert [] == [fact for fact in facts_in(b) if fact["position"] and fact["fact"] != "session"]
     assert applied == b.archive.book.applied
 
 
@@ -188,7 +190,6 @@ def test_a_head_that_is_killed_between_steps_tells_everything_once(
             a.sharing.facts_courier.run_once()
     elif place == "between":
         monkeypatch.setattr(os, "fsync", _killed)
-        monkeypatch.setattr(os, "ftruncate", lambda *_: None)
         with pytest.raises(KeyboardInterrupt):
             a.sharing.facts_courier.run_once()
     else:
@@ -230,7 +231,8 @@ def test_what_is_handed_over_twice_is_taken_in_once(make: Make) -> None:
     """A stretch counts only where the last one ended."""
 
     a, b = make("a"), make("b")
-    a.frame(a.node("n1"), 1, {"event": "one"})
+    a.event("one", a.node("n1"))
+    a.commit()
     a.look()
     b.sharing.facts_courier.run_once()
     b.sharing._exchange._handed.clear()
@@ -321,8 +323,36 @@ def test_a_full_file_server_stops_nothing_and_is_told(make: Make, monkeypatch: p
     a.frame(node, 2, {"event": "two"})
     a.look()
     b.look(5)
+    assert 1 == len(list(a.folder.glob("facts*")))
     assert a.sharing.trouble is None
     assert ["one", "two"] == b.kinds()
+
+
+def test_what_is_not_certain_to_be_on_disk_is_told_again_elsewhere(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have read the line: another one must not take its place."""
+
+    a, b = make("a"), make("b")
+    node = a.node("n1")
+    a.look()
+    a.frame(node, 1, {"event": "one"})
+    sync = os.fsync
+
+    def broken(file: int) -> None:
+        sync(file)
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    a.sharing.facts_courier.run_once()
+    monkeypatch.undo()
+    b.look()
+    a.frame(node, 2, {"event": "two"})
+    a.look()
+    b.look(5)
+
+    assert ["one", "two"] == b.kinds()
+    assert 2 == len(list(a.folder.glob("facts-*.jsonl")))
 
 
 def test_a_directory_that_is_not_there_is_told(make: Make, tmp_path: Path) -> None:
@@ -536,6 +566,15 @@ def test_news_of_a_node_are_taken_from_the_head_that_it_speaks_to(make: Make) ->
 
     assert {"rack": "8"} == b.nodes()["n1"].labels == a.nodes()["n1"].labels
 
+    b.fleet.member(b.nodes()["n1"], START).connected = True
+    changed = changed._replace(labels={"rack": "9"})
+    fields = a.fleet.member(changed, START).stored._asdict()
+    a.note("node", time=fields.pop("first_seen"), **fields)
+    a.commit()
+    a.look()
+    b.look()
+    assert {"rack": "8"} == b.nodes()["n1"].labels
+
 
 def test_a_session_of_one_head_can_be_stopped_at_another(make: Make) -> None:
     """And stays stopped, whatever was heard of it before."""
@@ -570,6 +609,22 @@ def test_a_head_that_comes_back_does_not_interrupt_what_others_carried_on(make: 
 
     assert again.sharing.is_carried_on
     assert ["active"] == [session.state for session in again.sessions.all()]
+
+
+def test_a_head_that_is_there_goes_on_with_what_another_one_left(make: Make) -> None:
+    """That one did not see it, because its file server did not answer for a while."""
+
+    a, b = make("a"), make("b")
+    session = a.session("run")
+    a.look()
+    b.look()
+    a.keep(interrupted(session, START + 20))
+    for head in (a, b, a):
+        head.look()
+
+    assert ["active"] * 4 == [
+        sessions[0].state for head in (a, b) for sessions in (head.sessions.all(), head.archive.sessions())
+    ]
 
 
 def test_a_head_that_was_alone_interrupts_its_sessions_when_it_comes_back(make: Make) -> None:
@@ -627,6 +682,49 @@ def test_a_data_directory_that_is_older_than_what_it_told_is_refused(make: Make,
 
     assert older.sharing.trouble is not None
     assert "the log of this head ends at" in older.sharing.trouble.message
+
+
+def test_a_copy_of_a_head_on_another_machine_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that write as one would not be understood; when the other one is gone for a while, this one is it."""
+
+    a = make("a")
+    a.look()
+    a.end()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    copy = make("a")
+    copy.look()
+    trouble = copy.sharing.trouble
+    assert trouble is not None
+    assert "under the same name" in trouble.message
+
+    os.utime(a.folder / "head.json", (time.time() - 1000.0,) * 2)
+    copy.look()
+    assert copy.sharing.trouble is None
+
+
+def test_nobody_is_taken_for_gone_while_the_file_server_takes_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that comes back leaves sessions as they are until it can tell who is there."""
+
+    a, b = make("a"), make("b")
+    a.session("run")
+    a.look()
+    b.look()
+    a.end()
+    monkeypatch.setattr(exchange, "write_life", _full)
+    again = make("a", now=START + 60)
+    again.look()
+    assert ["active"] == [session.state for session in again.sessions.all()]
+
+    monkeypatch.undo()
+    os.utime(b.folder / "head.json", (time.time() - 1000.0,) * 2)
+    again.look()
+    assert ["interrupted"] == [session.state for session in again.sessions.all()]
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, os.strerror(28))
 
 
 def test_an_older_book_gets_what_it_lacks(make: Make, tmp_path: Path) -> None:

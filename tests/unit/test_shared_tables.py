@@ -18,7 +18,7 @@ from gpulse.store.base import Holding, Share, Steps, StoredNode
 from gpulse.store.history import compaction
 from gpulse.store.history.sealer import Workshop
 from gpulse.store.history.segments import list_names
-from gpulse.store.shared import copying, folder, tables
+from gpulse.store.shared import copying, life, tables
 from gpulse.store.shared.copying import Copier, drop_tables
 from gpulse.store.shared.division import Part, Span, contested, divided
 from gpulse.store.shared.errands import Errands
@@ -209,7 +209,7 @@ def test_what_was_merged_takes_the_place_of_its_parts(heads: Heads, monkeypatch:
     copier = heads.had(HEADS[0], lab)
     assert 2 == len(list_names(str(place)))
     heads.had(HEADS[0], lab, merged=True)
-    assert 1 == len(list_names(str(place)))
+    assert 1 == len(list_names(str(place))) == len(os.listdir(place))
     lab.add(frames(lab, range(700, 800, 5)))
     heads.had(HEADS[0], lab)
     with closing(Workshop(lab.archive.directory)) as workshop:
@@ -267,7 +267,7 @@ def test_a_file_server_that_hangs_is_waited_for_once(heads: Heads, monkeypatch: 
     heads.had(HEADS[0], lab)
     answers = threading.Event()
     asked: list[str] = []
-    listed = folder.head_ids
+    listed = life.head_ids
 
     def hanging(directory: str) -> list[str]:
         asked.append(directory)
@@ -282,6 +282,7 @@ def test_a_file_server_that_hangs_is_waited_for_once(heads: Heads, monkeypatch: 
             store.shares(**window)
         assert refused.value.hint is not None
     assert 1 == len(asked)
+    assert 1 == sum(thread.name == "shared-question" for thread in threading.enumerate())
 
     answers.set()
     found = _until(lambda: store.shares(**window))

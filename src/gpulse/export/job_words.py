@@ -12,7 +12,7 @@ from gpulse.model.units import UNKNOWN, duration, energy, hours, rate, share, si
 
 Document = Mapping[str, Any]
 
-LINE_CHARACTERS = 199
+LINE_CHARACTERS = 198
 IDLE_RATIO = 0.01
 """A GPU that is busy for no more than that does nothing."""
 _MOST_NODES = 8
@@ -65,7 +65,9 @@ def headline(report: Document) -> str:
         case "process":
             node, _, pid = name.rpartition(":")
             return f"process {pid} on {node}{user}"
-    called = f" ({text(report['name'], 60)})" if report.get("name") else ""
+    task = f"task {text(report['array'], 40)}" if report.get("array") else ""
+    told = [word for word in (text(report.get("name") or "", 60), task) if word]
+    called = f" ({', '.join(told)})" if told else ""
     return f"job {name}{called}{user}"
 
 
@@ -220,9 +222,15 @@ def gpu_hours(value: object) -> str:
 
 
 def _gpu_time(report: Document) -> str:
-    held, allocated = report.get("gpu_seconds"), number(report.get("allocated_seconds"))
+    held, allocated = number(report.get("gpu_seconds")) or 0.0, number(report.get("allocated_seconds"))
     said = f"{gpu_hours(held)} held"
-    return said if allocated is None else f"{said} of {gpu_hours(allocated)} allocated"
+    if allocated is None:
+        return said
+    return (
+        f"{said} of {gpu_hours(allocated)} allocated"
+        if held < allocated
+        else f"{said}, all that was allocated"
+    )
 
 
 def _idle(report: Document, cluster: Document) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpulse.errors import ClosedError
 from gpulse.model.device import Node
 from gpulse.model.frame import DiskReading, FilesystemReading, Frame, HostReading, NetworkReading
+from gpulse.model.job import Job
 from gpulse.model.metric import Value, Values
 from gpulse.sources.playing import Part, Scene, Stint, Track
 from gpulse.sources.reel import added
 
 _GIB = 1024**3
+_SCHEDULER = "slurm:"
 _USED = (0.62, 0.41, 0.55, 0.93, 0.78, 0.34, 0.17, 0.69)
 """How full the file system is, by the machine's number."""
 
@@ -90,6 +92,7 @@ class DemoMachine:
             filesystems=_filesystems(_USED[self._number % len(_USED)]),
             network=(_link([part.link for part in parts]),),
             processes=tuple(process for part in parts for process in part.processes),
+            jobs=tuple(_jobs(parts[: self._gpus])),
         )
 
     def glance(self, now: float, *, over: float | None = None) -> Frame:
@@ -130,6 +133,17 @@ class DemoMachine:
     def close(self) -> None:
         """Nothing is held; later calls of `sample` fail."""
         self._closed = True
+
+
+def _jobs(parts: Iterable[Part]) -> Iterable[Job]:
+    """The scheduler's jobs, which were given the GPUs that they use."""
+    found: dict[str, Job] = {}
+    for part in parts:
+        for owner in {process.identity.owner for process in part.processes}:
+            if owner.job is not None and owner.job.startswith(_SCHEDULER):
+                before = found.get(owner.job, Job(owner.job, owner.user, partition="gpu", source="devices"))
+                found[owner.job] = before._replace(gpus=(*before.gpus, part.gpu.device.uuid))
+    return sorted(found.values(), key=lambda job: job.id)
 
 
 def _usual(slot: int) -> tuple[Stint, ...]:

@@ -19,7 +19,7 @@ _MOST_HOLES = 8
 """So many questions at most are asked elsewhere for one that was asked here."""
 _MOST_STRETCHES = 500
 _JITTER = 1
-"""A whole minute may have so many samples fewer than others."""
+"""A whole step may have so many samples fewer than others."""
 
 
 class Span(NamedTuple):
@@ -74,23 +74,30 @@ class Coverage:
                 del known[:-_MOST_STRETCHES]
             self._open[node] = _Open(run, numbers.stop - 1)
 
-    def learn(self, node: int, minutes: NDArray[np.float64], counts: NDArray[np.int64]) -> None:
-        """Minutes of a node that were found on disk.
+    def learn(
+        self,
+        node: int,
+        begins: NDArray[np.float64],
+        counts: NDArray[np.int64],
+        length: float = MINUTE,
+    ) -> None:
+        """Steps of a node that were found on disk.
 
         One with fewer samples than usual is not whole, and one without another before and after it may not be.
 
         Args:
             node: Whose.
-            minutes: When each begins, in order.
+            begins: When each begins, in order.
             counts: How many samples each has.
+            length: How long each is, in seconds.
         """
-        if not len(minutes):
+        if not len(begins):
             return
-        is_inner = (np.diff(minutes, prepend=-np.inf) <= MINUTE) & (np.diff(minutes, append=np.inf) <= MINUTE)
-        whole = minutes[is_inner & (counts >= np.median(counts) - _JITTER)]
-        firsts = whole[np.diff(whole, prepend=-np.inf) > MINUTE].tolist()
-        lasts = whole[np.diff(whole, append=np.inf) > MINUTE].tolist()
-        found = [Span(first, last + MINUTE) for first, last in zip(firsts, lasts, strict=True)]
+        is_inner = (np.diff(begins, prepend=-np.inf) <= length) & (np.diff(begins, append=np.inf) <= length)
+        whole = begins[is_inner & (counts >= np.median(counts) - _JITTER)]
+        firsts = whole[np.diff(whole, prepend=-np.inf) > length].tolist()
+        lasts = whole[np.diff(whole, append=np.inf) > length].tolist()
+        found = [Span(first, last + length) for first, last in zip(firsts, lasts, strict=True)]
         with self._lock:
             self._learnt[node] = _united([*self._learnt.get(node, []), *found])
 
@@ -98,11 +105,6 @@ class Coverage:
         """What was older is not on disk any more."""
         with self._lock:
             self._from = max(self._from, time)
-
-    def forget_learnt(self) -> None:
-        """What was found on disk may be there no longer."""
-        with self._lock:
-            self._learnt.clear()
 
     def holes(self, start: float, end: float, nodes: Collection[int], now: float) -> list[Hole]:
         """What of `[start, end)` is not wholly here, in order; a few at most, so that some may be wider than need be.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
-from typing import TypeVar
 
-from gpulse.errors import GpulseError, UsageError
 from gpulse.model.metric import Scope
 from gpulse.model.series import EXPOSED
 from gpulse.store.archive import Archive
 from gpulse.store.base import Holding, Samples, Series, Share, Statistic, Steps, SummarySource
 from gpulse.store.coverage import Coverage, Hole, apart
+from gpulse.store.elsewhere import Elsewhere
 from gpulse.store.history.series import check_metrics, microseconds, step_microseconds
 from gpulse.store.learning import Learner
 from gpulse.store.merging import (
@@ -26,48 +24,10 @@ from gpulse.store.merging import (
 )
 from gpulse.store.trouble import Trouble
 
-_PAUSE_SECONDS = 5.0
-"""What did not answer is not asked again for so long."""
 _AHEAD_SECONDS = 60.0
 """Nothing was taken later than so long after now, whatever a node's clock says."""
 _FRESH_SECONDS = 120.0
 """What is newer may not be elsewhere yet."""
-
-T = TypeVar("T")
-
-
-class Elsewhere:
-    """Something that may not answer, and is left alone for a while then."""
-
-    def __init__(self, source: SummarySource | None, now: Callable[[], float]) -> None:
-        self.source = source
-        self._now = now
-        self._asked_last = -math.inf
-        self.trouble: Trouble | None = None
-
-    def asked(self, question: Callable[[SummarySource], list[T]], *, is_strict: bool) -> list[T]:
-        """The answer; none when there is nobody to ask, or nobody answers.
-
-        Raises:
-            GpulseError: Nobody answers, and that was not to be left out.
-        """
-        now, before = self._now(), self.trouble
-        if self.source is None:
-            return []
-        if before is not None and not is_strict and 0 <= now - self._asked_last < _PAUSE_SECONDS:
-            return []
-        try:
-            found = question(self.source)
-        except UsageError:
-            raise
-        except GpulseError as error:
-            self._asked_last = self._now()
-            self.trouble = Trouble(now if before is None else before.since, error.message, error.hint)
-            if is_strict:
-                raise
-            return []
-        self.trouble = None
-        return found
 
 
 class JoinedSamples:

@@ -12,6 +12,8 @@ from gpulse.store.base import Steps
 from gpulse.store.coverage import MINUTE, Coverage
 
 _DAY = 86_400.0
+_COARSE_SECONDS = 5 * MINUTE
+"""Older days are looked at in such steps, of which the history has rows ready."""
 _UNSEALED_SECONDS = 3600.0
 """What is only in the log is no older than this."""
 _STARTING_SECONDS = 2 * MINUTE
@@ -38,7 +40,8 @@ class Learner:
         self._coverage = coverage
         self._until = began + _STARTING_SECONDS
         self._lock = threading.Lock()
-        self._days: set[int] = set()
+        self._learnt_at: dict[int, float] = {}
+        """By day, when it was looked at last; infinity when no more can come."""
         self._segments = local.segments
 
     def learn(self, start: float, end: float, now: float) -> None:
@@ -56,10 +59,10 @@ class Learner:
             if begin >= stop:
                 return
             for day in range(math.floor(begin / _DAY), math.ceil(stop / _DAY)):
-                if day not in self._days:
+                if self._learnt_at.get(day, -math.inf) + MINUTE <= now:
                     self._learn_day(day)
-                    if min((day + 1) * _DAY, self._until) <= now:  # else more may come
-                        self._days.add(day)
+                    is_complete = min((day + 1) * _DAY, self._until) <= now
+                    self._learnt_at[day] = math.inf if is_complete else now
 
     def _notice_drops(self) -> None:
         """What is too old goes, the oldest first."""
@@ -70,8 +73,6 @@ class Learner:
         dropped = [segment.end for segment in before if segment.last < kept and segment.end is not None]
         if dropped:
             self._coverage.forget_before(max(dropped) / 1e6 + MINUTE)
-            self._coverage.forget_learnt()
-            self._days.clear()
         self._segments = after
 
     def _learn_day(self, day: int) -> None:
@@ -86,12 +87,13 @@ class Learner:
         if nodes is not None and not nodes:
             return set()
         best: dict[int, tuple[int, Steps]] = {}
-        start, end = day * _DAY - MINUTE, min((day + 1) * _DAY + MINUTE, self._until)
-        for steps in self._local.steps(scope, metrics, start=start, end=end, step=MINUTE, nodes=nodes):
+        length = MINUTE if (day + 2) * _DAY > self._until else _COARSE_SECONDS
+        start, end = day * _DAY - length, min((day + 1) * _DAY + length, self._until)
+        for steps in self._local.steps(scope, metrics, start=start, end=end, step=length, nodes=nodes):
             known = 0 if steps.counts is None else int(steps.counts.sum())
             if known > best.get(steps.key.node, (0,))[0]:
                 best[steps.key.node] = known, steps
         for node, (_, steps) in best.items():
             if steps.counts is not None:
-                self._coverage.learn(node, steps.times, steps.counts)
+                self._coverage.learn(node, steps.times, steps.counts, length)
         return set(best)

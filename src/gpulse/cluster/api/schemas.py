@@ -218,6 +218,7 @@ JOB = record(
     kind={"type": "string", "enum": ["job", "session", "process"]},
     state={"type": "string", "enum": ["running", "ended"]},
     name=or_null(TEXT),
+    array=or_null(TEXT),
     user=or_null(TEXT),
     partition=or_null(TEXT),
     account=or_null(TEXT),

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 HANGING_SECONDS = 10.0
 _JOIN_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 10.0
+"""From one try to the next, when the last ones failed."""
 
 Errand = tuple[str, Callable[[], None]]
 """What is done, for errors, and how."""
@@ -43,6 +45,8 @@ class Courier:
         self._began: float | None = None
         """Since when the thread waits for the file server, on the monotonic clock."""
         self._news = threading.Event()
+        self._urgent = threading.Event()
+        """Set when it is to end."""
         self._stopping = threading.Event()
         self._last = threading.Event()
         self._is_ended = threading.Event()
@@ -72,17 +76,20 @@ class Courier:
         """Do everything for the last time; False when that takes too long."""
         self._last.set()
         self._news.set()
+        self._urgent.set()
         return not self._thread.is_alive() or self._is_ended.wait(seconds)
 
     def close(self) -> bool:
         """End the thread; False when it waits for the file server, and ends with the process."""
         self._stopping.set()
         self._news.set()
+        self._urgent.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        failed = 0
         try:
             while not self._stopping.is_set():
                 self._news.clear()
@@ -90,7 +97,11 @@ class Courier:
                 self.run_once()
                 if is_last:
                     return
-                self._news.wait(self._seconds)
+                failed = failed + 1 if self._failures else 0
+                if failed:  # whatever there is to do, it has to wait
+                    self._urgent.wait(min(self._seconds * 2**failed, _LONGEST_PAUSE_SECONDS))
+                else:
+                    self._news.wait(self._seconds)
         finally:
             self._is_ended.set()
 

@@ -12,11 +12,13 @@ from gpulse.errors import GpulseError
 from gpulse.store.archive import Archive
 from gpulse.store.book.foreign import NOTHING, Reached
 from gpulse.store.shared.copying import drop_tables
-from gpulse.store.shared.folder import Life, Stretch, drop_files, head_ids, read_life, read_on, write_life
+from gpulse.store.shared.folder import drop_files
+from gpulse.store.shared.life import Life, head_ids, read_life, server_time, write_life
 from gpulse.store.shared.outbox import Outbox
+from gpulse.store.shared.reading import Stretch, read_on
 
-ALIVE_SECONDS = 20.0
-"""A head that said nothing for longer is taken to be gone."""
+ALIVE_SECONDS = 90.0
+"""A head that said nothing for longer is taken to be gone. NFS may show a directory as it was a minute ago."""
 _LIFE_SECONDS = 5.0
 _RETRY_SECONDS = 120.0
 _DROP_SECONDS = 3600.0
@@ -71,12 +73,16 @@ class Exchange:
         """When this head said how it is, on the file server's clock."""
         self._dropped = -math.inf
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known by now which heads are there."""
+        oldest = time.monotonic() - ALIVE_SECONDS
+        return self._written is not None and min(self._looked, self._told) > oldest
+
     def is_alive(self, life: Life) -> bool:
         """Whether a head is there, by the file server's clock: those of heads may differ."""
         own = self._written
-        if own is None or time.monotonic() - self._looked >= ALIVE_SECONDS:
-            return False
-        return not life.ended and life.written > own - ALIVE_SECONDS
+        return self.is_known and not life.ended and own is not None and life.written > own - ALIVE_SECONDS
 
     def tell(self, *, is_ending: bool = False) -> None:
         """Write everything that is committed, and now and then how this head is.
@@ -86,6 +92,8 @@ class Exchange:
             GpulseError: The directory is not there, or the log cannot be read.
         """
         check_directory(self._directory)
+        if self._written is None:
+            self._check_alone()
         self.outbox.write()
         now = time.monotonic()
         if now - self._told >= _LIFE_SECONDS or is_ending:
@@ -98,6 +106,24 @@ class Exchange:
         if now - self._dropped >= _DROP_SECONDS and math.isfinite(self._keep_seconds):
             self._dropped = now
             self._drop()
+
+    def _check_alone(self) -> None:
+        """See that nobody else is this head.
+
+        Raises:
+            OSError: That cannot be seen.
+            GpulseError: Somebody is.
+        """
+        life = read_life(self._directory, self._id)
+        if (
+            life is None or life.ended or life.host == socket.gethostname()
+        ):  # the data directory's lock is enough
+            return
+        if life.written > server_time(self._directory) - ALIVE_SECONDS:
+            raise GpulseError(
+                f"the head on {life.host} tells others under the same name as this one",
+                hint="one data directory is a copy of the other: begin one of them with an empty one",
+            )
 
     def _drop(self) -> None:
         """Remove what is too old: of this head, and of those that are gone for that long."""

@@ -31,10 +31,13 @@ class Sessions:
         """Take in what is new about a session."""
         self._by_id[session.id] = session
 
-    def hear(self, session: Session) -> None:
-        """Take in what another head says about a session, unless more is known of it here."""
+    def hear(self, session: Session) -> bool:
+        """Take in what another head says about a session, unless more is known of it here; whether it was news."""
         known = self._by_id.get(session.id)
-        self._by_id[session.id] = session if known is None else newer(known, session)
+        is_news = known is None or newer(known, session) is session
+        if is_news:
+            self._by_id[session.id] = session
+        return is_news
 
     def find(self, name: str) -> Session:
         """A session by its id, or the newest of that name.

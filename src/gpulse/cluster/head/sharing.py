@@ -18,14 +18,14 @@ from gpulse.cluster.head.courier import Courier
 from gpulse.cluster.head.exchange import Exchange, check_directory
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.interpreter import Interpreter
-from gpulse.cluster.head.sessions import Sessions, woken
+from gpulse.cluster.head.sessions import Sessions, recovered, woken
 from gpulse.cluster.head.upkeep import Notes
 from gpulse.model.session import Session
 from gpulse.store.archive import Archive
 from gpulse.store.book.foreign import Reached
 from gpulse.store.entry import Entry
 from gpulse.store.shared.copying import Copier
-from gpulse.store.shared.folder import Stretch
+from gpulse.store.shared.reading import Stretch
 from gpulse.store.shared.tables import SharedTables
 from gpulse.store.trouble import Trouble
 
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _COPY_SECONDS = 10.0
 _FINISH_SECONDS = 3.0
+_MOMENT_SECONDS = 1e-3
+"""How long an interruption was during which another head was there; the later word counts."""
 _MOST_LOG_BYTES = 2 << 30
 """With more of the log waiting, the file server is not waited for any more."""
 _LIMIT_LOOK_SECONDS = 10.0
@@ -183,12 +185,21 @@ class Sharing:
     def _took(self, fact: Document) -> None:
         if fact["fact"] == "session":
             with suppress(ValueError):
-                self._sessions.hear(Session.from_dict(fact))
+                self._heard_session(Session.from_dict(fact))
         elif fact["fact"] == "frame":
             member = self._fleet.members.get(fact["node"])
             if member is not None and not member.connected:
                 self._fleet.heard_elsewhere(member, fact["time"])
                 member.happened(fact["events"].encode())
+
+    def _heard_session(self, told: Session) -> None:
+        """Take in what another head says of a session; it took itself for the last one in vain when this one was there."""
+        if self._sessions.hear(told) and told.state == "interrupted":
+            since = told.interruptions[-1].start
+            if self._started < since and not self._is_ending:
+                left = recovered(told, since + _MOMENT_SECONDS)
+                self._notes.note("session", **left.to_dict())
+                log.warning("session %s goes on here, though another head left it", left.name)
 
     def _take(self, head: str, before: Reached, stretch: Stretch) -> None:
         """Write down what another head told, and how far that is."""
@@ -250,7 +261,7 @@ class Sharing:
     def _hear(self) -> None:
         if not self._is_ending:
             self._exchange.hear()
-            if not self._is_awake:
+            if not self._is_awake and self._exchange.is_known:
                 self._is_awake = True
                 self._call(self._wake_sessions)
 

@@ -22,6 +22,7 @@ from gpulse.store.book.events import find_events, last_events
 from gpulse.store.book.file import BookFile
 from gpulse.store.book.foreign import Reached, take_fact
 from gpulse.store.book.frames import FrameEvents, apply_frame
+from gpulse.store.book.past import last_numbers, past_events, past_processes
 from gpulse.store.book.step import Step, steps_of
 from gpulse.store.book.told import Told
 from gpulse.store.log.record import Record
@@ -299,28 +300,15 @@ class Book:
 
     def last_numbers(self) -> tuple[int, int]:
         """The numbers of the newest event and the newest process; they are numbered as they come."""
-        query = "SELECT (SELECT ifnull(max(id), 0) FROM events), (SELECT ifnull(max(id), 0) FROM processes)"
-        event, process = self._file.rows(query)[0]
-        return int(event), int(process)
+        return last_numbers(self._file)
 
     def past_events(self, last: int) -> Iterator[StoredEvent]:
         """Every event up to a number, in the order in which they came, without holding many."""
-        query = f"SELECT id, time, kind, node, detail FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT {_ROWS_AT_ONCE}"
-        after = 0
-        while rows := self._file.rows(query, (after, last)):
-            for after, time, kind, node, detail in rows:  # noqa: B007  the last one is where to go on
-                yield StoredEvent(time, kind, node, Told(detail))
+        return past_events(self._file, last)
 
     def past_processes(self, last: int) -> Iterator[StoredProcess]:
         """Every process up to a number, without holding many."""
-        query = (
-            "SELECT id, node, pid, start_time, first_seen, ended, identity FROM processes "
-            f"WHERE id > ? AND id <= ? ORDER BY id LIMIT {_ROWS_AT_ONCE}"
-        )
-        after = 0
-        while rows := self._file.rows(query, (after, last)):
-            for after, node, pid, start, first_seen, ended, identity in rows:  # noqa: B007  as above
-                yield StoredProcess(node, pid, start, first_seen, ended, Told(identity))
+        return past_processes(self._file, last)
 
     def shared(self) -> dict[str, Reached]:
         """How far the facts of other heads are taken in."""

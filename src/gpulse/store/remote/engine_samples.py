@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from gpulse.store.merging import merged_steps
 from gpulse.store.remote.asking import Asking, Line, Target
 from gpulse.store.remote.pieces import step_pieces
 from gpulse.store.remote.promql import PromqlClient
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from gpulse.store.remote.shaping import at, points_of, samples_of, steps_of
 
 _SHORTEST_STEP_US = 1_000_000
 """Shorter steps are made here, from every sample."""
@@ -94,7 +92,7 @@ class EngineSamples:
         for target in self._asking.targets(scope, nodes, subjects):
             if step_us is not None:
                 parts += self._stepped(target, metric, settled, step_us, statistic)
-            parts += [_points(line, start, statistic) for line in self._raw(target, metric, newest)]
+            parts += [points_of(line, start, statistic) for line in self._raw(target, metric, newest)]
         return to_series(parts, statistic, step_us)
 
     def scan(
@@ -145,7 +143,7 @@ class EngineSamples:
         for metric in metrics:
             for target in targets:
                 found += self._summed_up(target, metric, settled, step_us)
-                found += [_reduced(line, metric, step_us) for line in self._raw(target, metric, newest)]
+                found += [steps_of(line, metric, step_us) for line in self._raw(target, metric, newest)]
         return merged_steps(found, metrics)
 
     def _halves(self, span: tuple[int, int], step_us: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -194,7 +192,7 @@ class EngineSamples:
                     for metric in metrics
                 }
                 if any(lines.values()):
-                    yield _samples(lines, start)
+                    yield samples_of(lines, start)
 
     def _raw(self, target: Target, metric: str, span: tuple[int, int]) -> Iterator[Line]:
         for begin, end in self._asking.days([target], [metric], *span):
@@ -208,7 +206,7 @@ class EngineSamples:
         counts = self._asking.evaluated(target, metric, _COUNT, pieces) if statistic == "mean" else {}
         for signature, line in self._asking.evaluated(target, metric, _VALUES[statistic], pieces).items():
             begins = line.times * 1000 // step_us * step_us
-            weights = _at(counts.get(signature), line.times, 1).astype(np.int64)
+            weights = at(counts.get(signature), line.times, 1).astype(np.int64)
             yield Points([line.key], np.zeros(len(begins), np.int32), begins, line.values, weights)
 
     def _summed_up(self, target: Target, metric: str, span: tuple[int, int], step_us: int) -> Iterator[Steps]:
@@ -225,16 +223,16 @@ class EngineSamples:
         earlier = self._asking.evaluated(target, metric, _EARLIER_END, long) if long else {}
         for signature, line in means.items():
             begins = line.times * 1000 // step_us * step_us
-            end = np.fmax(_at(ends.get(signature), line.times), _at(earlier.get(signature), line.times))
+            end = np.fmax(at(ends.get(signature), line.times), at(earlier.get(signature), line.times))
             yield Steps(
                 line.key,
                 metric,
                 begins / 1e6,
                 line.values,
-                _at(lows.get(signature), line.times),
-                _at(highs.get(signature), line.times),
+                at(lows.get(signature), line.times),
+                at(highs.get(signature), line.times),
                 np.where(end >= np.maximum(begins // 1000, span[0]) / 1000, end, np.nan),
-                _at(counts.get(signature), line.times, 1).astype(np.int64),
+                at(counts.get(signature), line.times, 1).astype(np.int64),
             )
 
 
@@ -247,70 +245,3 @@ def _span(start: float, end: float) -> tuple[int, int]:
     """A time in whole milliseconds; so cut that of two that follow each other no sample is in both or in none."""
     first, last = (max(0, min(_LATEST, microseconds(moment) // 1000)) for moment in (start, end))
     return first, max(first, last)
-
-
-def _at(line: Line | None, times: NDArray[np.int64], otherwise: float = np.nan) -> NDArray[np.float64]:
-    """The values at some times."""
-    values = np.full(len(times), otherwise, np.float64)
-    if line is not None and len(line.times):
-        places = np.minimum(np.searchsorted(line.times, times), len(line.times) - 1)
-        is_there = line.times[places] == times
-        values[is_there] = line.values[places[is_there]]
-    return values
-
-
-def _points(line: Line, start: float, statistic: Statistic) -> Points:
-    """Samples as points; one that was cut to the millisecond is no earlier than what was asked for."""
-    count = len(line.times)
-    times = np.maximum(line.times * 1000, microseconds(start))
-    weights = times if statistic == "last" else np.ones(count, np.int64)
-    return Points([line.key], np.zeros(count, np.int32), times, line.values, weights)
-
-
-def _reduced(line: Line, metric: str, step_us: int) -> Steps:
-    """The steps that samples fall into."""
-    times = line.times * 1000 // step_us * step_us
-    begins = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
-    counts = np.diff(np.append(begins, len(times)))
-    return Steps(
-        line.key,
-        metric,
-        times[begins] / 1e6,
-        np.add.reduceat(line.values, begins) / counts,
-        np.minimum.reduceat(line.values, begins),
-        np.maximum.reduceat(line.values, begins),
-        line.times[begins + counts - 1] / 1000,
-        counts,
-    )
-
-
-def _samples(lines: Mapping[str, Sequence[Line]], start: float) -> Samples:
-    """One row a subject and moment, from the samples of each metric."""
-    keys = sorted({line.key for of_metric in lines.values() for line in of_metric})
-    places = {key: place for place, key in enumerate(keys)}
-    cells = {
-        metric: _cells([(line.times * len(keys) + places[line.key], line.values) for line in of_metric])
-        for metric, of_metric in lines.items()
-    }
-    rows = np.unique(np.concatenate([cell for cell, _ in cells.values()]))
-    values = {metric: np.full(len(rows), np.nan) for metric in lines}
-    for metric, (cell, found) in cells.items():
-        values[metric][np.searchsorted(rows, cell)] = found
-    times = rows // len(keys)
-    return Samples(
-        keys,
-        (rows % len(keys)).astype(np.int32),
-        np.maximum(times / 1000, start),
-        np.zeros(len(rows), np.uint64),
-        times,
-        values,
-    )
-
-
-def _cells(
-    lines: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Where values belong, and the values."""
-    none = np.empty(0, np.int64), np.empty(0)
-    cells, values = (np.concatenate(columns) for columns in zip(none, *lines, strict=True))
-    return cells, values

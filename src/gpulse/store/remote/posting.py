@@ -82,9 +82,9 @@ class Poster:
         self._used = time.monotonic()
         return Answer(
             answer.status,
-            " ".join(text.decode("utf-8", "replace").split()),
+            _plain(text.decode("utf-8", "replace")),
             _retry_after(answer.headers.get("Retry-After")),
-            answer.headers.get("Location"),
+            _plain(answer.headers.get("Location", "")) or None,
         )
 
     def started(self) -> float | None:
@@ -128,6 +128,11 @@ def _credentials(url: SplitResult) -> dict[str, str]:
         return {}
     words = f"{unquote(url.username)}:{unquote(url.password or '')}"
     return {"Authorization": f"Basic {b64encode(words.encode()).decode()}"}
+
+
+def _plain(text: str) -> str:
+    """What an engine says, on one line and harmless for terminals."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
 def _path(url: SplitResult) -> str:

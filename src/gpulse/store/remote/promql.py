@@ -146,6 +146,11 @@ class PromqlClient:
             document = None
         if status != 200 or not isinstance(document, dict) or document.get("status") != "success":
             raise self._refusal(status, document, content)
+        if document.get("isPartial") is True:
+            raise EngineError(
+                f"the engine at {self.url} has only a part of the answer",
+                hint="are all of its storage nodes running?",
+            )
         return document.get("data")
 
     # --- the connection

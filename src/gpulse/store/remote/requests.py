@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from gpulse.model.columns import split
 from gpulse.store.history.stacks import clipped
 from gpulse.store.journal import Batch
 from gpulse.store.remote.known import Known
-from gpulse.store.remote.series_of import InfoTemplate, block_template
+from gpulse.store.remote.series_of import MOST_SUBJECTS, Census, InfoTemplate, block_template
 from gpulse.store.remote.template import BlockTemplate
 from gpulse.store.remote.wire import LATEST_MS, time_bytes
 
@@ -18,6 +19,9 @@ INFO_MS = 30_000
 """How often that which hardly changes is sent."""
 _UNUSED_SECONDS = 600.0
 """Templates that nobody needed for so long are dropped."""
+
+_COUNT_SECONDS = 86_400.0
+"""So often the subjects of nodes are counted anew."""
 
 
 class Part(NamedTuple):
@@ -67,6 +71,8 @@ class Requests:
         self._templates: dict[tuple[int, int], _Kept] = {}
         self._infos: dict[int, _Info] = {}
         self._now = self._tidied = time.monotonic()
+        self._counted = self._now
+        self._census = Census()
         self.unreadable = 0
         """How many blocks could not be sent because nobody knows what they mean."""
 
@@ -82,6 +88,17 @@ class Requests:
         if self._now - self._tidied > _UNUSED_SECONDS:
             self._tidied = self._now
             self._drop_unused()
+
+    @property
+    def crowded(self) -> str | None:
+        """Whose subjects are too many, in words; None when nobody's are."""
+        if not self._census.crowded:
+            return None
+        node, scope = min(self._census.crowded)
+        return (
+            f"{self._known.node(node).name} had more than {MOST_SUBJECTS} different subjects of the kind {scope} "
+            "today: the others are not sent"
+        )
 
     def begin_again(self) -> None:
         """What was sent may be forgotten: tell everything once more."""
@@ -127,7 +144,8 @@ class Requests:
         if words.scope == "gpu":
             info = self._infos.setdefault(node, _Info())
             info.gpus, info.template = layout, None
-        return block_template(words, name, self._extra)
+        admits = partial(self._census.admits, node, words.scope)
+        return block_template(words, name, self._extra, admits)
 
     def _about(self, batch: Batch, time_ms: int, written: bytes) -> Iterator[Part]:
         info = self._infos.get(batch.node)
@@ -139,7 +157,8 @@ class Requests:
         if info.template is None or version != info.version:
             try:
                 gpus = None if info.gpus is None else self._known.layout(info.gpus)
-                info.template = InfoTemplate(self._known.node(batch.node), version, gpus, self._extra)
+                admits = partial(self._census.admits, batch.node, "gpu")
+                info.template = InfoTemplate(self._known.node(batch.node), version, gpus, self._extra, admits)
             except (LookupError, ValueError, TypeError):
                 self.unreadable += 1
                 return
@@ -158,3 +177,6 @@ class Requests:
         before = self._now - _UNUSED_SECONDS
         for key in [key for key, kept in self._templates.items() if kept.used < before]:
             del self._templates[key]
+        if self._now - self._counted > _COUNT_SECONDS:
+            self._counted = self._now
+            self._census.clear()

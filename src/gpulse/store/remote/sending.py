@@ -188,7 +188,7 @@ class Sender:
             self._asked = now + _UNTOLD_SECONDS
             return
         before, self._started = self._started, started
-        if False:
+        if before is not None and before != started:
             self._overlap.failed(now, hard=True)
             self._go_back()
 
@@ -267,7 +267,7 @@ class Sender:
             self._refused = now, text, _LATE_HINT if refusals[0].is_late else _REFUSED_HINT
         if self._refused is not None and now - self._refused[0] < _TOLD_SECONDS:
             return self._refused[1:]
-        return None, None
+        return self._requests.crowded, None
 
     def _keep(self) -> None:
         kept = self._overlap.safe, self._overlap.ends

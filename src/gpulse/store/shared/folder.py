@@ -11,79 +11,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from gpulse.store.disk import sync_directory, write_at
 from gpulse.store.shared.facts import Told
+from gpulse.store.shared.life import read_life
 
 FACTS = re.compile(r"facts-(\d{6,})\.jsonl")
-HEAD = re.compile(r"[0-9a-f][0-9a-f-]{7,63}")
 FILE_BYTES = 64 << 20
 """A file that is longer is not appended to any more."""
 LINE_BYTES = 512 << 10
 """A line gets no more facts once it is so long."""
-_LIFE = "head.json"
 _UNFINISHED = "facts.unfinished"
 _TAIL_BYTES = 1 << 20
-
-
-class Life(NamedTuple):
-    """What a head says of itself."""
-
-    id: str
-    host: str
-    started: float
-    alive: float
-    """When it said so, on its clock."""
-    newest: float | None = None
-    """When it got frames last."""
-    shared_to: int = 0
-    """Up to which position of its log everything is told."""
-    ended: bool = False
-    """True when it went on purpose."""
-    written: float = 0.0
-    """When that was, on the file server's clock."""
-
-
-def head_ids(directory: str) -> list[str]:
-    """The heads that have a folder.
-
-    Raises:
-        OSError: They cannot be listed.
-    """
-    with os.scandir(directory) as found:
-        return sorted(entry.name for entry in found if HEAD.fullmatch(entry.name))
-
-
-def read_life(directory: str, head: str) -> Life | None:
-    """What a head said of itself last; None when that cannot be understood.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    try:
-        with open(f"{directory}/{head}/{_LIFE}", encoding="utf-8") as file:
-            document = json.load(file)
-            document["written"] = os.fstat(file.fileno()).st_mtime
-        return Life(**{name: document[name] for name in Life._fields if name in document})
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-
-
-def write_life(directory: str, life: Life) -> float:
-    """Say how this head is; when that was, on the file server's clock.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path = f"{directory}/{life.id}/{_LIFE}"
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(life._asdict(), file)
-        file.flush()
-        os.fsync(file.fileno())
-        written = os.fstat(file.fileno()).st_mtime
-    os.replace(f"{path}.new", path)
-    return written
 
 
 def file_numbers(folder: str) -> list[int]:
@@ -200,25 +139,36 @@ class Folder:
             sync_directory(self.path)
         except BaseException:
             self.close()
+            with suppress(OSError):  # it takes room that others may need
+                os.unlink(unfinished)
             raise
 
     def append(self, line: bytes) -> None:
         """Append a line; it is on disk when this returns.
 
         Raises:
-            OSError: That is not certain; the next file has to be begun.
+            OSError: That is not certain.
         """
         if self._file is None:
             raise ValueError("no file is begun")
-        before = self._size
         try:
             self._write(line)
+        except OSError:  # nobody saw all of it, so that another line can take its place
+            self._cut()
+            raise
+        try:
             os.fsync(self._file)
-        except BaseException:
-            with suppress(OSError):  # else others stop at what is not whole
-                os.ftruncate(self._file, before)
+        except BaseException:  # somebody may have: what follows belongs into the next file
             self.close()
             raise
+
+    def _cut(self) -> None:
+        """Remove what is not whole at the end of the file; where that cannot be done, the next one is begun."""
+        try:
+            if self._file is not None:
+                os.ftruncate(self._file, self._size)
+        except OSError:
+            self.close()
 
     def _write(self, line: bytes) -> None:
         assert self._file is not None  # noqa: S101  both callers have one
@@ -274,76 +224,3 @@ def _last_position(path: str) -> int | None:
             if begin == 0:
                 return None
             length *= 2
-
-
-class Stretch(NamedTuple):
-    """A part of what a head tells."""
-
-    file: int
-    """The file in which it ends."""
-    offset: int
-    """The byte after it."""
-    position: int
-    """Up to which position of that head's log it reaches; 0 when that is not told."""
-    facts: list[Told]
-    unreadable: int
-    """How many lines could not be understood."""
-
-
-def read_on(
-    folder: str, file: int, offset: int, position: int, *, most_bytes: int = 1 << 20
-) -> Stretch | None:
-    """What a head tells after a place; None when that is nothing yet.
-
-    Args:
-        folder: The head's.
-        file: Up to which file it was read; 0 at first.
-        offset: Up to which byte of it.
-        position: Up to which position of that head's log it was read: what is told again is left out.
-        most_bytes: About so much at once.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    numbers = file_numbers(folder)  # before a file is read: what has a successor is complete
-    if file not in numbers:
-        later = [number for number in numbers if number > file]
-        if not later:
-            return None
-        file, offset = later[0], 0
-    data = _read(file_path(folder, file), offset, most_bytes)
-    whole = data.rfind(b"\n") + 1
-    if not whole:
-        later = [number for number in numbers if number > file]
-        return Stretch(later[0], 0, 0, [], 0) if later else None
-    facts, reached, unreadable = _understood(data[: whole - 1].split(b"\n"), position)
-    return Stretch(file, offset + whole, reached, facts, unreadable)
-
-
-def _read(path: str, offset: int, most_bytes: int) -> bytes:
-    """Bytes of a file from a place on: many, or up to the end of a line that is longer."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        data = file.read(most_bytes)
-        while data and b"\n" not in data:
-            more = file.read(most_bytes)
-            if not more:
-                break
-            data += more
-        return data
-
-
-def _understood(lines: Sequence[bytes], position: int) -> tuple[list[Told], int, int]:
-    facts: list[Told] = []
-    unreadable = reached = 0
-    for line in lines:
-        try:
-            document: dict[str, Any] = json.loads(line)
-            told = [fact for fact in document["facts"] if not 0 < fact["position"] <= position]
-            position = max(position, int(document["to"]))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            unreadable += 1
-            continue
-        facts += told
-        reached = position
-    return facts, reached, unreadable

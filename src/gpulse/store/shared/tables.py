@@ -14,91 +14,20 @@ from gpulse.errors import DiskError, GpulseError
 from gpulse.model.metric import Scope
 from gpulse.store.base import Holding, Samples, Series, SeriesKey, Share, Statistic, Steps, StoredNode
 from gpulse.store.disk import disk_errors
-from gpulse.store.history.query import History, Window
-from gpulse.store.history.recent import Recent
-from gpulse.store.history.rollup import FINE
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.series import check_metrics, join_samples, microseconds
 from gpulse.store.merging import merged_holdings, merged_shares, merged_steps, series_of_steps, united_series
-from gpulse.store.shared.copying import SCOPES, read_names
-from gpulse.store.shared.division import Minutes, Part, Span, contested, divided
+from gpulse.store.shared.copying import SCOPES
+from gpulse.store.shared.division import Part, contested, divided
 from gpulse.store.shared.errands import Errands
-from gpulse.store.shared.folder import head_ids
+from gpulse.store.shared.head_tables import HeadTables
+from gpulse.store.shared.life import head_ids
 
 PATIENCE_SECONDS = 20.0
 _REFRESH_SECONDS = 15.0
-_MINUTES = """
-SELECT node_id, epoch_us(time) AS minute, max(samples) AS samples FROM read_parquet(?) WHERE {condition}
-GROUP BY node_id, epoch_us(time)
-"""
 
 
 _Piece = TypeVar("_Piece")
-
-
-class _Tables:
-    """The tables of one head. Its methods read the shared directory."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self.history = History(folder)
-        self.samples = StoredSamples(self.history, Recent({}))
-        self._numbers: dict[tuple[str, str], int] = {}
-
-    def refresh(self) -> None:
-        """Look again at what is there."""
-        self.history.refresh()
-        with disk_errors(f"read {self._folder}"):
-            names = read_names(self._folder)
-        self._numbers = {(name.host, name.machine): number for number, name in names.items()}
-
-    def numbers(self, nodes: Mapping[int, StoredNode]) -> dict[int, int]:
-        """By the numbers that nodes have here those that they have in the tables."""
-        found = {}
-        for number, node in nodes.items():
-            there = self._numbers.get((node.host, node.machine))
-            if there is not None:
-                found[number] = there
-        return found
-
-    def spans(self, start: int, end: int, here: Mapping[int, int]) -> list[Span]:
-        """From when to when it may have samples of which nodes, by the numbers that these have here.
-
-        Args:
-            start: Microseconds.
-            end: Microseconds.
-            here: By the numbers in the tables those that the nodes have here.
-        """
-        found = []
-        for segment in self.history.segments:
-            files = [file for file in segment.files if file.start < end and file.end >= start]
-            nodes = frozenset(here[node] for file in files for node in file.nodes if node in here)
-            if nodes:
-                found.append(Span(min(one.start for one in files), max(one.end for one in files), nodes))
-        return found
-
-    def minutes(self, spans: Collection[Span], there: Mapping[int, int]) -> Minutes:
-        """How many samples it has of disputed minutes, by the numbers that nodes have here."""
-        here = {number: node for node, number in there.items()}
-        found: dict[tuple[int, int], int] = {}
-        for span in spans:
-            nodes = frozenset(there[node] for node in span.nodes if node in there)
-            window = Window("gpu", span.start, span.end, nodes)
-            files = window.files(self.history.segments, seconds=FINE)
-            if not files or not nodes:
-                continue
-            condition, bound = window.condition()
-            rows = self.history.run(
-                _MINUTES.format(condition=condition), [self.history.paths(files), *bound], files
-            )
-            columns = (rows[name].tolist() for name in ("node_id", "minute", "samples"))
-            for node, minute, samples in zip(*columns, strict=True):
-                found[here[node], minute] = samples
-        return found
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self.history.close()
 
 
 class SharedTables:
@@ -124,7 +53,7 @@ class SharedTables:
         self._directory = directory
         self._nodes = nodes
         self._errands = Errands(f"the shared directory {directory}", patience_seconds=patience_seconds)
-        self._heads: dict[str, _Tables] = {}
+        self._heads: dict[str, HeadTables] = {}
         self._looked = float("-inf")
         self._lock = threading.Lock()
 
@@ -293,7 +222,11 @@ class SharedTables:
         return self._errands.ask(question) if wanted and start < end else []
 
     def _parts(
-        self, heads: Mapping[str, _Tables], there: Mapping[str, Mapping[int, int]], start: float, end: float
+        self,
+        heads: Mapping[str, HeadTables],
+        there: Mapping[str, Mapping[int, int]],
+        start: float,
+        end: float,
     ) -> list[Part]:
         begin, stop = microseconds(start), microseconds(end)
         spans = {}
@@ -329,7 +262,7 @@ class SharedTables:
         first, last = min(begin for begin, _ in found) / 1e6, max(stop for _, stop in found) / 1e6 + 1.0
         return max(start, first), min(end, last)
 
-    def _look(self) -> dict[str, _Tables]:
+    def _look(self) -> dict[str, HeadTables]:
         """The heads' tables as they are by now; in the thread of a question."""
         with self._lock:
             if time.monotonic() - self._looked >= _REFRESH_SECONDS:
@@ -343,7 +276,7 @@ class SharedTables:
         for head in heads:
             tables = self._heads.get(head)
             if tables is None:
-                tables = _Tables(f"{self._directory}/{head}")
+                tables = HeadTables(f"{self._directory}/{head}")
             try:
                 tables.refresh()
             except GpulseError:

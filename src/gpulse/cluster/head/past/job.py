@@ -91,7 +91,8 @@ class Jobs:
         names = {number: node.name for number, node in self._register.by_id.items()}
         shares: dict[GpuKey, list[Share]] = {}
         if start < end:
-            for share in self._store.shares(start=start, end=end):
+            first, last = subject.minutes
+            for share in self._store.shares(start=first, end=last):
                 if share.node in names:
                     shares.setdefault((share.node, share.uuid), []).append(share)
         people = self._people(subject, shares)

@@ -145,6 +145,7 @@ def document(
         "kind": subject.kind,
         "state": "running" if subject.is_running else "ended",
         "name": told.get("name"),
+        "array": told.get("array"),
         "user": told.get("user") or _user(found),
         "partition": told.get("partition"),
         "account": told.get("account"),

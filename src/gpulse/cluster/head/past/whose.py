@@ -7,10 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 from gpulse.cluster.api.interface import JobKind, RefusedError
+from gpulse.cluster.head import describe
 from gpulse.cluster.head.past import grants
 from gpulse.cluster.head.past.grants import Grant
 from gpulse.cluster.head.past.people import Key, People, owner_of, text
+from gpulse.cluster.head.past.usage import STEP_SECONDS
 from gpulse.cluster.head.sessions import Sessions
+from gpulse.model.job import JOB
 from gpulse.model.session import Session
 from gpulse.store.base import HeadStore, StoredEvent, StoredGpu, StoredProcess
 
@@ -41,6 +44,17 @@ class Subject(NamedTuple):
     grants: Sequence[Grant] = ()
     gpus: Sequence[StoredGpu] = ()
     """Those of a session."""
+    asked: Window = (None, None)
+    """The time that was asked for."""
+
+    @property
+    def minutes(self) -> tuple[float, float]:
+        """Its time in whole minutes, in which GPUs are divided; what was not asked for and others' time are left out."""
+        if self.kind == "session" or self.start >= self.end:
+            return self.start, self.end
+        start, end = self.start // STEP_SECONDS * STEP_SECONDS, -(-self.end // STEP_SECONDS) * STEP_SECONDS
+        first, last = self.asked
+        return start if first is None else max(start, first), end if last is None else min(end, last)
 
     @property
     def keys(self) -> set[Key]:
@@ -144,22 +158,27 @@ class Finder:
         raise self._unknown(word, kind, window, now)
 
     def _jobs(self, word: str, nodes: Collection[int] | None, window: Window, now: float) -> dict[str, _Job]:
-        """The jobs that a word can mean, with its scheduler's name or without."""
+        """The jobs that a word can mean: with its scheduler's name or without, or as a task of an array."""
         found: dict[str, _Job] = {}
-        names = [name for name in self._store.job_names() if _is_meant(name, word)]
-        for process in self._store.of_jobs(names) if names else ():
-            if (nodes is None or process.node in nodes) and _meets(process, window):
-                job = found.setdefault(owner_of(process)["job"], _Job([], []))
-                job.processes.append(process)
+        self._add_processes(found, [name for name in self._store.job_names() if _is_meant(name, word)], nodes)
         numbers = list(self._store.nodes()) if nodes is None else list(nodes)
-        for start, end in self._windows(window, now):
-            events = self._store.events(start=start, end=end, kinds=grants.KINDS[:2], nodes=numbers)
-            own = [event for event in events if _is_meant(grants.job_of(event) or "", word)]
-            for event in own:
-                found.setdefault(grants.job_of(event) or "", _Job([], [])).events.append(event)
+        for start, end in self._windows((None, window[1]), now):
+            events = self._store.events(start=start, end=end, kinds={JOB}, nodes=numbers)
+            own = [(name, event) for event in events if (name := _named(event, word)) is not None]
+            self._add_processes(found, {name for name, _ in own} - found.keys(), nodes)
+            for name, event in own:
+                found.setdefault(name, _Job([], [])).events.append(event)
             if found and not own and start < min(job.began for job in found.values()):
                 break
         return found
+
+    def _add_processes(
+        self, found: dict[str, _Job], names: Collection[str], nodes: Collection[int] | None
+    ) -> None:
+        """Take the processes of some jobs in."""
+        for process in self._store.of_jobs(names) if names else ():
+            if nodes is None or process.node in nodes:
+                found.setdefault(owner_of(process)["job"], _Job([], [])).processes.append(process)
 
     def _windows(self, window: Window, now: float) -> Iterator[tuple[float, float]]:
         """Stretches of time to look through, the newest first."""
@@ -234,12 +253,17 @@ class Finder:
         for process in self._store.processes(start=start, end=end):
             if name := text(owner_of(process).get("job")):
                 newest[name] = max(newest.get(name, 0.0), process.first_seen)
-        for event in self._store.events(start=start, end=end, kinds=grants.KINDS[:2]):
+        tasks: set[str] = set()
+        for event in self._store.events(start=start, end=end, kinds={JOB}, nodes=list(self._store.nodes())):
             if name := grants.job_of(event):
                 newest[name] = max(newest.get(name, 0.0), event.time)
+                if str(event.detail.get("array")).startswith(f"{word}_"):
+                    tasks.add(str(event.detail["array"]))
         names = sorted(newest, key=lambda name: newest[name], reverse=True)[:_NEWEST]
-        hint = f"the newest jobs are: {', '.join(name[:60] for name in names)}"
-        if not names:
+        hint = f"the newest jobs are: {', '.join(map(_shown, names))}"
+        if tasks:
+            hint = f"it is an array, whose tasks are: {', '.join(map(_shown, sorted(tasks)[:_NEWEST]))}"
+        elif not names:
             hint = "no process or scheduler has told of a job of late; /profiling/sessions lists sessions"
         what = "job" if kind == "job" else "job or session"
         return RefusedError(404, f"there is no {what} {word[:100]!r}", hint=hint)
@@ -259,15 +283,20 @@ class Finder:
         )
 
 
+def _shown(name: str) -> str:
+    """A name that somebody chose, harmless and short."""
+    return name[:60] if name.isprintable() else ascii(name[:60])
+
+
 def _is_meant(name: str, word: str) -> bool:
     return name == word or name.partition(":")[2] == word
 
 
-def _meets(process: StoredProcess, window: Window) -> bool:
-    start, end = window
-    return (start is None or process.ended is None or process.ended >= start) and (
-        end is None or process.first_seen < end
-    )
+def _named(event: StoredEvent, word: str) -> str | None:
+    """The job that an event tells of, if the word means it."""
+    name = grants.job_of(event)
+    is_own = name is not None and (_is_meant(name, word) or event.detail.get("array") == word)
+    return name if is_own else None
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,6 +312,12 @@ def _timed(subject: Subject, window: Window, now: float) -> Subject:
     ends = [end for _, end in some if end is not None]
     is_running = len(ends) < len(some)
     start, end = min(start for start, _ in some), now if is_running else max(ends)
-    start = start if window[0] is None else max(start, window[0])
-    end = end if window[1] is None else min(end, window[1])
-    return subject._replace(start=start, end=max(start, end), is_running=is_running)
+    begin = start if window[0] is None else max(start, window[0])
+    until = end if window[1] is None else min(end, window[1])
+    if begin > until:
+        raise RefusedError(
+            404,
+            f"{_shown(subject.name)} was not there in that time",
+            hint=f"it was there from {describe.iso(start)} to {describe.iso(end)}",
+        )
+    return subject._replace(start=begin, end=until, is_running=is_running, asked=window)
