@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gpulse.export.prometheus import own
 from gpulse.export.prometheus.dcgm import FIELDS
 from gpulse.model.metric import CATALOGUE
 from tests.integration.cluster import Process, cluster_in, until
@@ -203,10 +204,7 @@ def test_names_in_contrib_exist() -> None:
     for source in (ROOT / "src/gpulse/export/prometheus").glob("*.py"):
         served |= set(re.findall(r'"(gpulse_\w+)"', source.read_text(encoding="utf-8")))
     served |= {"gpulse_gpu_info", "gpulse_node_info"}
-    served |= {
-        f"gpulse_head_remote_{name}"
-        for name in ("waiting_bytes", "waiting_seconds", "lost_total", "refused_total")
-    }
+    served |= {family.name for family in own.of_head({"remote": {}, "remote_query": {}, "shared": {}})}
     asked: set[str] = set()
     for path in (*CONTRIB.glob("grafana/*.json"), CONTRIB / "prometheus/gpulse-rules.yml"):
         texts: Any = path.read_text(encoding="utf-8")

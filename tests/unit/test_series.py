@@ -100,4 +100,6 @@ def test_what_comes_and_goes_is_no_series() -> None:
     assert not is_exposed("process", {"pid": 1})
     assert not is_exposed("cgroup", {"path": "/a"})
     assert not is_exposed("network", {"name": "veth1", "kind": "virtual"})
+    assert not is_exposed("filesystem", {"mount_point": "/var/lib/kubelet/pods/1/volumes/x"})
     assert is_exposed("network", {"name": "eth0", "kind": "ethernet"})
+    assert is_exposed("filesystem", {"mount_point": "/scratch"})

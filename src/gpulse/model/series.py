@@ -1,7 +1,7 @@
 """How readings are called outside: the names and labels of series, spelled once for scrapes and for engines.
 
-What comes and goes without end (processes, control groups, interfaces of containers) is never a series: each would stay
-in an engine's index for good.
+What comes and goes without end (processes, control groups, interfaces and mounts of containers) is never a series: each
+would stay in an engine's index for good.
 """
 
 from __future__ import annotations
@@ -18,12 +18,23 @@ EXPOSED: tuple[Scope, ...] = ("gpu", "host", "disk", "filesystem", "network")
 NODE_INFO, GPU_INFO = "gpulse_node_info", "gpulse_gpu_info"
 """Series of the value 1 whose labels say what a node and a GPU are."""
 _LASTING_LINKS = frozenset({"ethernet", "infiniband"})
+_PASSING_MOUNTS = (
+    "/var/lib/kubelet/",
+    "/var/lib/docker/",
+    "/var/lib/containers/",
+    "/run/",
+    "/tmp/",  # noqa: S108  a place, not a file of ours
+    "/var/tmp/",  # noqa: S108
+)
+"""Below these, jobs and pods mount what goes with them."""
 
 
 def is_exposed(scope: Scope, subject: Mapping[str, Any]) -> bool:
     """Whether a subject, described as in a layout, gets series."""
     if scope == "network":
         return subject.get("kind") in _LASTING_LINKS
+    if scope == "filesystem":
+        return not str(subject.get("mount_point", "")).startswith(_PASSING_MOUNTS)
     return scope in EXPOSED
 
 

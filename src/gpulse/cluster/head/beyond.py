@@ -113,10 +113,17 @@ class Beyond:
 
         samples = None
         if self._client is not None and self._places.engine is not None:
-            samples = EngineSamples(self._client, self._archive.nodes, labels=self._places.engine.labels)
+            samples = EngineSamples(
+                self._client, self._archive.nodes, labels=self._places.engine.labels, now=self._now
+            )
         tables = None if self._sharing is None else self._sharing.tables
         self._joined = JoinedStore(self._archive, samples, tables, now=self._now)
         return self._joined
+
+    @property
+    def whole(self) -> HeadStore:
+        """The same store for those who must not get a part of the answer for the whole of it."""
+        return self._archive if self._joined is None else self._joined.whole
 
     def work(self) -> list[tuple[str, Coroutine[None, None, None]]]:
         """What goes on while the head runs, by name."""

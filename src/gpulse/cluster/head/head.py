@@ -194,7 +194,7 @@ class Head:
             keep_seconds=keep_seconds,
             resume=config.auto_resume,
         )
-        self._exports = Exports(store, config.output_dir, now=now)
+        self._exports = Exports(self._beyond.whole, config.output_dir, now=now)
         return Service(
             fleet=self._fleet,
             ingest=self._ingest,

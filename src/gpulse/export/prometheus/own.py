@@ -75,9 +75,14 @@ def of_head(status: Mapping[str, Any]) -> Iterator[Family]:
         len(sessions) if isinstance(sessions, list) else None,
     )
     yield from _storage(status.get("storage") or {})
+    for name, words in _BEYOND.items():
+        found = status.get(name)
+        if isinstance(found, Mapping):
+            yield _one(f"gpulse_head_{name}_up", "gauge", words, int(found.get("state") in {"ok", "behind"}))
     remote = status.get("remote")
     if isinstance(remote, Mapping):
-        yield from _engine(remote)
+        for name, kind, words in _ENGINE:
+            yield _one(f"gpulse_head_remote_{name}", kind, words, _number(remote.get(name)))
 
 
 def _storage(storage: Mapping[str, Any]) -> Iterator[Family]:
@@ -114,6 +119,12 @@ def _storage(storage: Mapping[str, Any]) -> Iterator[Family]:
     )
 
 
+_BEYOND = {
+    "remote": "1 when the engine takes samples",
+    "remote_query": "1 when the engine answers questions",
+    "shared": "1 when the directory that heads share can be used",
+}
+"""What a head may have beyond its own disk."""
 _ENGINE: tuple[tuple[str, Kind, str], ...] = (
     ("waiting_bytes", "gauge", "What the engine has not confirmed yet, in the head's log"),
     ("waiting_seconds", "gauge", "Age of the oldest sample that the engine has not confirmed"),
@@ -122,17 +133,6 @@ _ENGINE: tuple[tuple[str, Kind, str], ...] = (
     ("lost_total", "counter", "Samples given up because too much waited"),
     ("resent_total", "counter", "Samples that were sent again"),
 )
-
-
-def _engine(remote: Mapping[str, Any]) -> Iterator[Family]:
-    yield _one(
-        "gpulse_head_remote_up",
-        "gauge",
-        "1 when the engine takes samples",
-        int(remote.get("state") in {"ok", "behind"}),
-    )
-    for name, kind, words in _ENGINE:
-        yield _one(f"gpulse_head_remote_{name}", kind, words, _number(remote.get(name)))
 
 
 def _one(name: str, kind: Kind, words: str, value: Value | None) -> Family:

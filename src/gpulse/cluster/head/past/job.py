@@ -12,7 +12,8 @@ from gpulse.cluster.head.past.efficiency import GpuKey, GpuUse
 from gpulse.cluster.head.past.missing import Missing, missing
 from gpulse.cluster.head.past.people import Key, People
 from gpulse.cluster.head.past.report import Found
-from gpulse.cluster.head.past.whose import Choose, Finder, Subject, key_of
+from gpulse.cluster.head.past.subject import Subject, key_of
+from gpulse.cluster.head.past.whose import Choose, Finder
 from gpulse.model.harvest import is_harvested
 from gpulse.store.base import HeadStore, Share, Steps
 

@@ -12,8 +12,8 @@ from gpulse.cluster.head.past import chart, efficiency, series, usage
 from gpulse.cluster.head.past.efficiency import GpuKey, GpuUse
 from gpulse.cluster.head.past.missing import Missing, seconds_of
 from gpulse.cluster.head.past.people import Key, People, Person, owner_of, text
+from gpulse.cluster.head.past.subject import Subject
 from gpulse.cluster.head.past.usage import Tally
-from gpulse.cluster.head.past.whose import Subject
 from gpulse.model.packing import SLOW_SECONDS
 from gpulse.model.units import duration
 from gpulse.store.base import Share, Steps, StoredGpu

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpulse.cluster.api.interface import JobKind, RefusedError
 from gpulse.cluster.head import describe
 from gpulse.cluster.head.past import grants
 from gpulse.cluster.head.past.grants import Grant
-from gpulse.cluster.head.past.people import Key, People, owner_of, text
-from gpulse.cluster.head.past.usage import STEP_SECONDS
+from gpulse.cluster.head.past.people import People, owner_of, text
+from gpulse.cluster.head.past.subject import Subject, Window, key_of
 from gpulse.cluster.head.sessions import Sessions
 from gpulse.model.job import JOB
 from gpulse.model.session import Session
@@ -20,79 +20,10 @@ from gpulse.store.base import HeadStore, StoredEvent, StoredGpu, StoredProcess
 FIRST_SECONDS = 86_400.0
 """What people ask for is mostly of today; each further look goes back twice as far."""
 _NEWEST = 5
-_SLACK_SECONDS = 60.0
 _AHEAD_SECONDS = 3600.0
 """A node's clock may be ahead a little."""
 
 Choose = Callable[[Sequence[str], Sequence[str]], list[StoredGpu]]
-Window = tuple[float | None, float | None]
-
-
-class Subject(NamedTuple):
-    """What a report is about."""
-
-    kind: JobKind
-    name: str
-    start: float = 0.0
-    """Epoch seconds."""
-    end: float = 0.0
-    is_running: bool = False
-    told: Mapping[str, Any] = {}
-    """What a scheduler says of the job."""
-    processes: Sequence[StoredProcess] = ()
-    """Its own; a session has none."""
-    grants: Sequence[Grant] = ()
-    gpus: Sequence[StoredGpu] = ()
-    """Those of a session."""
-    asked: Window = (None, None)
-    """The time that was asked for."""
-
-    @property
-    def minutes(self) -> tuple[float, float]:
-        """Its time in whole minutes, in which GPUs are divided; what was not asked for and others' time are left out."""
-        if self.kind == "session" or self.start >= self.end:
-            return self.start, self.end
-        start, end = self.start // STEP_SECONDS * STEP_SECONDS, -(-self.end // STEP_SECONDS) * STEP_SECONDS
-        first, last = self.asked
-        return start if first is None else max(start, first), end if last is None else min(end, last)
-
-    @property
-    def keys(self) -> set[Key]:
-        """What its own processes are known by."""
-        return {key_of(process) for process in self.processes}
-
-    @property
-    def nodes(self) -> set[int]:
-        """Where it is."""
-        some: tuple[Sequence[Any], ...] = self.processes, self.grants, self.gpus
-        return {one.node for part in some for one in part}
-
-    def spans(self, node: int) -> list[tuple[float, float]]:
-        """From when to when it was on a node, within its time."""
-        if self.kind == "session":
-            return [(self.start, self.end)]
-        found = [(grant.start, grant.end) for grant in self.grants if grant.node == node]
-        found += [(one.first_seen, one.ended) for one in self.processes if one.node == node]
-        return self.within(found)
-
-    def within(self, spans: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
-        """Stretches of its time in order, those that meet as one."""
-        cut = [
-            (max(first, self.start), min(self.end if last is None else last, self.end))
-            for first, last in spans
-        ]
-        found: list[tuple[float, float]] = []
-        for first, last in sorted(span for span in cut if span[0] < span[1]):
-            if found and first <= found[-1][1]:
-                found[-1] = found[-1][0], max(found[-1][1], last)
-            else:
-                found.append((first, last))
-        return found
-
-
-def key_of(process: StoredProcess) -> Key:
-    """What makes a process one."""
-    return process.node, process.pid, process.start
 
 
 class _Job(NamedTuple):
