@@ -18,6 +18,7 @@ from gpulse.store.base import Holding, Share, Steps, StoredNode
 from gpulse.store.history import compaction
 from gpulse.store.history.sealer import Workshop
 from gpulse.store.history.segments import list_names
+from gpulse.store.merging import merged_shares
 from gpulse.store.shared import copying, life, tables
 from gpulse.store.shared.copying import Copier, drop_tables
 from gpulse.store.shared.division import Part, Span, contested, divided
@@ -156,6 +157,26 @@ def test_what_two_heads_had_adds_up_to_what_one_would_have(
         assert sum(len(part.times) for part in truth.scan("process", ["sm_ratio"], **asked)) == sum(
             len(part.times) for part in store.scan("process", ["sm_ratio"], **asked)
         )
+
+
+def test_minutes_that_a_head_has_itself_are_left_out_of_shares(heads: Heads) -> None:
+    """What it has and what others have can be added, and is never counted twice."""
+
+    first, second = heads.lab("a"), heads.lab("b")
+    first.add(frames(first, range(0, 1320, 5)))
+    second.add(frames(second, range(1200, 2400, 5)))
+    for head, lab in zip(HEADS, (first, second), strict=True):
+        heads.had(head, lab)
+    heads.truth.add(frames(heads.truth, range(0, 2400, 5)))
+    tables = SharedTables(str(heads.shared), second.archive.nodes, own=second.archive)
+    asked: dict[str, Any] = {"start": float(BEGIN), "end": float(BEGIN + 2400)}
+    with closing(tables):
+        both = merged_shares([*tables.shares(**asked), *second.archive.shares(**asked)])
+
+    wanted = heads.truth.archive.shares(**asked)
+    assert [one[:4] for one in wanted] == [one[:4] for one in both]
+    assert [one.seconds for one in wanted] == pytest.approx([one.seconds for one in both])
+    assert [one.seen_seconds for one in wanted] == pytest.approx([one.seen_seconds for one in both])
 
 
 def test_only_the_nodes_that_are_asked_for_are_told(heads: Heads) -> None:

@@ -100,7 +100,7 @@ class Sharing:
         self._hold = 0
         """Up to which position the log may go although it is not told."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.tables = SharedTables(directory, archive.nodes)
+        self.tables = SharedTables(directory, archive.nodes, own=archive)
         """What processes did that other heads saw."""
         self._copier = Copier(archive.directory, f"{directory}/{head_id}", archive.nodes)
         self.facts_courier = Courier(

@@ -30,6 +30,22 @@ class Part(NamedTuple):
     nodes: frozenset[int]
 
 
+OWN, EVERYTHING = "own", 1 << 62
+"""The head that asks, and how many samples its minutes count as: what it has it does not ask for."""
+
+
+def spans_of(minutes: Minutes) -> list[Span]:
+    """From when to when minutes lie, those of nodes that have the same ones together."""
+    begins: dict[int, list[int]] = {}
+    for node, minute in minutes:
+        begins.setdefault(node, []).append(minute)
+    found: dict[tuple[int, int], set[int]] = {}
+    for node, moments in begins.items():
+        for stretch in _merged((moment, moment + MINUTE_US) for moment in moments):
+            found.setdefault(stretch, set()).add(node)
+    return [Span(start, end - 1, frozenset(nodes)) for (start, end), nodes in found.items()]
+
+
 def contested(spans: Mapping[str, Sequence[Span]]) -> list[Span]:
     """Where two heads may have frames of the same nodes, in whole minutes and in their order."""
     found: list[Span] = []

@@ -6,25 +6,38 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
 from gpulse.errors import DiskError, GpulseError
 from gpulse.model.metric import Scope
-from gpulse.store.base import Holding, Samples, Series, SeriesKey, Share, Statistic, Steps, StoredNode
+from gpulse.store.base import (
+    Holding,
+    Samples,
+    Series,
+    SeriesKey,
+    Share,
+    Statistic,
+    Steps,
+    StoredNode,
+    SummarySource,
+)
 from gpulse.store.disk import disk_errors
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.series import check_metrics, join_samples, microseconds
 from gpulse.store.merging import merged_holdings, merged_shares, merged_steps, series_of_steps, united_series
 from gpulse.store.shared.copying import SCOPES
-from gpulse.store.shared.division import Part, contested, divided
+from gpulse.store.shared.division import OWN, Minutes, Part, contested, divided
 from gpulse.store.shared.errands import Errands
 from gpulse.store.shared.head_tables import HeadTables
 from gpulse.store.shared.life import head_ids
 
 PATIENCE_SECONDS = 20.0
 _REFRESH_SECONDS = 15.0
+_PRESENT = ("gpu_utilization_ratio", "power_watts", "memory_used_bytes")
+"""One of them is known of every GPU that is there."""
 
 
 _Piece = TypeVar("_Piece")
@@ -41,6 +54,7 @@ class SharedTables:
         directory: str,
         nodes: Callable[[], Mapping[int, StoredNode]],
         *,
+        own: SummarySource | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Prepare to answer; nothing is read yet.
@@ -48,10 +62,12 @@ class SharedTables:
         Args:
             directory: The one that heads share.
             nodes: Gives this head's nodes by their numbers.
+            own: What this head has itself: shares of these minutes are left out, so that they can be added to its own.
             patience_seconds: So long an answer of the file server is waited for.
         """
         self._directory = directory
         self._nodes = nodes
+        self._own = own
         self._errands = Errands(f"the shared directory {directory}", patience_seconds=patience_seconds)
         self._heads: dict[str, HeadTables] = {}
         self._looked = float("-inf")
@@ -178,16 +194,17 @@ class SharedTables:
         return merged_holdings([holding for piece in pieces for holding in piece])
 
     def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
-        """As `SummarySource.shares`.
+        """As `SummarySource.shares`, but for the minutes of which this head has samples itself.
 
         Raises:
             GpulseError: The shared directory does not answer, or something in it is damaged.
         """
+        own = self._own_minutes(start, end, nodes)
 
         def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Share]:
             return tables.shares(start=begin, end=stop, nodes=which)
 
-        pieces = self._asked("process", start, end, nodes, ask, _numbered)
+        pieces = self._asked("process", start, end, nodes, ask, _numbered, own)
         return merged_shares([share for piece in pieces for share in piece])
 
     # --- asking
@@ -200,6 +217,7 @@ class SharedTables:
         nodes: Collection[int] | None,
         ask: Callable[[StoredSamples, float, float, Collection[int]], list[_Piece]],
         named: Callable[[_Piece, Mapping[int, int]], _Piece],
+        own: Minutes = MappingProxyType({}),
     ) -> list[list[_Piece]]:
         """What each head says of the time that it answers for, with this head's numbers for nodes."""
         if scope not in SCOPES:
@@ -212,7 +230,7 @@ class SharedTables:
             there = {head: tables.numbers(wanted) for head, tables in heads.items()}
             here = {head: {there[head][number]: number for number in there[head]} for head in there}
             found = []
-            for head, begin, stop, which in self._parts(heads, there, start, end):
+            for head, begin, stop, which in self._parts(heads, there, start, end, own):
                 asked = ask(
                     heads[head].samples, begin / 1e6, stop / 1e6, [there[head][node] for node in which]
                 )
@@ -236,10 +254,12 @@ class SharedTables:
         nodes = {
             head: frozenset[int]().union(*(span.nodes for span in found))
             for head, found in spans.items()
-            if found
+            if found and head != OWN
         }
         disputes = contested(spans)
-        minutes = {head: heads[head].minutes(disputes, there[head]) for head in nodes} if disputes else {}
+        minutes: dict[str, Minutes] = {OWN: own}
+        if disputes:
+            minutes |= {head: heads[head].minutes(disputes, there[head]) for head in nodes}
         return divided(begin, stop, nodes, disputes, minutes)
 
     def _extent(self, scope: Scope, start: float, end: float) -> tuple[float, float]:
