@@ -387,7 +387,16 @@ def test_energy_has_a_unit_that_fits(joules: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (1.8e-5, "18 µs"), (0.0042, "4.2 ms"), (0.25, "250 ms"), (75.0, "1:15")]
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0 µs"),
+        (4e-7, "<1 µs"),
+        (1.8e-5, "18 µs"),
+        (0.0042, "4.2 ms"),
+        (0.25, "250 ms"),
+        (75.0, "1:15"),
+    ],
 )
 def test_times_have_a_unit_that_fits(value: float | None, text: str) -> None:
     """From a step to a night."""

@@ -89,7 +89,7 @@ def moment(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     if value < 1e-3:
-        return f"{value * 1e6:.0f} µs"
+        return f"{value * 1e6:.0f} µs" if value >= 1e-6 or value == 0 else "<1 µs"
     if value < 1:
         return f"{value * 1e3:.1f} ms" if value < 0.01 else f"{value * 1e3:.0f} ms"
     return seconds(value)

@@ -29,7 +29,7 @@ from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.series import check_metrics, join_samples, microseconds
 from gpulse.store.merging import merged_holdings, merged_shares, merged_steps, series_of_steps, united_series
 from gpulse.store.shared.copying import SCOPES
-from gpulse.store.shared.division import OWN, Minutes, Part, contested, divided
+from gpulse.store.shared.division import EVERYTHING, OWN, Minutes, Part, contested, divided, spans_of
 from gpulse.store.shared.errands import Errands
 from gpulse.store.shared.head_tables import HeadTables
 from gpulse.store.shared.life import head_ids
@@ -239,15 +239,27 @@ class SharedTables:
 
         return self._errands.ask(question) if wanted and start < end else []
 
+    def _own_minutes(self, start: float, end: float, nodes: Collection[int] | None) -> Minutes:
+        """The minutes of which this head has samples of GPUs."""
+        if self._own is None:
+            return {}
+        found = self._own.steps("gpu", _PRESENT, start=start, end=end, step=60.0, nodes=nodes)
+        return {
+            (steps.key.node, microseconds(minute)): EVERYTHING
+            for steps in found
+            for minute in steps.times.tolist()
+        }
+
     def _parts(
         self,
         heads: Mapping[str, HeadTables],
         there: Mapping[str, Mapping[int, int]],
         start: float,
         end: float,
+        own: Minutes,
     ) -> list[Part]:
         begin, stop = microseconds(start), microseconds(end)
-        spans = {}
+        spans = {OWN: spans_of(own)}
         for head, tables in heads.items():
             here = {number: node for node, number in there[head].items()}
             spans[head] = tables.spans(begin, stop, here)
