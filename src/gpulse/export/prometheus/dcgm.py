@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import NamedTuple
 
-from gpulse.export.prometheus.exposed import Fresh, Holder, holders, known
+from gpulse.export.prometheus.exposed import Fresh, Holder, finite, holders, known
 from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Kind, spelled, title
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import CATALOGUE, Metric, Value, Values
@@ -50,21 +49,17 @@ def pieces(nodes: Sequence[Fresh]) -> Iterator[str]:
 def _family(field: Field, subjects: Sequence[_Subject]) -> Iterator[str]:
     name, read = field.name, field.read
     head = title(name, field.kind, field.help)
-    lines: list[str] = []
-    for count, (labels, values, instances) in enumerate(subjects, 1):
-        value = read(values)
+    for start in range(0, len(subjects), SAMPLES_A_PIECE):
         # As DCGM has it: what is told by instance is not told of the whole GPU again, or sums would have it twice.
-        if (
-            value is not None
-            and math.isfinite(value)
+        lines = [
+            f"{name}{each} {value}\n"
+            for labels, values, instances in subjects[start : start + SAMPLES_A_PIECE]
+            if (value := read(values)) is not None
             and not (instances and any(read(instance) is not None for instance in instances))
-        ):
-            lines += [f"{name}{each} {value}\n" for each in labels]
-        if count % SAMPLES_A_PIECE == 0:
-            yield head + "".join(lines) if lines else ""
-            head = "" if lines else head
-            lines.clear()
-    yield head + "".join(lines) if lines else ""
+            for each in labels
+        ]
+        yield head + "".join(lines) if lines else ""
+        head = "" if lines else head
 
 
 def _subjects(node: str, frame: Frame) -> Iterator[_Subject]:
@@ -72,14 +67,14 @@ def _subjects(node: str, frame: Frame) -> Iterator[_Subject]:
     instances: dict[str, list[Values]] = {}
     for gpu in frame.gpus:
         if gpu.device.parent_uuid is not None:
-            instances.setdefault(gpu.device.parent_uuid, []).append(known(gpu))
+            instances.setdefault(gpu.device.parent_uuid, []).append(finite(known(gpu)))
     held = holders(frame)
     for gpu in frame.gpus:
         device = gpu.device
         labels = _labels(node, frame, gpu, parents.get(device.parent_uuid or ""))
         jobs = [_job_labels(holder) for holder in held.get(device.uuid, ()) if holder.job or holder.pod]
         shown = dict.fromkeys(spelled({**labels, **job}) for job in jobs or [{}])
-        yield _Subject(tuple(shown), known(gpu), tuple(instances.get(device.uuid, ())))
+        yield _Subject(tuple(shown), finite(known(gpu)), tuple(instances.get(device.uuid, ())))
 
 
 def _labels(node: str, frame: Frame, gpu: GpuReading, parent: GpuReading | None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,13 @@ class Holder(NamedTuple):
 def known(gpu: GpuReading) -> Values:
     """The readings of a GPU and the facts of its device as one table."""
     return {**gpu.device.facts, **gpu.values}
+
+
+def finite(values: Values) -> Values:
+    """The readings without what is no number; all of them, nearly always."""
+    if all(map(math.isfinite, values.values())):
+        return values
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def stale_after(interval_seconds: float) -> float:

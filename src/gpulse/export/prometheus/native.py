@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from gpulse.export.prometheus.exposed import Exposed, Fresh, holders, known
+from gpulse.export.prometheus.exposed import Exposed, Fresh, finite, holders, known
 from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Family, Kind, spelled, title, written
 from gpulse.model import series
 from gpulse.model.device import Node
@@ -55,31 +54,30 @@ def pieces(nodes: Sequence[Fresh], now: float) -> Iterator[str]:
                 gpus += _gpus(node)
             for labels, values in _subjects(scope, node):
                 shown = spelled(labels)
-                subjects.setdefault(shown, _Subject(shown, values))
+                subjects.setdefault(shown, _Subject(shown, finite(values)))
                 names.update(values)
             if count % _NODES_A_TURN == 0:
                 yield ""
+        listed = list(subjects.values())
         for metric in CATALOGUE[scope].values():
             if metric.name in names and metric.unit != "bits/second":
-                yield from _family(metric, list(subjects.values()))
+                yield from _family(metric, listed)
     yield from written(_others(nodes, gpus, now))
 
 
 def _family(metric: Metric, subjects: Sequence[_Subject]) -> Iterator[str]:
     """All samples of one metric; nothing at all when nobody has it."""
     name, key = metric.prometheus, metric.name
-    lines: list[str] = []
     kind: Kind = "counter" if metric.kind == "counter" else "gauge"
     head = title(name, kind, metric.help)
-    for count, (labels, values) in enumerate(subjects, 1):
-        value = values.get(key)
-        if value is not None and math.isfinite(value):
-            lines.append(f"{name}{labels} {value}\n")
-        if count % SAMPLES_A_PIECE == 0:
-            yield head + "".join(lines) if lines else ""
-            head = "" if lines else head
-            lines.clear()
-    yield head + "".join(lines) if lines else ""
+    for start in range(0, len(subjects), SAMPLES_A_PIECE):
+        lines = [
+            f"{name}{labels} {value}\n"
+            for labels, values in subjects[start : start + SAMPLES_A_PIECE]
+            if (value := values.get(key)) is not None
+        ]
+        yield head + "".join(lines) if lines else ""
+        head = "" if lines else head
 
 
 def _subjects(scope: Scope, fresh: Fresh) -> Iterator[tuple[Mapping[str, str], Values]]:
