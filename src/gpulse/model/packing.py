@@ -19,7 +19,7 @@ from gpulse.model.frame import (
     NetworkReading,
 )
 from gpulse.model.job import Job
-from gpulse.model.metric import Values
+from gpulse.model.metric import Scope, Values
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
 from gpulse.model.rates import Rates, between, key
 
@@ -166,9 +166,8 @@ def unpack_frame(
     """
     parts = [_part(layouts, block) for block in packed.blocks]
     if slow is not None and slow is not packed:
-        held = [_part(layouts, block) for block in slow.blocks]
         here = {layout.scope for layout, _ in parts}
-        parts += [(layout, rows) for layout, rows in held if layout.scope not in here]
+        parts += [_part(layouts, block) for block in slow.blocks if _scope(layouts, block) not in here]
     by_scope: dict[str, list[tuple[dict[str, Any], Values]]] = {}
     for layout, rows in parts:
         by_scope.setdefault(layout.scope, []).extend(zip(layout.subjects, rows, strict=True))
@@ -200,6 +199,11 @@ def unpack_frame(
         cgroups=tuple(CgroupReading(str(s["path"]), values) for s, values in by_scope.get("cgroup", ())),
         jobs=tuple((jobs or {}).values()),
     )
+
+
+def _scope(layouts: Mapping[int, Layout], block: Block) -> Scope | None:
+    layout = layouts.get(block.layout)
+    return None if layout is None else layout.scope
 
 
 def _part(layouts: Mapping[int, Layout], block: Block) -> tuple[Layout, list[Values]]:
