@@ -4,6 +4,7 @@ import gc
 import re
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,27 @@ def test_who_and_what_a_node_is() -> None:
     )
     infos = [dict(labels) for labels in samples(written, "gpulse_gpu_info")]
     assert [gpu_info("alpha", gpu.device) for gpu in frame.gpus] == infos
+
+
+@pytest.mark.parametrize("dcgm_names", [False, True])
+def test_gpus_that_are_described_oddly(dcgm_names: bool) -> None:
+    """What an agent of another version says about a GPU becomes text, and spoils nobody's page."""
+
+    odd: Any = {"serial": ["1", {}], "bus_id": 5, "architecture": {"x": 1}}
+    frame = small("x")
+    gpu = frame.gpus[0]._replace(device=frame.gpus[0].device._replace(**odd))
+    pieces = exposition(
+        [Exposed("a", frame._replace(gpus=(gpu,))), Exposed("b", frame)],
+        now=NOW,
+        interval_seconds=1.0,
+        version="1",
+        dcgm_names=dcgm_names,
+    )
+    written = "".join(pieces)
+
+    name = "DCGM_FI_DEV_GPU_UTIL{" if dcgm_names else "gpulse_gpu_gpu_utilization_ratio{"
+    assert 2 == written.count(name)
+    assert dcgm_names or """serial="['1', {}]",""" in written
 
 
 def test_scopes_without_end_are_no_series() -> None:

@@ -84,7 +84,7 @@ def _labels(node: str, frame: Frame, gpu: GpuReading, parent: GpuReading | None)
     labels = {
         "gpu": str(device.index),
         "UUID": board.uuid,
-        "pci_bus_id": board.bus_id or "",
+        "pci_bus_id": str(board.bus_id or ""),
         "device": f"nvidia{minor}",
         "modelName": board.name.partition(_MIG)[0],
     }
@@ -94,7 +94,7 @@ def _labels(node: str, frame: Frame, gpu: GpuReading, parent: GpuReading | None)
     # Releases of the exporter differ in how they spell it, and so do boards.
     labels["Hostname"] = labels["hostname"] = node
     if frame.node.driver is not None:
-        labels["DCGM_FI_DRIVER_VERSION"] = frame.node.driver
+        labels["DCGM_FI_DRIVER_VERSION"] = str(frame.node.driver)
     return labels
 
 

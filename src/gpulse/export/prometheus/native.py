@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, get_args
 
 from gpulse.export.prometheus.exposed import Exposed, Fresh, finite, holders, known
-from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Family, Kind, spelled, title, written
+from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Family, Kind, added, spelled, title, written
 from gpulse.model import series
-from gpulse.model.device import Node
+from gpulse.model.device import Device, Node
 from gpulse.model.finding import SEVERITIES
 from gpulse.model.finding import Family as FindingFamily
 from gpulse.model.frame import Frame, GpuReading
@@ -24,8 +25,11 @@ _WORD = re.compile(r"[a-z0-9_]{1,64}")
 _CODES = frozenset(get_args(Code))
 _FAMILIES = frozenset(get_args(FindingFamily))
 
-_Labels = dict[str, str]
-_Samples = Iterator[tuple[Mapping[str, str], Value | None]]
+_FACTS = Device._fields.index("facts")
+"""What comes before it in a device is text and numbers that name it."""
+_MOST_KEPT = 20_000
+"""Labels that are kept as they are written, from one scrape to the next."""
+_Samples = Iterator[tuple[Mapping[str, str] | str, Value | None]]
 
 
 class _Subject(NamedTuple):
@@ -36,9 +40,9 @@ class _Subject(NamedTuple):
 
 
 class _Gpu(NamedTuple):
-    """A GPU with its node, and the labels of its series."""
+    """A GPU with its node, and the labels of its series as they are written."""
 
-    labels: Mapping[str, str]
+    labels: str
     node: Exposed
     reading: GpuReading
 
@@ -53,8 +57,7 @@ def pieces(nodes: Sequence[Fresh], now: float) -> Iterator[str]:
             if scope == "gpu":
                 gpus += _gpus(node)
             for labels, values in _subjects(scope, node):
-                shown = spelled(labels)
-                subjects.setdefault(shown, _Subject(shown, finite(values)))
+                subjects.setdefault(labels, _Subject(labels, finite(values)))
                 names.update(values)
             if count % _NODES_A_TURN == 0:
                 yield ""
@@ -80,15 +83,15 @@ def _family(metric: Metric, subjects: Sequence[_Subject]) -> Iterator[str]:
         head = "" if lines else head
 
 
-def _subjects(scope: Scope, fresh: Fresh) -> Iterator[tuple[Mapping[str, str], Values]]:
+def _subjects(scope: Scope, fresh: Fresh) -> Iterator[tuple[str, Values]]:
     name, frame = fresh.node.name, fresh.frame
     if scope == "gpu":
         for gpu in frame.gpus:
-            yield series.labels_of(scope, name, _fields(gpu.device)), known(gpu)
+            yield _kept(_gpu_labels, name, gpu.device), known(gpu)
         return
     if scope == "host":
         if frame.host is not None:
-            yield series.labels_of(scope, name, {}), frame.host.values
+            yield spelled(series.labels_of(scope, name, {})), frame.host.values
         return
     readings: Mapping[Scope, Sequence[Any]] = {
         "disk": frame.disks,
@@ -96,14 +99,31 @@ def _subjects(scope: Scope, fresh: Fresh) -> Iterator[tuple[Mapping[str, str], V
         "network": frame.network,
     }
     for reading in readings[scope]:
-        subject = _fields(reading)
+        subject = reading._asdict()
         if series.is_exposed(scope, subject):
-            yield series.labels_of(scope, name, subject), reading.values
+            yield spelled(series.labels_of(scope, name, subject)), reading.values
 
 
-def _fields(record: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = record._asdict()
-    return fields
+def _kept(spell: Callable[[str, tuple[Any, ...]], str], node: str, device: Device) -> str:
+    """The labels of a GPU, which are the same in every scrape."""
+    try:
+        return spell(node, device[:_FACTS])
+    except TypeError:  # an agent may describe a GPU by what cannot be looked up
+        return spell(node, tuple(map(_looked_up, device[:_FACTS])))
+
+
+def _looked_up(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+@lru_cache(_MOST_KEPT)
+def _gpu_labels(node: str, device: tuple[Any, ...]) -> str:
+    return spelled(series.labels_of("gpu", node, Device(*device)._asdict()))
+
+
+@lru_cache(_MOST_KEPT)
+def _info_labels(node: str, device: tuple[Any, ...]) -> str:
+    return spelled(series.gpu_info(node, Device(*device)))
 
 
 def _others(nodes: Sequence[Fresh], gpus: Sequence[_Gpu], now: float) -> Iterator[Family]:
@@ -166,7 +186,7 @@ def _node_infos(nodes: Sequence[Fresh]) -> _Samples:
 def _gpu_infos(nodes: Sequence[Fresh]) -> _Samples:
     for node, frame in nodes:
         for gpu in frame.gpus:
-            yield series.gpu_info(node.name, gpu.device), 1
+            yield _kept(_info_labels, node.name, gpu.device), 1
 
 
 def _link_speeds(nodes: Sequence[Fresh]) -> _Samples:
@@ -194,19 +214,19 @@ def _jobs(nodes: Sequence[Fresh]) -> _Samples:
 def _ages(gpus: Sequence[_Gpu], now: float) -> _Samples:
     for labels, _, gpu in gpus:
         for group, moment in gpu.read_at.items():
-            yield {**labels, "group": group}, round(max(0.0, now - moment), 3)
+            yield added(labels, group=group), round(max(0.0, now - moment), 3)
 
 
-def _xids(gpus: Sequence[_Gpu]) -> Iterator[tuple[_Labels, Counted]]:
+def _xids(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, Counted]]:
     for labels, node, gpu in gpus:
         if node.xids is not None:
             for code, counted in sorted(node.xids.of(gpu.device.uuid).items()):
-                yield {**labels, "xid": str(code)}, counted
+                yield added(labels, xid=str(code)), counted
 
 
 def _gpus(fresh: Fresh) -> Iterator[_Gpu]:
     for gpu in fresh.frame.gpus:
-        yield _Gpu(series.labels_of("gpu", fresh.node.name, _fields(gpu.device)), fresh.node, gpu)
+        yield _Gpu(_kept(_gpu_labels, fresh.node.name, gpu.device), fresh.node, gpu)
 
 
 def _findings(nodes: Sequence[Fresh]) -> _Samples:

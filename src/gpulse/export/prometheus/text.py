@@ -61,6 +61,11 @@ def spelled(labels: Mapping[str, str]) -> str:
     return f"{{{inside}}}"
 
 
+def added(labels: str, **more: str) -> str:
+    """Some labels in their braces, and more after them."""
+    return f"{labels[:-1]},{spelled(more)[1:]}"
+
+
 def _escaped(value: str) -> str:
     """As Prometheus wants it; what UTF-8 cannot hold becomes a question mark."""
     clean = value if value.isascii() else value.encode("utf-8", "replace").decode()
