@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -267,6 +268,8 @@ async def _run(
     def up(listening: Listening) -> None:
         http = f", http://{listening.http}" if listening.http else ""
         ready.say(f"gpulse head listens on {listening.grpc}{http} (process {os.getpid()})")
+        gc.collect()
+        gc.freeze()  # what it has loaded stays: looking through it again and again would hold everybody up
         if with_agent:
             agents.append(asyncio.create_task(_own_agent(listening, config)))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from operator import methodcaller
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpulse.export.prometheus.exposed import Fresh, Holder, finite, holders, known
+from gpulse.export.prometheus.exposed import MOST_KEPT, Fresh, Holder, finite, holders, known, naming
 from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Kind, spelled, title
-from gpulse.model.frame import Frame, GpuReading
+from gpulse.model.device import Device
+from gpulse.model.frame import Frame
 from gpulse.model.metric import CATALOGUE, Metric, Value, Values
 
 _NODES_A_TURN = 25
@@ -71,15 +73,25 @@ def _subjects(node: str, frame: Frame) -> Iterator[_Subject]:
     held = holders(frame)
     for gpu in frame.gpus:
         device = gpu.device
-        labels = _labels(node, frame, gpu, parents.get(device.parent_uuid or ""))
-        jobs = [_job_labels(holder) for holder in held.get(device.uuid, ()) if holder.job or holder.pod]
-        shown = dict.fromkeys(spelled({**labels, **job}) for job in jobs or [{}])
+        board = parents.get(device.parent_uuid or "", gpu).device
+        told: list[Holder | None] = [
+            holder._replace(user=None) for holder in held.get(device.uuid, ()) if holder.job or holder.pod
+        ]
+        names = node, frame.node.driver, naming(device), naming(board)
+        shown = dict.fromkeys(_spelled(*names, holder) for holder in told or [None])
         yield _Subject(tuple(shown), finite(known(gpu)), tuple(instances.get(device.uuid, ())))
 
 
-def _labels(node: str, frame: Frame, gpu: GpuReading, parent: GpuReading | None) -> dict[str, str]:
-    device = gpu.device
-    board = device if parent is None else parent.device
+@lru_cache(MOST_KEPT)
+def _spelled(
+    node: str, driver: str | None, device: tuple[Any, ...], board: tuple[Any, ...], holder: Holder | None
+) -> str:
+    """The labels of a GPU's series, which are the same in every scrape for as long as a job holds it."""
+    labels = _labels(node, driver, Device(*device), Device(*board))
+    return spelled(labels if holder is None else {**labels, **_job_labels(holder)})
+
+
+def _labels(node: str, driver: str | None, device: Device, board: Device) -> dict[str, str]:
     minor = board.index if board.minor_number is None else board.minor_number
     labels = {
         "gpu": str(device.index),
@@ -93,8 +105,8 @@ def _labels(node: str, frame: Frame, gpu: GpuReading, parent: GpuReading | None)
         labels["GPU_I_ID"] = str(device.mig_index if device.gpu_instance is None else device.gpu_instance)
     # Releases of the exporter differ in how they spell it, and so do boards.
     labels["Hostname"] = labels["hostname"] = node
-    if frame.node.driver is not None:
-        labels["DCGM_FI_DRIVER_VERSION"] = str(frame.node.driver)
+    if driver is not None:
+        labels["DCGM_FI_DRIVER_VERSION"] = str(driver)
     return labels
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpulse.model.device import Device
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
@@ -13,6 +14,10 @@ from gpulse.model.process import Owner
 from gpulse.model.xid import XidLedger
 
 STALE_SECONDS = 10.0
+MOST_KEPT = 20_000
+"""Labels that are kept as they are written, from one scrape to the next."""
+_FACTS = Device._fields.index("facts")
+"""What comes before it in a device is text and numbers that name it."""
 _STALE_INTERVALS = 5
 _MOST_HOLDERS = 16
 """Of one GPU: each is a series."""
@@ -50,6 +55,16 @@ class Holder(NamedTuple):
 def known(gpu: GpuReading) -> Values:
     """The readings of a GPU and the facts of its device as one table."""
     return {**gpu.device.facts, **gpu.values}
+
+
+def naming(device: Device) -> tuple[Any, ...]:
+    """What a device is, its facts aside, fit to be looked up; an agent may describe it by anything."""
+    fields = device[:_FACTS]
+    try:
+        hash(fields)
+    except TypeError:
+        return tuple(value if isinstance(value, bool | int | str | None) else str(value) for value in fields)
+    return fields
 
 
 def finite(values: Values) -> Values:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, get_args
 
-from gpulse.export.prometheus.exposed import Exposed, Fresh, finite, holders, known
+from gpulse.export.prometheus.exposed import MOST_KEPT, Exposed, Fresh, finite, holders, known, naming
 from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Family, Kind, added, spelled, title, written
 from gpulse.model import series
 from gpulse.model.device import Device, Node
@@ -25,10 +25,6 @@ _WORD = re.compile(r"[a-z0-9_]{1,64}")
 _CODES = frozenset(get_args(Code))
 _FAMILIES = frozenset(get_args(FindingFamily))
 
-_FACTS = Device._fields.index("facts")
-"""What comes before it in a device is text and numbers that name it."""
-_MOST_KEPT = 20_000
-"""Labels that are kept as they are written, from one scrape to the next."""
 _Samples = Iterator[tuple[Mapping[str, str] | str, Value | None]]
 
 
@@ -87,7 +83,7 @@ def _subjects(scope: Scope, fresh: Fresh) -> Iterator[tuple[str, Values]]:
     name, frame = fresh.node.name, fresh.frame
     if scope == "gpu":
         for gpu in frame.gpus:
-            yield _kept(_gpu_labels, name, gpu.device), known(gpu)
+            yield _gpu_labels(name, naming(gpu.device)), known(gpu)
         return
     if scope == "host":
         if frame.host is not None:
@@ -104,24 +100,12 @@ def _subjects(scope: Scope, fresh: Fresh) -> Iterator[tuple[str, Values]]:
             yield spelled(series.labels_of(scope, name, subject)), reading.values
 
 
-def _kept(spell: Callable[[str, tuple[Any, ...]], str], node: str, device: Device) -> str:
-    """The labels of a GPU, which are the same in every scrape."""
-    try:
-        return spell(node, device[:_FACTS])
-    except TypeError:  # an agent may describe a GPU by what cannot be looked up
-        return spell(node, tuple(map(_looked_up, device[:_FACTS])))
-
-
-def _looked_up(value: object) -> object:
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-@lru_cache(_MOST_KEPT)
+@lru_cache(MOST_KEPT)
 def _gpu_labels(node: str, device: tuple[Any, ...]) -> str:
     return spelled(series.labels_of("gpu", node, Device(*device)._asdict()))
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(MOST_KEPT)
 def _info_labels(node: str, device: tuple[Any, ...]) -> str:
     return spelled(series.gpu_info(node, Device(*device)))
 
@@ -186,7 +170,7 @@ def _node_infos(nodes: Sequence[Fresh]) -> _Samples:
 def _gpu_infos(nodes: Sequence[Fresh]) -> _Samples:
     for node, frame in nodes:
         for gpu in frame.gpus:
-            yield _kept(_info_labels, node.name, gpu.device), 1
+            yield _info_labels(node.name, naming(gpu.device)), 1
 
 
 def _link_speeds(nodes: Sequence[Fresh]) -> _Samples:
@@ -226,7 +210,7 @@ def _xids(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, Counted]]:
 
 def _gpus(fresh: Fresh) -> Iterator[_Gpu]:
     for gpu in fresh.frame.gpus:
-        yield _Gpu(_kept(_gpu_labels, fresh.node.name, gpu.device), fresh.node, gpu)
+        yield _Gpu(_gpu_labels(fresh.node.name, naming(gpu.device)), fresh.node, gpu)
 
 
 def _findings(nodes: Sequence[Fresh]) -> _Samples:
