@@ -180,11 +180,10 @@ def agent(report: Report, size: Size) -> None:
     finally:
         machine.close()
     for name, dcgm_names in (("ours", False), ("DCGM's", True)):
-        board = Board(
-            Identity("node", "m", "b", "i", 1), dcgm_names=dcgm_names, clock=lambda: frames[-1].time
-        )
+        me = Identity("node", "m", "b", "i", 1)
+        board = Board(me, dcgm_names=dcgm_names, monotonic=lambda: frames[-1].monotonic)
         for frame in frames:
-            board.show(frame, ())
+            board.show(frame, (), 1.0)
         takes, page = [], ""
         for _ in range(4 * size.scrapes):
             begun = time.process_time()

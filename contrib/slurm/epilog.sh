@@ -4,6 +4,7 @@
 # The line comes from the head, which has the whole job, so that the first of its nodes asks for it.
 # It never fails and never takes long: an epilog that does keeps the node from its next job.
 
+trap 'exit 0' EXIT PIPE
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 CONFIG=/etc/gpulse/slurm.conf
 GPULSE=/usr/local/bin/gpulse
@@ -11,30 +12,62 @@ MAP=/run/gpulse-jobs
 REPORTS=/var/log/gpulse-jobs.log
 TELL_USER=no
 PATIENCE=20
-# shellcheck source=/dev/null
-[ -r "$CONFIG" ] && . "$CONFIG"
+if [ -r "$CONFIG" ]; then
+    sh -n "$CONFIG" || exit 0
+    # shellcheck source=/dev/null
+    . "$CONFIG"
+fi
 
 gpus=${SLURM_JOB_GPUS:-$CUDA_VISIBLE_DEVICES}
 case "$SLURM_JOB_ID" in '' | *[!0-9]*) exit 0 ;; esac
 
-release() {
-    [ -n "$MAP" ] && [ -d "$MAP" ] || return
-    exec 9>"$MAP/.lock" && flock -w 5 9
+# Each file is replaced as a whole, and only when all that is to stay could be written.
+release() (
+    umask 022
+    flock -w 5 9
     for file in "$MAP"/*; do
-        [ -f "$file" ] || continue
+        grep -qs "^$SLURM_JOB_ID " "$file" || continue
         grep -v "^$SLURM_JOB_ID " "$file" >"$MAP/.left"
-        if [ -s "$MAP/.left" ]; then cat "$MAP/.left" >"$file"; else rm -f "$file"; fi
+        case $? in
+            0) mv -f "$MAP/.left" "$file" ;;
+            1) rm -f "$file" ;;
+        esac
     done
     rm -f "$MAP/.left"
-    exec 9>&-
-}
+)
 
+# The name of the first of n[01-32],m3 is n01.
 is_first() {
-    first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null | head -n 1)
+    first=$(printf %s "${SLURM_JOB_NODELIST:-$SLURM_NODELIST}" | sed 's/\[\([^],-]*\)[^]]*\]/\1/g; s/,.*//')
     [ -z "$first" ] || [ "$first" = "${SLURMD_NODENAME:-$first}" ]
 }
 
-release
+# Where the job's output is: Slurm tells the pattern, and nothing where nobody named one. What is not known here makes the name unknown.
+output() {
+    rest=${SLURM_JOB_STDOUT:-$SLURM_JOB_WORK_DIR/slurm-%j.out} name=
+    case "$rest" in *\\*) return ;; esac
+    while [ "$rest" != "${rest#*%}" ]; do
+        name=$name${rest%%%*} rest=${rest#*%}
+        case "$rest" in
+            %*) word=% ;;
+            [jJ]*) word=$SLURM_JOB_ID ;;
+            A*) word=$SLURM_ARRAY_JOB_ID ;;
+            a*) word=$SLURM_ARRAY_TASK_ID ;;
+            u*) word=$SLURM_JOB_USER ;;
+            x*) word=$SLURM_JOB_NAME ;;
+            N*) word=$(hostname -s) ;;
+            [nt]*) word=0 ;;
+            s*) word="batch" ;;
+            *) word= ;;
+        esac
+        [ -n "$word" ] || return
+        name=$name$word rest=${rest#?}
+    done
+    printf %s "$name$rest"
+}
+
+# Not with `exec 9>`, which ends the script where the lock cannot be opened.
+[ -n "$MAP" ] && [ -d "$MAP" ] && release 9>"$MAP/.lock"
 [ -n "$gpus" ] && is_first || exit 0
 
 [ -n "$GPULSE_HEAD" ] && export GPULSE_HEAD
@@ -47,9 +80,9 @@ printf '%s\n' "$line"
 [ -n "$REPORTS" ] && printf '%s\n' "$line" >>"$REPORTS"
 # As the job's user: the path is the user's, and may lead anywhere.
 # shellcheck disable=SC2016
-if [ "$TELL_USER" = yes ] && [ -n "$SLURM_JOB_STDOUT" ] && [ "${SLURM_JOB_UID:-0}" -gt 0 ]; then
+if [ "$TELL_USER" = yes ] && [ "${SLURM_JOB_UID:-0}" -gt 0 ]; then
     printf '%s\n' "$line" |
         timeout 5 setpriv --reuid="$SLURM_JOB_UID" --regid="${SLURM_JOB_GID:-65534}" --clear-groups -- \
-            sh -c 'cat >>"$1"' sh "$SLURM_JOB_STDOUT" 2>/dev/null
+            sh -c '[ -f "$1" ] && cat >>"$1"' sh "$(output)" 2>/dev/null
 fi
 exit 0

@@ -5,26 +5,37 @@
 # A file a GPU, named by its device file or its UUID; in it a line a job: its number and its user's.
 # It never fails: a prolog that does takes the node out of service.
 
+trap 'exit 0' EXIT PIPE
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 CONFIG=/etc/gpulse/slurm.conf
 MAP=/run/gpulse-jobs
-# shellcheck source=/dev/null
-[ -r "$CONFIG" ] && . "$CONFIG"
+if [ -r "$CONFIG" ]; then
+    sh -n "$CONFIG" || exit 0
+    # shellcheck source=/dev/null
+    . "$CONFIG"
+fi
 
 gpus=${SLURM_JOB_GPUS:-$CUDA_VISIBLE_DEVICES}
-case "$SLURM_JOB_ID$SLURM_JOB_UID" in '' | *[!0-9]*) exit 0 ;; esac
+# The numbers of MIG instances are Slurm's own; their UUIDs are not.
+case "$CUDA_VISIBLE_DEVICES" in MIG-*) gpus=$CUDA_VISIBLE_DEVICES ;; esac
+case "$SLURM_JOB_ID" in '' | *[!0-9]*) exit 0 ;; esac
+case "$SLURM_JOB_UID" in '' | *[!0-9]*) exit 0 ;; esac
 [ -n "$gpus" ] && [ -n "$MAP" ] || exit 0
 
 umask 022
+set -f
 mkdir -p "$MAP" || exit 0
-exec 9>"$MAP/.lock" && flock -w 5 9
-for gpu in $(printf %s "$gpus" | tr , ' '); do
-    case "$gpu" in
-        GPU-* | MIG-*) file=$gpu ;;
-        '' | *[!0-9]*) continue ;;
-        *) file=nvidia$gpu ;;
-    esac
-    case "$file" in */*) continue ;; esac
-    printf '%s %s\n' "$SLURM_JOB_ID" "$SLURM_JOB_UID" >>"$MAP/$file"
-done
+# Not with `exec 9>`, which ends the script where the lock cannot be opened.
+(
+    flock -w 5 9
+    for gpu in $(printf %s "$gpus" | tr , ' '); do
+        case "$gpu" in
+            */*) continue ;;
+            GPU-* | MIG-*) file=$gpu ;;
+            *[!0-9]*) continue ;;
+            *) file=nvidia$gpu ;;
+        esac
+        printf '%s %s\n' "$SLURM_JOB_ID" "$SLURM_JOB_UID" >>"$MAP/$file"
+    done
+) 9>"$MAP/.lock"
 exit 0

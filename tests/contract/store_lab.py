@@ -44,7 +44,7 @@ METRICS: Mapping[Scope, Sequence[str]] = {
     "host": ("cpu_utilization_ratio", "cpu_user_seconds_total", "memory_available_bytes"),
     "disk": ("read_bytes_total",),
     "filesystem": ("used_bytes",),
-    "network": ("rx_bytes_total",),
+    "network": ("rx_bytes_total", "link_bits_per_second"),
 }
 
 
@@ -80,7 +80,17 @@ def frame(node: int, number: int) -> Frame:
                 "/scratch (old)", "/dev/sdb1", "xfs", None, None, {"used_bytes": (1 << 50) - number}
             ),
         ),
-        (NetworkReading("ib0", "infiniband", True, {"rx_bytes_total": (1 << 50) + number}),),
+        (
+            NetworkReading(
+                "ib0",
+                "infiniband",
+                True,
+                {
+                    "rx_bytes_total": (1 << 50) + number,
+                    "link_bits_per_second": 100_000_000_000 * (1 + number % 2),
+                },
+            ),
+        ),
     )
 
 
@@ -162,15 +172,14 @@ def series_of(store: SampleSource) -> Iterator[Written]:
     for scope in METRICS:
         label = subject_label(scope)
         for metric in METRICS[scope]:
+            known_as = CATALOGUE[scope][metric]
             for series in store.query(scope, metric, start=BEGIN, end=END):
                 labels = {
-                    "__name__": CATALOGUE[scope][metric].prometheus,
+                    "__name__": known_as.prometheus,
                     "node": NODES[series.key.node],
                     **({label: series.key.subject} if label else {}),
                     "cluster": "lab",
                 }
                 known = ~np.isnan(series.values)
-                yield (
-                    labels,
-                    list(zip(series.times[known].tolist(), series.values[known].tolist(), strict=True)),
-                )
+                values = series.values[known] * known_as.prometheus_factor
+                yield labels, list(zip(series.times[known].tolist(), values.tolist(), strict=True))

@@ -154,7 +154,7 @@ def stored(archive: Archive) -> Found:
         for metric in CATALOGUE[scope].values():
             for series in archive.query(scope, metric.name, start=0, end=1e11):
                 values = {
-                    round(time * 1e6) // 1000: value
+                    round(time * 1e6) // 1000: value * metric.prometheus_factor
                     for time, value in zip(series.times.tolist(), series.values.tolist(), strict=True)
                     if not math.isnan(value)
                 }

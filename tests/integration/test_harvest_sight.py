@@ -27,6 +27,7 @@ from gpulse.sources.nvml.processes import GpuProcessReader
 from gpulse.sources.procfs import Roots
 from tests.fakes.nvml import FakeNvml
 from tests.integration.hands import IS_ROOT, NOBODY, hand, start_ticks
+from tests.integration.opened import open_to_all
 
 IMPATIENT = Patience(start=2.0, call=0.3, survey=0.05, retry=0.0)
 GIB = 1 << 30
@@ -671,8 +672,7 @@ def blind(scene: Scene, fake: FakeNvml, library: Path, *prefix: str) -> Iterator
 
 
 def _open_to_all(root: Path, *files: Path) -> None:
-    for folder in (root, *root.parents[:3]):
-        folder.chmod(0o755)
+    open_to_all(root)
     for file in files:
         file.chmod(0o666)
 

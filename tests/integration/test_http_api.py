@@ -326,13 +326,17 @@ async def test_clients_that_never_read_are_cut_off(head: FakeHead, monkeypatch: 
     monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.3)
     frame = head.nodes[0].frame
     assert frame is not None
-    head.nodes = [node._replace(frame=frame._replace(gpus=frame.gpus * 20_000)) for node in head.nodes]
     upgrade = (
         "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     )
     async with served(make_app(head, Access(TOKEN), clock=lambda: head.now)) as port:
-        for path, more in (("/metrics", ""), ("/api/v1/live", upgrade)):
+        for path, more, times in (("/metrics", "", 4_000), ("/api/v1/live", upgrade, 20_000)):
+            many = tuple(
+                gpu._replace(device=gpu.device._replace(index=number, uuid=f"GPU-{number}"))
+                for number, gpu in enumerate(frame.gpus * times)
+            )
+            head.nodes = [node._replace(frame=frame._replace(gpus=many)) for node in head.nodes]
             with socket.socket() as greedy:
                 greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 greedy.connect(("127.0.0.1", port))

@@ -17,6 +17,7 @@ from gpulse.sources.machine import LocalMachine
 from gpulse.sources.procfs import Roots
 from tests.fakes.nvml import COMPUTE, GRAPHICS, FakeNvml
 from tests.integration.nvml_machine import IMPATIENT, QUICK, frames_until, machine, reading
+from tests.integration.opened import open_to_all
 
 HOLD = "import sys, time; held = open(sys.argv[1]); print('ready', flush=True); time.sleep(600)"
 
@@ -90,8 +91,7 @@ def test_a_process_that_vanishes_between_the_driver_and_the_kernel(
 def test_a_process_of_another_user_is_read(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """Root sees whose it is and what it uses."""
 
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
+    open_to_all(tmp_path)
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
     with container(tmp_path) as (local, device), holder(device, *nobody) as child:
         fake_nvml.add_process(0, child.pid, 1 << 30)

@@ -196,6 +196,22 @@ def test_every_alert_has_its_test() -> None:
     assert sorted(set(rules)) == sorted(set(fired))
 
 
+def test_our_boards_do_not_count_instances_beside_their_gpus() -> None:
+    """Our names tell a GPU and its MIG instances: what is put together is of whole GPUs."""
+
+    board = json.loads((CONTRIB / "grafana/gpulse-fleet.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    selected = [
+        labels
+        for query in queries
+        if re.match(r"(sum|avg|max|count)\b", query)
+        for name, labels in re.findall(r"(gpulse_gpu_\w+)(\{.*?\})", query)
+        if name != "gpulse_gpu_job_info"
+    ]
+    assert len(selected) >= 9
+    assert [] == [labels for labels in selected if 'gpu!~".+:.+"' not in labels]
+
+
 def test_names_in_contrib_exist() -> None:
     """Boards and rules ask for nothing that is never served."""
 

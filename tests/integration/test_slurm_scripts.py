@@ -6,8 +6,11 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+
+from tests.integration.opened import open_to_all
 
 CONTRIB = Path(__file__).parents[2] / "contrib" / "slurm"
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0,2"}
@@ -105,6 +108,63 @@ def test_an_epilog_without_an_answer_says_nothing(scripts: Scripts, says: str) -
     assert not scripts.reports.exists()
 
 
+@pytest.mark.parametrize("line", ["GPULSE_HEAD=(a,b", "exit 3", ": ${NOWHERE:?}", "set -e; false"])
+def test_a_mistake_in_the_configuration_takes_no_node_out_of_service(scripts: Scripts, line: str) -> None:
+    """A shell ends at once on some of them: then nothing is done, and it ends well."""
+
+    scripts.configure(MAP=f"{scripts.map}\n{line}")
+    printed = [scripts.run(name, **JOB) for name in ("prolog.sh", "epilog.sh")]
+
+    assert ["", ""] == printed
+    assert {} == scripts.mapped()
+
+
+def test_a_directory_that_cannot_be_locked_takes_no_node_out_of_service(scripts: Scripts) -> None:
+    """Nothing is written there, and the epilog still reports; neither is anything where no directory can be."""
+
+    (scripts.map / ".lock").mkdir(parents=True)
+    printed = [scripts.run(name, **JOB) for name in ("prolog.sh", "epilog.sh")]
+    scripts.configure(MAP=f"{scripts.folder}/gpulse/below-a-file")
+    printed += [scripts.run(name, **JOB) for name in ("prolog.sh", "epilog.sh")]
+
+    assert 2 * ["", "job 7 --line h:1 \n"] == printed
+    assert {} == scripts.mapped()
+
+
+def test_nobody_loses_a_gpu_when_there_is_no_room_to_write(scripts: Scripts) -> None:
+    """A line that cannot be kept elsewhere stays where it is."""
+
+    scripts.run("prolog.sh", **JOB)
+    scripts.run("prolog.sh", SLURM_JOB_ID="77", SLURM_JOB_UID="0", SLURM_JOB_GPUS="0")
+    (scripts.map / ".left").symlink_to("/dev/full")
+    scripts.run("epilog.sh", **JOB)
+
+    assert {"nvidia0": "7 1000\n77 0\n"} == scripts.mapped()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node", "is_first"),
+    [
+        ("n1", "n1", True),
+        ("n[1-2]", "n1", True),
+        ("n[1-2]", "n2", False),
+        ("n[01,03-32],m7", "n01", True),
+        ("n[01,03-32],m7", "m7", False),
+        ("rack[1-2]n[3-4]", "rack1n3", True),
+        ("a,b[1-2]", "b1", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["SLURM_NODELIST", "SLURM_JOB_NODELIST"])
+def test_the_first_node_of_a_job_reports(
+    scripts: Scripts, name: str, nodes: str, node: str, is_first: bool
+) -> None:
+    """The others are silent; the list goes by one name or the other, as the version has it."""
+
+    printed = scripts.run("epilog.sh", **JOB, **{name: nodes, "SLURMD_NODENAME": node})
+
+    assert is_first == bool(printed)
+
+
 def test_an_epilog_does_not_wait_for_long(scripts: Scripts) -> None:
     """A head that does not answer keeps no node."""
 
@@ -116,19 +176,63 @@ def test_an_epilog_does_not_wait_for_long(scripts: Scripts) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
-def test_the_line_goes_to_the_jobs_output_as_its_user(scripts: Scripts, tmp_path: Path) -> None:
-    """At the end of a file that the user may write, and nowhere that only root may."""
+class TestTellUser:
+    """The line at the end of the job's own output."""
 
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
-    scripts.configure(TELL_USER="yes")
-    own, roots = tmp_path / "own.out", tmp_path / "roots.out"
-    for file in (own, roots):
-        file.write_text("training\n", encoding="utf-8")
-    os.chown(own, 65534, 65534)
-    user = {**JOB, "SLURM_JOB_UID": "65534", "SLURM_JOB_GID": "65534"}
-    for file in (own, roots):
-        scripts.run("epilog.sh", **user, SLURM_JOB_STDOUT=str(file))
+    USER: ClassVar = {**JOB, "SLURM_JOB_UID": "65534", "SLURM_JOB_GID": "65534", "SLURM_JOB_USER": "nobody"}
 
-    assert "training\njob 7 --line h:1 \n" == own.read_text(encoding="utf-8")
-    assert "training\n" == roots.read_text(encoding="utf-8")
+    @pytest.fixture
+    def folder(self, scripts: Scripts, tmp_path: Path) -> Path:
+        """Where the user may write."""
+        open_to_all(tmp_path)
+        scripts.configure(TELL_USER="yes")
+        folder = tmp_path / "home"
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+        return folder
+
+    def test_it_is_written_as_the_user(self, scripts: Scripts, folder: Path) -> None:
+        """At the end of a file that the user may write, and nowhere that only root may."""
+
+        own, roots = folder / "own.out", folder / "roots.out"
+        for file in (own, roots):
+            file.write_text("training\n", encoding="utf-8")
+        os.chown(own, 65534, 65534)
+        for file in (own, roots):
+            scripts.run("epilog.sh", **self.USER, SLURM_JOB_STDOUT=str(file))
+
+        assert "training\njob 7 --line h:1 \n" == own.read_text(encoding="utf-8")
+        assert "training\n" == roots.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize(
+        ("env", "name"),
+        [
+            ({"SLURM_JOB_STDOUT": "{}/%j.out"}, "7.out"),
+            ({"SLURM_JOB_STDOUT": "{}/%u-%J-100%%-%n%t-%s"}, "nobody-7-100%-00-batch"),
+            ({"SLURM_JOB_STDOUT": "{}/%A_%a", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, "5_2"),
+            ({"SLURM_JOB_STDOUT": "{}/%x", "SLURM_JOB_NAME": "50%j &\\1"}, "50%j &\\1"),
+            ({"SLURM_JOB_WORK_DIR": "{}"}, "slurm-7.out"),
+        ],
+    )
+    def test_a_pattern_stands_for_a_name(
+        self, scripts: Scripts, folder: Path, env: dict[str, str], name: str
+    ) -> None:
+        """Slurm tells the epilog what the job asked for; nothing when that was nothing."""
+
+        output = folder / name
+        output.touch()
+        os.chown(output, 65534, 65534)
+        scripts.run("epilog.sh", **self.USER, **{key: word.format(folder) for key, word in env.items()})
+
+        assert "job 7 --line h:1 \n" == output.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("pattern", ["%j", "%A", "%5j", "%q", "x\\%j", "%"])
+    def test_no_other_file_is_written(self, scripts: Scripts, folder: Path, pattern: str) -> None:
+        """Neither one that the job has removed is made, nor is one taken whose name is not known here."""
+
+        literal = folder / pattern
+        literal.touch()
+        os.chown(literal, 65534, 65534)
+        scripts.run("epilog.sh", **self.USER, SLURM_JOB_STDOUT=f"{folder}/{pattern}")
+
+        assert [(literal, "")] == [(file, file.read_text(encoding="utf-8")) for file in folder.iterdir()]

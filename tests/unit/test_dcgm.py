@@ -195,6 +195,30 @@ def test_instances_have_their_gpus_labels_and_are_not_summed_twice() -> None:
     assert "GPU_I_ID" not in power[0][0]
 
 
+def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
+    """By a label that others do not have; and no series is there twice, whatever devices call themselves."""
+
+    def instance(number: int, profile: str, compute: int | None) -> GpuReading:
+        device = DEVICE._replace(
+            uuid=f"MIG-{number}",
+            name=f"NVIDIA H200 MIG {profile}",
+            parent_uuid="GPU-3",
+            mig_index=number,
+            gpu_instance=1,
+            compute_instance=compute,
+            facts={},
+        )
+        return GpuReading(device, {"sm_active_ratio": 0.1 * number})
+
+    parts = [instance(1, "1c.3g.71gb", 0), instance(2, "1c.3g.71gb", 1), instance(3, "3g.71gb", 0)]
+    found = served(frame(*parts))
+
+    assert [("0", 0.1), ("1", 0.2), (None, 0.3)] == [
+        (labels.get("GPU_CI_ID"), pytest.approx(value)) for _, labels, value in found
+    ]
+    assert 1 == len(served(frame(instance(1, "?", None), instance(2, "?", None))))
+
+
 def test_jobs_and_pods_are_labels() -> None:
     """A series for each Slurm job on a GPU, as the exporter has it; a pod by what is known of it."""
 

@@ -296,18 +296,16 @@ def test_a_server_that_dies_later_is_noticed_without_waiting_for_it(tmp_path: Pa
     """A later round that hangs gives up the one mount, and what waited behind it is asked again."""
 
     reader = FilesystemReader(
-        grow(tmp_path, {"proc/self/mounts": MOUNTS}), statvfs=server.statvfs, deadline_seconds=0.05
+        grow(tmp_path, {"proc/self/mounts": MOUNTS}), statvfs=server.statvfs, deadline_seconds=0.5
     )
     reader.read(1.0)
     server.dead = {b"/a"}
     readings, health = reader.read(31.0)
     before = values(readings)
     deadline = time.monotonic() + 30
-    while not (health and server.asked.count(b"/c") == 2):
+    while not (health and server.asked.count(b"/c") >= 2):
         assert time.monotonic() < deadline, "it was not noticed"
-        time.sleep(
-            0.001
-        )  # whoever asks without a pause keeps those from answering who need the interpreter too
+        time.sleep(0.001)  # else those who need the interpreter for their answer would not get it
         readings, health = reader.read(31.0)
     server.back.set()
     reader.close()

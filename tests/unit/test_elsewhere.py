@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
@@ -10,10 +12,14 @@ import pytest
 
 from gpulse.cluster.head import elsewhere as module
 from gpulse.cluster.head.elsewhere import Elsewhere
+from gpulse.model.columns import Layout
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
+from gpulse.store.book.facts import apply_fact
+from gpulse.store.book.schema import prepare
 from gpulse.store.remote.config import EngineError
 from gpulse.store.remote.newest import Heard
+from gpulse.store.shared.facts import told_of
 from tests.unit.test_ingest import NOW, Scene, batch, settled
 
 GPU = Device(0, "GPU-1", "H200")
@@ -121,6 +127,40 @@ async def test_it_is_written_down_once(fleet: Fleet) -> None:
     facts = [entry.fact["fact"] for entry in fleet.scene.log if entry.fact is not None]
 
     assert ["node", "layout", "devices"] == facts
+
+
+async def test_what_a_node_told_itself_stays(fleet: Fleet) -> None:
+    """The engine knows less of its GPUs: only those that are new are written down, and nobody is told of them."""
+
+    told = {"uuid": GPU.uuid, "index": 0, "name": GPU.name, "facts": {"memory_total_bytes": 80}}
+    call = await fleet.scene.connected(host="near", machine="m-near")
+    call.say(layout={"text": Layout("gpu", (told,), (), ()).to_json()})
+    await settled(fleet.scene, call)
+    await call.hang_up()
+    fleet.scene.now = NOW + 30.0
+    fleet.engine.hears("near", NOW + 29.0)
+    fleet.engine.hears("far", NOW + 29.0)
+    await fleet.look()
+    await fleet.scene.committer.commit()
+    facts = [dict(entry.fact) for entry in fleet.scene.log if entry.fact is not None]
+    layouts = {int(fact["id"]): Layout.from_json(fact["text"]) for fact in facts if fact["fact"] == "layout"}
+    nodes = fleet.scene.fleet.register.by_id
+    with sqlite3.connect(":memory:") as book:
+        prepare(book, "book")
+        for fact in facts:
+            apply_fact(book, fact)
+        rows = book.execute("SELECT nodes.name, device FROM gpus JOIN nodes ON id = node").fetchall()
+    passed_on = [
+        (told["fact"], told["node"].name)
+        for entry in fleet.scene.log
+        for told in told_of(1, entry, nodes, layouts)
+        if told["fact"] in ("node", "devices")
+    ]
+
+    assert {"near": 80, "far": None} == {
+        name: json.loads(device)["facts"].get("memory_total_bytes") for name, device in rows
+    }
+    assert [("node", "near"), ("devices", "near")] == passed_on
 
 
 async def test_streams_of_its_own_win(fleet: Fleet) -> None:

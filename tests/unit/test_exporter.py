@@ -39,6 +39,11 @@ class Clock:
         return self.now
 
 
+def board_by(clock: Clock, *, dcgm_names: bool = False) -> Board:
+    """A board that goes by such a clock, as the frames of the demo machine do."""
+    return Board(ME, dcgm_names=dcgm_names, clock=clock, monotonic=clock)
+
+
 @asynccontextmanager
 async def opened(board: Board, access: Access | None = None) -> AsyncIterator[int]:
     """A server on this machine; its port."""
@@ -82,11 +87,11 @@ async def test_the_newest_frame_is_served() -> None:
     """What was taken last, whoever asks; nothing is read for it."""
 
     clock = Clock()
-    board = Board(ME, clock=clock)
+    board = board_by(clock)
     async with opened(board) as port:
         status, _, body = await ask(port, get("/metrics"))
         assert (200, False) == (status, b"gpulse_gpu_" in body)
-        board.show(demo(), ())
+        board.show(demo(), (), 1.0)
         status, headers, body = await ask(port, get("/metrics"))
         packed = await ask(port, get("/metrics", "Accept-Encoding: gzip"))
         empty = await ask(port, get("/metrics", method="HEAD"))
@@ -103,8 +108,8 @@ async def test_the_newest_frame_is_served() -> None:
 async def test_dcgm_names() -> None:
     """The same frame under the other names."""
 
-    board = Board(ME, dcgm_names=True, clock=Clock())
-    board.show(demo(), ())
+    board = board_by(Clock(), dcgm_names=True)
+    board.show(demo(), (), 1.0)
     async with opened(board) as port:
         _, _, body = await ask(port, get("/metrics"))
 
@@ -117,10 +122,10 @@ async def test_old_frames_are_not_served_as_fresh() -> None:
     """When sampling stands still, readings go, and it is not ready any more."""
 
     clock = Clock()
-    board = Board(ME, clock=clock)
+    board = board_by(clock)
     async with opened(board) as port:
         before = await ask(port, get("/-/ready"))
-        board.show(demo(), ())
+        board.show(demo(), (), 1.0)
         ready = await ask(port, get("/-/ready"))
         clock.now += 11
         late = await ask(port, get("/-/ready"))
@@ -134,17 +139,55 @@ async def test_old_frames_are_not_served_as_fresh() -> None:
     assert b'\ngpulse_frame_age_seconds{node="gpu-7"} 11.0\n' in body
 
 
+@pytest.mark.parametrize(
+    ("interval", "age", "is_fresh"), [(1.0, 10, True), (1.0, 11, False), (30.0, 149, True), (30.0, 151, False)]
+)
+def test_a_frame_is_fresh_for_ten_seconds_or_five_intervals(
+    interval: float, age: float, is_fresh: bool
+) -> None:
+    """Also the first one; how long a frame before it was late says nothing about the next."""
+
+    clock = Clock()
+    alone, after_a_hang = board_by(clock), board_by(clock)
+    alone.show(demo(), (), interval)
+    after_a_hang.show(demo(-100), (), interval)
+    after_a_hang.show(demo(), (), interval)
+    clock.now += age
+
+    for board in (alone, after_a_hang):
+        assert is_fresh == (board.trouble() is None)
+        assert is_fresh == ("gpulse_gpu_power_watts" in "".join(board.pieces()))
+
+
+def test_setting_the_clock_makes_nothing_fresh() -> None:
+    """Nor anything old: ages are those of a clock that nobody sets."""
+
+    wall, steady = Clock(), Clock()
+    board = Board(ME, clock=wall, monotonic=steady)
+    board.show(demo(), (), 1.0)
+    steady.now += 20
+    wall.now -= 3600
+    assert "the newest frame is 20 s old" == board.trouble()
+    assert 'gpulse_frame_age_seconds{node="gpu-7"} 20.0\n' in "".join(board.pieces())
+
+    board.show(demo(20), (), 1.0)
+    wall.now += 7200
+
+    assert None is board.trouble()
+    assert 'gpulse_up{node="gpu-7"} 1\n' in "".join(board.pieces())
+
+
 async def test_rates_are_those_since_the_frame_before() -> None:
     """Counters of two frames give what the catalogue derives from them."""
 
-    board = Board(ME, clock=Clock())
+    board = board_by(Clock())
     for second, user, idle in ((-2, 10.0, 10.0), (0, 11.0, 13.0)):
         values = {"cpu_user_seconds_total": user, "cpu_idle_seconds_total": idle}
         values |= dict.fromkeys(
             [f"cpu_{part}_seconds_total" for part in ("nice", "system", "iowait", "irq", "softirq", "steal")],
             0.0,
         )
-        board.show(Frame(NOW + second, 100.0 + second, Node("x"), host=HostReading(values)), ())
+        board.show(Frame(NOW + second, NOW + second, Node("x"), host=HostReading(values)), (), 2.0)
 
     assert 'gpulse_host_cpu_utilization_ratio{node="gpu-7"} 0.25\n' in "".join(board.pieces())
 
@@ -152,7 +195,7 @@ async def test_rates_are_those_since_the_frame_before() -> None:
 async def test_who_may_ask() -> None:
     """This machine by its own name; others with the token; pages of other origins never."""
 
-    board = Board(ME, clock=Clock())
+    board = board_by(Clock())
     proxied = "X-Forwarded-For: 10.0.0.1"
     bearer = f"Authorization: Bearer {TOKEN}"
     async with opened(board) as port:
@@ -176,6 +219,9 @@ async def test_who_may_ask() -> None:
     assert [200] * 4 == [answer[0] for answer in allowed]
     assert [401, 401, 401, 401, 403, 403] == [answer[0] for answer in refused]
     assert "this agent needs a token from other machines" == json.loads(refused[0][2])["error"]
+    words = [json.loads(answer[2]) for answer in refused]
+    assert "pages of another origin may not ask this agent anything" == words[-1]["error"]
+    assert [] == [each for each in words if "head" in each["error"] + each["hint"]]
     assert 'Bearer realm="gpulse"' == refused[0][1]["WWW-Authenticate"]
     assert 200 == open_door[0]
 
@@ -190,14 +236,15 @@ async def test_who_may_ask() -> None:
         ("nonsense\r\n\r\n", 400),
         ("GET /metrics HTTP/2.0\r\n\r\n", 400),
         ("GET http://localhost/metrics HTTP/1.1\r\n\r\n", 400),
-        (get("/metrics", *(f"X-{number}: 1" for number in range(200))), 400),
-        (get("/metrics", "X: " + "x" * 100_000), 400),
+        (get("/metrics", *(f"X-{number}: 1" for number in range(200))), 431),
+        (get("/metrics", "X: " + "x" * 100_000), 431),
+        (get("/metrics", "X: " + "x" * 31_000), 200),
     ],
 )
 async def test_odd_requests(request_text: str, status: int) -> None:
     """Each gets an answer that says what is wrong."""
 
-    async with opened(Board(ME, clock=Clock())) as port:
+    async with opened(board_by(Clock())) as port:
         assert status == (await ask(port, request_text))[0]
 
 
@@ -206,7 +253,7 @@ async def test_slow_and_many_connections_do_not_keep_others_out(monkeypatch: pyt
 
     monkeypatch.setattr(exporter, "_REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(exporter, "_MOST_CONNECTIONS", 4)
-    async with opened(Board(ME, clock=Clock())) as port:
+    async with opened(board_by(Clock())) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         await asyncio.sleep(0.05)
         others = await asyncio.open_connection("127.0.0.1", port)
@@ -238,8 +285,8 @@ async def test_an_agent_without_a_head_samples_until_told_to_stop() -> None:
     board, stop, seen = Board(ME), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def show(frame: Frame, findings: Sequence[Finding]) -> None:
-        board.show(frame, findings)
+    def show(frame: Frame, findings: Sequence[Finding], interval_seconds: float) -> None:
+        board.show(frame, findings, interval_seconds)
         if "gpulse_agent_frames_total 3\n" in "".join(board.pieces()):
             loop.call_soon_threadsafe(seen.set)
 

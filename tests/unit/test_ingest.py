@@ -197,6 +197,24 @@ async def test_frames_are_acknowledged_when_they_are_on_disk_and_not_before() ->
     await call.hang_up()
 
 
+async def test_an_agent_with_an_interval_of_its_own_is_late_by_that() -> None:
+    """One that samples once a minute is not lost in between; one that does as the head says is."""
+
+    scene = Scene()
+    slow = await scene.connected(host="slow", machine="slow", interval_ms=60_000)
+    usual = await scene.connected(host="usual", machine="usual", runs=[Run(id=b"u" * 16)])
+    scene.now += 59
+
+    changed = scene.fleet.check(scene.now, 0.5)
+
+    assert [("usual", "lost")] == [(member.name, member.state) for member, _ in changed]
+    assert {"slow": 60.0, "usual": None} == {
+        node.name: node.interval_seconds for node in scene.fleet.one_by_one()
+    }
+    for call in (slow, usual):
+        await call.hang_up()
+
+
 async def test_frames_that_come_twice_are_stored_once() -> None:
     """An agent that saw no acknowledgement sends again, in other batches."""
 

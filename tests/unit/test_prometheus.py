@@ -71,6 +71,41 @@ def test_every_line_is_the_format() -> None:
     assert set(order) == set(kinds)
 
 
+def test_a_node_is_as_fresh_as_its_own_interval_says() -> None:
+    """Nodes that sample rarely are shown for longer; the others are not."""
+
+    nodes = [Exposed("slow", small("a"), interval_seconds=60.0), Exposed("usual", small("a"))]
+    page = text(nodes, now=NOW + 59)
+
+    assert 'gpulse_up{node="slow"} 1\ngpulse_up{node="usual"} 0\n' in page
+    assert 1 == page.count("\ngpulse_gpu_gpu_utilization_ratio{")
+    assert "\ngpulse_gpu_gpu_utilization_ratio{" not in text(nodes, now=NOW + 301)
+
+
+def test_a_node_has_so_many_subjects_and_no_more() -> None:
+    """Whatever an agent says, a page stays a page; how many are not shown is."""
+
+    mounts = [
+        FilesystemReading(f"{place}{number}", "nfs", "nfs4", None, None, {"used_bytes": 1})
+        for number in range(600)
+        for place in ("/run/", "/home/")
+    ]
+    gpus = [GpuReading(Device(n, f"GPU-{n}", "X"), {"power_watts": 1.0}) for n in range(520)]
+    health = [Health(f"source_{number}", "failed", "x") for number in range(100)]
+    frame = Frame(NOW, NOW, Node("x"), tuple(gpus), filesystems=tuple(mounts), health=tuple(health))
+    page = text([Exposed("a", frame), Exposed("b", demo())])
+    dcgm = "".join(
+        exposition([Exposed("a", frame)], now=NOW, interval_seconds=1.0, version="1", dcgm_names=True)
+    )
+
+    assert 512 == page.count('\ngpulse_filesystem_used_bytes{node="a",mount_point="/home/')
+    assert 512 == page.count('\ngpulse_gpu_info{node="a"') == dcgm.count("\nDCGM_FI_DEV_POWER_USAGE{")
+    assert 64 == page.count("\ngpulse_health_problems{")
+    assert 'gpulse_subjects_left_out{node="a",scope="gpu"} 8\n' in page
+    assert 'gpulse_subjects_left_out{node="a",scope="filesystem"} 88\n' in page
+    assert 2 == page.count("\ngpulse_subjects_left_out{")
+
+
 def test_prometheus_own_parser() -> None:
     """Prometheus' own reader finds what the frame has, with the catalogue's types and helps."""
 

@@ -13,7 +13,6 @@ from gpulse.store.log.reader import LogReader
 from gpulse.store.remote import tail as tail_module
 from gpulse.store.remote.known import Known
 from gpulse.store.remote.requests import INFO_MS, Part, Requests
-from gpulse.store.remote.series_of import MOST_SUBJECTS
 from gpulse.store.remote.tail import Tail
 from gpulse.store.remote.wire import series_labels, shown_labels, split_series
 from tests.unit.history_frames import BEGIN, Fleet, write_log

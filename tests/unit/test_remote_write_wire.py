@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 
 import pytest
 
-from gpulse.model.columns import BlockPacker, Layout, Row, unpack
+from gpulse.export.prometheus.exposed import Exposed
+from gpulse.export.prometheus.page import exposition
+from gpulse.model.columns import BlockPacker, Layout, Row, layout_id, unpack
 from gpulse.model.metric import CATALOGUE, Scope, Values
+from gpulse.model.packing import FramePacker
 from gpulse.model.series import labels_of
+from gpulse.sources.simulated import DemoMachine
 from gpulse.store.remote.series_of import InfoTemplate, NodeWords, block_template
 from gpulse.store.remote.wire import (
     LATEST_MS,
@@ -85,9 +90,35 @@ def expected(
     found = {}
     for subject, values in zip(layout.subjects, unpack(layout, numbers), strict=True):
         for name, value in values.items():
-            labels = {"__name__": f"gpulse_{layout.scope}_{name}", **labels_of(layout.scope, node, subject)}
-            found[tuple(sorted(labels.items()))] = _TIME_MS, float(value)
+            metric = CATALOGUE[layout.scope][name]
+            labels = {"__name__": metric.prometheus, **labels_of(layout.scope, node, subject)}
+            found[tuple(sorted(labels.items()))] = _TIME_MS, value * metric.prometheus_factor
     return found
+
+
+def test_engines_get_what_scrapes_show() -> None:
+    """Under the same names, with the same labels, in the same units."""
+
+    machine = DemoMachine(_TIME_MS / 1000 - 60, gpus=2)
+    frame = machine.sample(_TIME_MS / 1000)
+    machine.close()
+    content, texts = FramePacker().pack(frame, [])
+    layouts = {layout_id(text): Layout.from_json(text) for text in texts}
+    sent = {}
+    for block in content.blocks:
+        template = block_template(layouts[block.layout], "n", {})
+        if template is not None:
+            request, _ = template.request(block.numbers, time_bytes(_TIME_MS))
+            sent.update({labels: value for labels, (_, value) in read(request).items()})
+    page = exposition([Exposed("n", frame)], now=frame.time, interval_seconds=1.0, version="1")
+    shown = {}
+    for name, labels, value in re.findall(r"^(\w+)\{(.+)\} (\S+)$", "".join(page), re.MULTILINE):
+        known = [("__name__", name), *re.findall(r'(\w+)="([^"]*)"', labels)]
+        shown[tuple(sorted(known))] = float(value)
+
+    links = [labels for labels in sent if labels[0][1] == "gpulse_network_link_bytes_per_second"]
+    assert [12.5e9] == [sent[labels] for labels in links]
+    assert sent == pytest.approx({labels: shown.get(labels) for labels in sent}, rel=0.01, abs=0.02)
 
 
 @pytest.mark.parametrize("known", [(0, 1, 2), (1,), ()])

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from gpulse.cluster.head import exchange, sharing
+from gpulse.cluster.head.membership import node_fact
 from gpulse.cluster.head.sessions import interrupted, stopped
 from gpulse.store import archive
-from gpulse.store.shared import folder, outbox
+from gpulse.store.base import HEARSAY
+from gpulse.store.shared import folder, outbox, reading
 from gpulse.store.shared.reading import read_on
 from tests.unit.books import gpu_layout, layout_facts
 from tests.unit.shared_heads import RUN, START, TinyHead, ended, process
@@ -295,6 +297,157 @@ def test_a_line_that_is_nonsense_costs_only_itself(make: Make, caplog: pytest.Lo
 
     assert ["one"] == b.kinds()
     assert "cannot be read" in caplog.text
+
+
+GOOD = {
+    "frame": {"node": ["n1", "m1", "n1"], "run": RUN.hex(), "sequence": 1, "time": START, "events": "[]"},
+    "event": {"node": ["n1", "m1", "n1"], "time": START, "kind": "odd", "detail": {}},
+    "devices": {
+        "node": ["n1", "m1", "n1"],
+        "time": START,
+        "devices": [{"index": 0, "uuid": "GPU-9", "name": "H200"}],
+    },
+    "process": {"node": ["n1", "m1", "n1"], "pid": 3, "first_seen": START, "identity": {}, "start_time": 1.0},
+    "node": {"node": ["n9", "m9", "n9"], "time": START, "facts": {}, "labels": {}},
+    "session": {
+        **{"id": "odd", "name": "odd", "start": START, "created": START, "interval_ms": 1000},
+        "interruptions": [[START, None]],
+        "state": "interrupted",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd"),
+    [
+        ("frame", {"time": "abc"}),
+        ("frame", {"events": 5}),
+        ("frame", {"events": "\ud800"}),
+        ("frame", {"run": "00"}),
+        ("frame", {"sequence": -1}),
+        ("frame", {"node": None}),
+        ("event", {"time": None}),
+        ("event", {"detail": [5]}),
+        ("event", {"detail": {"x": float("1e999")}}),
+        ("devices", {"devices": [{"index": "x", "uuid": 5}]}),
+        ("devices", {"time": None}),
+        ("process", {"identity": 7}),
+        ("node", {"facts": 3}),
+        ("node", {"labels": {"rack": 3}}),
+        ("node", {"node": ["n9", "m\n", "n9"]}),
+        ("session", {"interruptions": []}),
+        ("session", {"interruptions": [[None, None]]}),
+        ("session", {"state": "sleeping"}),
+        ("session", {"state": "finished", "end": None}),
+        ("session", {"id": 5}),
+        ("session", {"name": "../x"}),
+        ("session", {"start": "now"}),
+        ("session", {"interval_ms": 0}),
+        ("session", {"labels": {"a": 5}}),
+        ("session", {"nodes": 5}),
+        ("rack", {}),
+    ],
+)
+def test_an_odd_fact_costs_only_itself(make: Make, kind: str, odd: dict[str, Any]) -> None:
+    """Whoever wrote it: this head goes on, keeps nothing of it, and hears the next one."""
+
+    b = make("b")
+    b.fleet.members[b.node("n1")].connected = False
+    before = b.archive.nodes(), b.kinds()
+    stranger = Path(b.sharing.directory) / "aaaaaaaa1"
+    stranger.mkdir()
+    fact = {"position": 1, "fact": kind, **GOOD.get(kind, {}), **odd}
+    last = {"position": 2, "fact": "event", **GOOD["event"], "kind": "two"}
+    lines = [{"to": 1, "facts": [fact]}, {"to": 2, "facts": [last]}]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines).replace("Infinity", "1e999")
+    (stranger / "facts-000001.jsonl").write_text(text)
+    b.look()
+
+    assert (before[0], [*before[1], "two"]) == (b.archive.nodes(), b.kinds())
+    assert ([], [], {}) == (b.archive.sessions(), b.archive.gpus(), b.lives())
+    assert b.sharing.trouble is None
+
+
+def test_what_is_not_odd_is_taken_in(make: Make) -> None:
+    """Else the test before this one would say nothing."""
+
+    b = make("b")
+    stranger = Path(b.sharing.directory) / "aaaaaaaa1"
+    stranger.mkdir()
+    facts = [{"position": 1, "fact": kind, **fields} for kind, fields in GOOD.items()]
+    (stranger / "facts-000001.jsonl").write_text(f"{json.dumps({'to': 1, 'facts': facts})}\n")
+    b.look()
+
+    assert (["n1", "n9"], ["odd"], {3: None}) == (list(b.nodes()), b.kinds(), b.lives())
+    assert (["odd"], ["GPU-9"]) == (
+        [one.name for one in b.archive.sessions()],
+        [gpu.uuid for gpu in b.archive.gpus()],
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"to":Infinity,"facts":[]}',
+        b'{"to":1e999,"facts":[]}',
+        b'{"to":9,"facts":[{"position":9,"fact":"event","node":null,"time":NaN,"kind":"x","detail":{}}]}',
+        b"[" * 100_000,
+        b"x" * 300,
+    ],
+)
+def test_a_line_that_no_head_would_write_is_passed_over(
+    make: Make, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its length; what follows it is taken in."""
+
+    monkeypatch.setattr(exchange, "_STRETCH_BYTES", 64)
+    if line.startswith(b"x"):
+        monkeypatch.setattr(reading, "LONGEST_LINE_BYTES", 200)
+    a, b = make("a"), make("b")
+    node = a.node("n1")
+    a.look()
+    with max(a.folder.glob("facts-*.jsonl")).open("ab") as file:
+        file.write(line + b"\n")
+    a.sharing._exchange.outbox._folder.close()
+    a.frame(node, 1, {"event": "one"})
+    a.look()
+    b.look(8)
+
+    assert ["one"] == b.kinds()
+
+
+def test_a_folder_that_cannot_be_read_keeps_nobody_from_being_heard(make: Make) -> None:
+    """A file by the name of a head is none; a folder that is refused is told of."""
+
+    a, b = make("a"), make("b")
+    shared = Path(b.sharing.directory)
+    (shared / "00001116").touch()
+    (shared / "00002222" / "head.json").mkdir(parents=True)
+    (shared / "00002222" / "facts-000001.jsonl").mkdir()
+    a.event("one", a.node("n1"))
+    a.look()
+    b.look()
+    assert ["one"] == b.kinds()
+    assert b.sharing.trouble is not None
+    assert "00002222" in b.sharing.trouble.message
+    assert [True] == [head["alive"] for head in b.sharing.state()["heads"]]
+
+    shutil.rmtree(shared / "00002222")
+    b.look()
+    assert b.sharing.trouble is None
+
+
+@pytest.mark.parametrize("life", ["[]", '{"id": 5, "host": [], "started": "x", "alive": {}}', "[" * 5000])
+def test_a_sign_of_life_that_is_none(make: Make, life: str) -> None:
+    """Nobody is there who cannot say so."""
+
+    b = make("b")
+    stranger = Path(b.sharing.directory) / "aaaaaaaa1"
+    stranger.mkdir()
+    (stranger / "head.json").write_text(life)
+    b.look()
+
+    assert ([], None) == (b.sharing.state()["heads"], b.sharing.trouble)
 
 
 def test_a_full_file_server_stops_nothing_and_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,6 +727,66 @@ def test_news_of_a_node_are_taken_from_the_head_that_it_speaks_to(make: Make) ->
     a.look()
     b.look()
     assert {"rack": "8"} == b.nodes()["n1"].labels
+
+
+def gpus(head: TinyHead, node: int, time: float, via: str | None = None, **facts: int) -> None:
+    """A node tells a head of its GPU, or somebody else does."""
+    (subject,) = gpu_layout((0, None)).subjects
+    layout = gpu_layout((0, None))._replace(subjects=({**subject, "facts": facts},))
+    for fact in layout_facts(layout, node, time):
+        head.note(fact.pop("fact"), **fact, **({"via": via} if "layout" in fact else {}))
+    head.commit()
+
+
+def known_gpus(head: TinyHead) -> list[tuple[str, dict[str, int]]]:
+    """By node what a head knows of its GPU."""
+    return [(gpu.node_name, gpu.device["facts"]) for gpu in head.archive.gpus()]
+
+
+def test_the_last_word_that_a_node_said_of_its_gpus_counts(make: Make) -> None:
+    """To whichever head, in whatever order that is heard; not while it speaks to this one."""
+
+    a, b, c = make("a"), make("b"), make("c")
+    gpus(b, b.node("n1"), START + 10.0, limit=2)
+    gpus(a, a.node("n1"), START, limit=1)
+    a.fleet.members[1].connected = False
+    b.look()
+    a.look()
+    c.look()
+    assert [("n1", {"limit": 2})] == known_gpus(a) == known_gpus(b) == known_gpus(c)
+
+    gpus(a, 1, START + 5.0, limit=3)  # its clock is behind
+    a.look()
+    b.look()
+    assert [("n1", {"limit": 3})] == known_gpus(a)
+    assert [("n1", {"limit": 2})] == known_gpus(b)
+
+
+def test_hearsay_is_not_told_on_and_gives_way(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an engine or another head tells of nodes stands at the beginning of nobody's file."""
+
+    monkeypatch.setattr(folder, "FILE_BYTES", 1)
+    a, b = make("a"), make("b")
+    heard = b.fleet.register.new("n1", "m1", START + 50.0)._replace(via=HEARSAY)
+    b.fleet.register.put(heard)
+    b.note("node", **node_fact(heard))
+    gpus(b, heard.id, START + 50.0, via=HEARSAY)
+    b.event("one", 1)
+    b.look()
+    assert [] == [fact for fact in facts_in(b) if fact["fact"] in ("node", "devices")]
+
+    gpus(a, a.node("n1"), START, limit=1)
+    a.end()
+    for file in a.folder.glob("facts-*"):
+        file.unlink()
+    again = make("a")  # its first file begins with what it knows
+    again.look()
+    b.look()
+    b.event("two", 1)
+    b.look()
+    assert [("n1", {"limit": 1})] == known_gpus(b)
+    assert ({"rack": "7"}, a.archive.head_id) == (b.nodes()["n1"].labels, b.nodes()["n1"].via)
+    assert [] == [fact for fact in facts_in(b) if fact["fact"] in ("node", "devices")]
 
 
 def test_a_session_of_one_head_can_be_stopped_at_another(make: Make) -> None:

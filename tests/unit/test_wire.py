@@ -41,6 +41,7 @@ RUN = Run(id=b"\0" * wire.RUN_BYTES, first_kept=1, dropped=2, boot="b", ended_ba
                 time_us=-1,
                 monotonic_us=1 << 62,
                 runs=[RUN],
+                interval_ms=60_000,
             )
         ),
         AgentMessage(layout=Layout(text=b"{}")),

@@ -121,6 +121,22 @@ def test_what_is_no_error_is_not_counted(wrong: dict[str, object]) -> None:
     assert from_document({**good, **wrong}) is None
 
 
+def test_errors_that_are_told_twice_count_once() -> None:
+    """A head may hear of them through another head, and again from the agent, with another shift of its clock."""
+
+    ledger = XidLedger()
+    first, second = Xid("GPU-0", "0", 79, 2, NOW), Xid("GPU-0", "0", 79, 1, NOW + 1)
+    for told_at, shift in ((first, 0.0), (second, 0.0), (first, 5.0), (second, 5.0)):
+        ledger.add(told_at, shift_seconds=shift)
+    for other in (first._replace(uuid="GPU-1"), first._replace(code=31)):
+        ledger.add(other, shift_seconds=5.0)
+
+    assert {79: Counted(3, NOW + 1), 31: Counted(2, NOW + 5)} == ledger.of("GPU-0")
+    assert {79: Counted(2, NOW + 5)} == ledger.of("GPU-1")
+    ledger.add(second._replace(time=NOW + 1.5), shift_seconds=-5.0)
+    assert Counted(4, NOW + 1) == ledger.of("GPU-0")[79]
+
+
 def test_a_ledger_does_not_grow_without_end() -> None:
     """Whatever is told, a node has so many GPUs and a GPU so many codes."""
 

@@ -36,7 +36,7 @@ Work = Callable[["Seen", asyncio.Event, Callable[[str], None]], Awaitable[None]]
 
 
 @click.command()
-@click.argument("head", metavar="HEAD[:8090][,HEAD...]", required=False)
+@click.argument("head", metavar="[HEAD[:8090][,HEAD...]]", required=False)
 @click.option("--token-file", type=_FILE, metavar="FILE", help="The head's token, copied from its machine.")
 @click.option("--tls", is_flag=True, help="Speak TLS; any --tls-... option means the same.")
 @click.option(
@@ -96,7 +96,7 @@ Work = Callable[["Seen", asyncio.Event, Callable[[str], None]], Awaitable[None]]
 @service.background_options
 @shell.source_options
 def command(**options: object) -> int:
-    """Sample this machine for the head at HEAD until Ctrl-C.
+    """Sample this machine for the head at HEAD, or for Prometheus, until Ctrl-C.
 
     The head says how often. While it cannot be reached, frames wait here, in memory and on disk, and are sent
     once it is back. Of several heads, the best first, the first that answers gets them; once a better one answers

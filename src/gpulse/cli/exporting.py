@@ -109,7 +109,7 @@ async def serving(
         GpulseError: The port cannot be listened on.
     """
     if wanted.port is None:
-        yield Serving(lambda _frame, _findings: None)
+        yield Serving(lambda _frame, _findings, _interval: None)
         return
     from gpulse.cluster.agent.board import Board  # noqa: PLC0415  only for who serves
     from gpulse.cluster.agent.exporter import Exporter  # noqa: PLC0415

@@ -32,9 +32,6 @@ COOKIE = "gpulse_login"
 COOKIE_SECONDS = 30 * 86400
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_HOW = (
-    "give the token of the head: the file gpulse/token in the configuration directory of whoever started it"
-)
 
 
 class Refusal(NamedTuple):
@@ -99,6 +96,9 @@ class Access:
         self._insecure = insecure
         self._clock = clock
         self._who_is_asked = who
+        self._how = (
+            f"give the token of the {who}: the file gpulse/token in the configuration directory of whoever started it"
+        )
 
     def grpc(self, peer: str, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
         """None when a call may go on, else why it may not."""
@@ -108,7 +108,7 @@ class Access:
             text = value.decode("latin-1") if isinstance(value, bytes) else value
             if name.lower() == "authorization" and self._has_token(text):
                 return None
-        return f"this head needs a token from other machines; {_HOW}"
+        return f"this head needs a token from other machines; {self._how}"
 
     def http(self, request: HttpRequest) -> Refusal | None:
         """None when a request may go on, else why it may not."""
@@ -137,11 +137,11 @@ class Access:
             if self._insecure:
                 return None
             if request.authorization is not None:
-                return Refusal(401, f"the token is not the one of this {self._who_is_asked}", _HOW)
+                return Refusal(401, f"the token is not the one of this {self._who_is_asked}", self._how)
             return Refusal(
                 401,
                 f"this {self._who_is_asked} needs a token from other machines",
-                f"{_HOW}; Authorization: Bearer TOKEN",
+                f"{self._how}; Authorization: Bearer TOKEN",
             )
         name = _host_name(request.host)
         if name is None or name not in self._names:
@@ -153,15 +153,17 @@ class Access:
         return None
 
     def _where(self, request: HttpRequest) -> Refusal | None:
-        hint = "start the head with --cors-origin and that origin if its pages may ask"
         if request.origin is not None:
-            if self.may_share(request.origin) or _is_own(request.origin, request.host):
-                return None
-            return Refusal(403, "pages of another origin may not ask this head anything", hint)
-        is_visit = request.fetch_mode == "navigate" and request.method in _SAFE_METHODS
-        if request.fetch_site in {"cross-site", "same-site"} and not is_visit:
-            return Refusal(403, "pages of another origin may not ask this head anything", hint)
-        return None
+            is_strange = not (self.may_share(request.origin) or _is_own(request.origin, request.host))
+        else:
+            is_visit = request.fetch_mode == "navigate" and request.method in _SAFE_METHODS
+            is_strange = request.fetch_site in {"cross-site", "same-site"} and not is_visit
+        if not is_strange:
+            return None
+        hint = "ask from a program, as Prometheus does"
+        if self._who_is_asked == "head":
+            hint = "start the head with --cors-origin and that origin if its pages may ask"
+        return Refusal(403, f"pages of another origin may not ask this {self._who_is_asked} anything", hint)
 
     def _has_token(self, authorization: str | None) -> bool:
         if authorization is None:

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "host", "machine", "boot", "instance", "pid", "node", "labels", "time_us", "monotonic_us", "runs", "shift_us")
+    __slots__ = ("protocol", "version", "host", "machine", "boot", "instance", "pid", "node", "labels", "time_us", "monotonic_us", "runs", "shift_us", "interval_ms")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Hello(_message.Message):
     MONOTONIC_US_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     SHIFT_US_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     host: str
@@ -40,7 +41,8 @@ class Hello(_message.Message):
     monotonic_us: int
     runs: _containers.RepeatedCompositeFieldContainer[Run]
     shift_us: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., host: _Optional[str] = ..., machine: _Optional[str] = ..., boot: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[bytes] = ..., labels: _Optional[_Mapping[str, str]] = ..., time_us: _Optional[int] = ..., monotonic_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., shift_us: _Optional[int] = ...) -> None: ...
+    interval_ms: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., host: _Optional[str] = ..., machine: _Optional[str] = ..., boot: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., node: _Optional[bytes] = ..., labels: _Optional[_Mapping[str, str]] = ..., time_us: _Optional[int] = ..., monotonic_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., shift_us: _Optional[int] = ..., interval_ms: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("id", "first_kept", "dropped", "boot", "ended_badly", "lost_at_most", "elsewhere", "dropped_elsewhere")

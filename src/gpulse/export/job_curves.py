@@ -23,6 +23,7 @@ from gpulse.export.curves import (
     time_ticks,
 )
 from gpulse.export.page import svg
+from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.units import long_size, rate, share, watts
 
 Document = Mapping[str, Any]
@@ -222,4 +223,4 @@ def _levels(values: Values, silent: Sequence[bool]) -> Iterator[tuple[int, int, 
 
 def _level(value: float) -> int:
     """Tenths; 0 means idle alone."""
-    return 0 if value <= words.IDLE_RATIO else min(10, max(1, round(value * 10)))
+    return 0 if value <= IDLE_RATIO else min(10, max(1, round(value * 10)))

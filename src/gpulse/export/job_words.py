@@ -13,8 +13,6 @@ from gpulse.model.units import UNKNOWN, duration, energy, hours, rate, share, si
 Document = Mapping[str, Any]
 
 LINE_CHARACTERS = 198
-IDLE_RATIO = 0.01
-"""A GPU that is busy for no more than that does nothing."""
 _MOST_NODES = 8
 _MOST_PLACES = 4
 

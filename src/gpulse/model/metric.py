@@ -32,11 +32,15 @@ class Metric(NamedTuple):
     otel: str | None = None
     dcgm_factor: float = 1
     """What a value is multiplied by to be in DCGM's unit."""
+    prometheus_name: str | None = None
+    """What it is called in Prometheus, where our unit is none of Prometheus'."""
+    prometheus_factor: float = 1
+    """What a value is multiplied by to be in Prometheus' unit: a power of two, so that nothing is lost on the way back."""
 
     @property
     def prometheus(self) -> str:
-        """The name in Prometheus' exposition."""
-        return f"gpulse_{self.scope}_{self.name}"
+        """The name in scrapes and in engines."""
+        return f"gpulse_{self.scope}_{self.prometheus_name or self.name}"
 
 
 # One row a metric, however long: a table reads as a table.
@@ -228,7 +232,7 @@ _ROWS: tuple[Metric, ...] = (
     Metric("rx_drops_per_second", "network", "gauge", "1/second", "Rate of: packets received and dropped", 0.1, derived=True),
     Metric("tx_drops_total", "network", "counter", "1", "Packets dropped before they were sent", otel="system.network.packet.dropped"),
     Metric("tx_drops_per_second", "network", "gauge", "1/second", "Rate of: packets dropped before they were sent", 0.1, derived=True),
-    Metric("link_bits_per_second", "network", "gauge", "bits/second", "Speed of the link", 1_000_000),
+    Metric("link_bits_per_second", "network", "gauge", "bits/second", "Speed of the link", 1_000_000, prometheus_name="link_bytes_per_second", prometheus_factor=2**-3),
     Metric("gpu_memory_bytes", "process", "gauge", "bytes", "Device memory that the process holds on this GPU"),
     Metric("sm_ratio", "process", "ratio", "1", "Share of time in which the process ran on the GPU's multiprocessors", 0.01),
     Metric("cpu_percent", "process", "gauge", "percent", "CPU use; 100 is one CPU", 0.1, derived=True),

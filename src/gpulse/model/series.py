@@ -15,6 +15,8 @@ from gpulse.model.metric import Scope
 PREFIX = "gpulse_"
 EXPOSED: tuple[Scope, ...] = ("gpu", "host", "disk", "filesystem", "network")
 """The scopes whose readings are series."""
+MOST_SUBJECTS = 512
+"""So many GPUs, disks, file systems or links of one node are in a scrape, or sent in a day; others get no series."""
 NODE_INFO, GPU_INFO = "gpulse_node_info", "gpulse_gpu_info"
 """Series of the value 1 whose labels say what a node and a GPU are."""
 _LASTING_LINKS = frozenset({"ethernet", "infiniband"})

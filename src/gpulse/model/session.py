@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from gpulse.errors import UsageError
 
@@ -72,9 +73,49 @@ class Session(NamedTuple):
             known["nodes"], known["gpus"] = tuple(known.get("nodes", ())), tuple(known.get("gpus", ()))
             known["labels"] = dict(known.get("labels", {}))
             known["interruptions"] = tuple(Interruption(*part) for part in known.get("interruptions", ()))
-            return cls(**known)
-        except (TypeError, ValueError) as error:
+            return _checked(cls(**known))
+        except (TypeError, ValueError, OverflowError, UsageError) as error:
             raise ValueError(f"it is not a session: {error}") from error
+
+
+def _checked(session: Session) -> Session:
+    """The session, if everything in it is of its kind: it may have been written by anybody.
+
+    Raises:
+        ValueError: Something is not.
+        UsageError: It cannot be called that.
+    """
+    gaps = session.interruptions
+    last_end = gaps[-1].end if gaps else None
+    texts = (
+        session.id,
+        session.name,
+        *session.nodes,
+        *session.gpus,
+        *session.labels,
+        *session.labels.values(),
+    )
+    moments = (session.start, session.created, *(gap.start for gap in gaps), *(gap.end for gap in gaps[:-1]))
+    held = {
+        "texts": all(isinstance(text, str) for text in texts) and bool(session.id),
+        "moments": all(map(_is_moment, moments)),
+        "ends": all(moment is None or _is_moment(moment) for moment in (session.end, last_end)),
+        "interval": type(session.interval_ms) is int and session.interval_ms > 0,
+        "state": session.state in get_args(State),
+        "interruption": session.state != "interrupted" or bool(gaps),
+        "end": session.state != "finished" or session.end is not None,
+        "output": session.output is None or isinstance(session.output, str),
+        "bandwidth": isinstance(session.bandwidth, bool) and isinstance(session.nvlink, bool),
+    }
+    wrong = [name for name, is_right in held.items() if not is_right]
+    if wrong:
+        raise ValueError(f"its {', '.join(wrong)} cannot be right")
+    checked_name(session.name)
+    return session
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def checked_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ class XidLedger:
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}
         self._counted: dict[str, dict[int, Counted]] = {}
+        self._newest: dict[tuple[str, int], float] = {}
+        """By GPU and code the time of the last errors that were told, on the node's clock."""
 
     def follow(self, frame: Frame) -> list[Xid]:
         """Take the next frame of a source; the errors that are new with it.
@@ -58,11 +61,20 @@ class XidLedger:
                 moment = gpu.values.get("xid_last_timestamp_seconds", frame.time)
                 found.append(Xid(gpu.device.uuid, gpu.device.label, int(code), int(new), float(moment)))
         for xid in found:
-            self.add(xid)
+            self._count(xid)
         return found
 
-    def add(self, xid: Xid) -> None:
-        """Count errors that were told."""
+    def add(self, xid: Xid, *, shift_seconds: float = 0.0) -> None:
+        """Count errors that were told; those that were told before, perhaps in other words, are not counted again.
+
+        Args:
+            xid: The errors.
+            shift_seconds: What makes a time of the node one of ours.
+        """
+        if xid.time > self._newest.get((xid.uuid, xid.code), -math.inf):
+            self._count(xid, shift_seconds)
+
+    def _count(self, xid: Xid, shift_seconds: float = 0.0) -> None:
         codes = self._counted.get(xid.uuid)
         if codes is None:
             if len(self._counted) >= _MOST_GPUS:
@@ -72,7 +84,8 @@ class XidLedger:
         if known is None and len(codes) >= _MOST_CODES:
             return
         errors, moment = known or Counted(0, 0.0)
-        codes[xid.code] = Counted(errors + xid.errors, max(moment, xid.time))
+        codes[xid.code] = Counted(errors + xid.errors, max(moment, xid.time + shift_seconds))
+        self._newest[xid.uuid, xid.code] = xid.time
 
     def of(self, uuid: str) -> Mapping[int, Counted]:
         """The codes of one GPU."""

@@ -7,7 +7,15 @@ from typing import NamedTuple
 
 from gpulse.sources.procfs import Roots, due, list_names, parse_mounts, parse_vmstat, read_bytes, try_read
 from gpulse.sources.procpid import parse_pid_stat, parse_pid_status
-from gpulse.sources.slurm import Told, is_sluid, job_of_folder, job_of_title, parse_environ, user_of_folder
+from gpulse.sources.slurm import (
+    Told,
+    is_slice_of_root,
+    is_sluid,
+    job_of_folder,
+    job_of_title,
+    parse_environ,
+    user_of_folder,
+)
 
 _MOUNT_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
@@ -15,8 +23,9 @@ _YOUNG_SECONDS = 5.0
 _SETTLED_SECONDS = 10.0
 _MOST_JOBS = 1024
 _MOST_STEPS = 32
-_MOST_PROCESSES = 4
+_MOST_PROCESSES = 8
 """Of a step, asked for their environments."""
+_DEEPEST_SLICE = 3
 _MOST_ENVIRON = 1 << 18
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpu", "cpuacct", "pids")
 """Of version 1, in the order in which Slurm is likely to have a job's directory there."""
@@ -35,6 +44,8 @@ class Group(NamedTuple):
     """What the environments of its processes say, one a step."""
     is_hidden: bool
     """True when no environment of it could be read for want of permission."""
+    is_silent: bool
+    """True when it has run nothing for a while that would know anything of it."""
     devices: bytes | None
     """Its `devices.list`, in version 1."""
 
@@ -65,6 +76,8 @@ class JobGroups:
         self._found: tuple[Group, ...] = ()
         self.numbers: Mapping[str, str] = {}
         """The jobs by number of those whose control groups go by SLUIDs."""
+        self.is_used = False
+        """True once it is known that Slurm gives its jobs control groups on this machine."""
 
     def read(self, now: float) -> tuple[Group, ...]:
         """The jobs that have a process on this machine; `now` is in epoch seconds."""
@@ -81,14 +94,11 @@ class JobGroups:
         self._mounts = _mounts(self._roots)
         tops: list[str] = []
         if (unified := self._mounts.get("")) is not None:
-            slices = [name for name in list_names(unified) if name.endswith(".slice")]
-            for folder in (unified, *(f"{unified}/{name}" for name in slices)):
-                tops += [
-                    f"{folder}/{name}" for name in list_names(folder) if name.endswith("slurmstepd.scope")
-                ]
+            tops += _scopes(unified)
         for hierarchy in _HIERARCHIES:
             if (mount := self._mounts.get(hierarchy)) is not None:
                 tops += [f"{mount}/{name}" for name in list_names(mount) if name.startswith("slurm")]
+                self.is_used = self.is_used or bool(tops)
         self._tops = tops
         if not tops:
             self._known, self._found, self.numbers = {}, (), {}
@@ -99,6 +109,7 @@ class JobGroups:
         for folder, job, uid in self._folders():
             if job in seen or len(known) >= _MOST_JOBS:
                 continue  # the same job in another hierarchy, or more than anybody runs
+            self.is_used = True
             known[folder] = self._known.get(folder) or _Known(job, uid, now)
             self._refresh(folder, known[folder], now)
             if known[folder].is_alive:
@@ -106,7 +117,14 @@ class JobGroups:
         self._known = known
         living = [(folder, job) for folder, job in known.items() if job.is_alive]
         self._found = tuple(
-            Group(job.job, job.uid, tuple(job.told.values()), job.is_hidden, self._devices(folder))
+            Group(
+                job.job,
+                job.uid,
+                tuple(job.told.values()),
+                job.is_hidden,
+                not job.told and not job.is_hidden and now - job.first_seen >= _YOUNG_SECONDS,
+                self._devices(folder),
+            )
             for folder, job in living
         )
         names = {folder: job_of_folder(folder.rpartition("/")[2]) for folder, _ in living}
@@ -150,13 +168,12 @@ class JobGroups:
         job.is_hidden = not job.told and is_refused
 
     def _ask(self, pids: list[int], job: str) -> tuple[Told | None, bool]:
-        """What the first process says that knows the job, and whether one refused to be asked."""
+        """What the oldest process says that knows the job, and whether one refused to be asked.
+
+        The oldest has the environment that Slurm gave it, as long as it did not make one of its own.
+        """
         refused = False
-        for pid in pids:
-            folder = f"{self._roots.proc}/{pid}"
-            stat = parse_pid_stat(try_read(f"{folder}/stat") or b"")
-            if stat is None or stat.state in "DZXx":
-                continue  # the read could hang, or there is nothing to read
+        for folder in self._by_age(pids):
             try:
                 told = parse_environ(read_bytes(f"{folder}/environ", _MOST_ENVIRON))
             except PermissionError:
@@ -167,6 +184,18 @@ class JobGroups:
             if told is not None and (told.job == job or is_sluid(job)):
                 return told, refused
         return None, refused
+
+    def _by_age(self, pids: list[int]) -> list[str]:
+        """The directories of processes, the oldest first."""
+        found: list[tuple[int, int, str]] = []
+        for pid in pids:
+            folder = f"{self._roots.proc}/{pid}"
+            stat = parse_pid_stat(try_read(f"{folder}/stat") or b"")
+            if (
+                stat is not None and stat.state not in "DZXx"
+            ):  # the read could hang, or there is nothing to read
+                found.append((stat.start_ticks, pid, folder))
+        return [folder for *_, folder in sorted(found)]
 
     def _number(self, folder: str) -> str | None:
         """The job by its number, from the step's daemon."""
@@ -191,6 +220,21 @@ class JobGroups:
             if folder.startswith(f"{hierarchy}/"):
                 return try_read(f"{mount}{folder.removeprefix(hierarchy)}/devices.list")
         return None
+
+
+def _scopes(folder: str, depth: int = 0) -> list[str]:
+    """The scopes of Slurm's daemons in version 2: at the top, or in a slice that is no user's."""
+    found: list[str] = []
+    for name in list_names(folder):
+        if name.endswith("slurmstepd.scope"):
+            found.append(f"{folder}/{name}")
+        elif depth < _DEEPEST_SLICE and is_slice_of_root(name) and not name.startswith(_CROWDED):
+            found += _scopes(f"{folder}/{name}", depth + 1)
+    return found
+
+
+_CROWDED = "kubepods"
+"""The slices of pods, of which there may be hundreds, and none of them Slurm's."""
 
 
 def _mounts(roots: Roots) -> dict[str, str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING
 
 from gpulse.model.device import Device
 from gpulse.model.health import Health
 from gpulse.model.job import Job
 from gpulse.sources.job_groups import Group, JobGroups
-from gpulse.sources.owners import user_name
+from gpulse.sources.owners import Register, user_name
 from gpulse.sources.procfs import Roots, due
 from gpulse.sources.slurm import Told, allocated, allowed
 
@@ -37,13 +37,21 @@ class JobReader:
         self._mapped_at: float | None = None
         self._mapped: dict[str, Mapped] = {}
         self._map_health: list[Health] = []
+        self._register = Register()
+        self._registered_of: tuple[object, ...] = ()
         self._made_of: tuple[object, ...] = ()
         self._made: tuple[tuple[Job, ...], list[Health]] = ((), [])
 
-    def numbers(self, now: float) -> Mapping[str, str]:
-        """The jobs by number of those that control groups know by another name."""
-        self._groups.read(now)
-        return self._groups.numbers
+    def register(self, now: float) -> Register:
+        """What is known of jobs without any word of a process, the same one as long as nothing is new."""
+        groups = self._groups.read(now)
+        made_of = (groups, self._groups.numbers, self._groups.is_used, self._mapped)
+        if made_of != self._registered_of:
+            self._registered_of = made_of
+            mapped = {number: job.uid for number, job in self._mapped.items() if job.uid is not None}
+            users = {group.job: group.uid for group in groups if group.uid is not None}
+            self._register = Register(self._groups.numbers, mapped | users, self._groups.is_used)
+        return self._register
 
     def read(
         self, now: float, devices: Sequence[Device], spoken: Spoken = ()
@@ -77,8 +85,12 @@ class JobReader:
         for number, mapped in self._mapped.items():
             job = jobs.get(number) or Job(number)
             jobs[number] = _with_map(job, mapped)
-        hidden = [group.job for group in groups if group.is_hidden and jobs[group.job].source is None]
-        health = [*self._map_health, *([_hidden(hidden, now)] if hidden else [])]
+        taken = {gpu for job in jobs.values() if job.source in _SURE for gpu in job.gpus}
+        jobs = {number: _without(job, taken) for number, job in jobs.items()}
+        # Where prologs write down who has a GPU, a job that is not there has none.
+        is_told = bool(self._maps) and not self._map_health
+        silent = [] if is_told or not devices else [job for job in groups if jobs[job.job].source is None]
+        health = [*self._map_health, *_untold(silent, now)]
         return tuple(jobs[number] for number in sorted(jobs)[:_MOST_JOBS]), health
 
     def _read_maps(self, now: float, devices: Sequence[Device]) -> None:
@@ -138,12 +150,36 @@ def _with_map(job: Job, mapped: Mapped) -> Job:
     return job if job.source == "devices" else job._replace(gpus=mapped.gpus, source="map")
 
 
-def _hidden(jobs: Sequence[str], now: float) -> Health:
+_SURE = frozenset({"devices", "map"})
+"""Where GPUs are known from that nobody but root can claim."""
+
+
+def _without(job: Job, taken: Set[str]) -> Job:
+    """A job without the GPUs that it claims and that others were given for sure."""
+    if job.source in _SURE or taken.isdisjoint(job.gpus):
+        return job
+    gpus = tuple(gpu for gpu in job.gpus if gpu not in taken)
+    return job._replace(gpus=gpus, source=job.source if gpus else None)
+
+
+def _untold(groups: Sequence[Group], now: float) -> Iterator[Health]:
+    """That nobody tells which GPUs jobs were given, and why."""
+    if hidden := [group.job for group in groups if group.is_hidden]:
+        why = "processes of other users do not show their environment"
+        yield _not_known(hidden, why, f"run gpulse as root, or {_WITH_A_MAP}", now)
+    if silent := [group.job for group in groups if group.is_silent]:
+        yield _not_known(silent, "nothing runs in it that knows", _WITH_A_MAP, now)
+
+
+_WITH_A_MAP = "let Slurm's prolog write it down and name the directory with --job-map"
+
+
+def _not_known(jobs: Sequence[str], why: str, hint: str, now: float) -> Health:
     shown = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
     return Health(
         source="jobs",
         code="not_visible",
-        detail=f"which GPUs {shown} was given: processes of other users do not show their environment",
+        detail=f"which GPUs {shown} was given: {why}",
         since=now,
-        hint="run gpulse as root, or let Slurm's prolog write it down and name the directory with --job-map",
+        hint=hint,
     )

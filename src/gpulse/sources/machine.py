@@ -101,9 +101,8 @@ class LocalMachine:
         )
         harvests = self._harvest.read(now)
         pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
-        processes, cgroups, process_health = self._processes.read(
-            now, pids, harvests, self._jobs.numbers(now)
-        )
+        register = self._jobs.register(now)
+        processes, cgroups, process_health = self._processes.read(now, pids, harvests, register)
         jobs, job_health = self._jobs.read(now, [gpu.device for gpu in gpus], self._processes.spoken())
         self._sampled = True
         health: list[Health] = [

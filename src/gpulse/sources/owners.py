@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import inf
 from time import monotonic
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpulse.model.harvest import job_of
 from gpulse.model.process import Owner
@@ -25,12 +27,27 @@ _nameless: dict[int, float] = {}
 """When a user was last found to have no name: the directory that knows it may have been away."""
 
 
+class Register(NamedTuple):
+    """What is known of a scheduler's jobs here from what only root can write: whether a process that names one may be believed."""
+
+    numbers: Mapping[str, str] = MappingProxyType({})
+    """The jobs by number of those that control groups know by another name."""
+    users: Mapping[str, int] = MappingProxyType({})
+    """Whose each job is, as far as that is known."""
+    has_groups: bool = False
+    """True where the scheduler gives its jobs control groups: a process outside of them is in none, whatever it says."""
+
+    def believes(self, job: str, uid: int | None) -> bool:
+        """Whether a user's process, in no job's control group, may be in this job: it is his, or nothing speaks against it."""
+        return self.users[job] == uid if job in self.users else not self.has_groups
+
+
 def find_owner(
     uid: int | None,
     cgroups: Iterable[str],
     environ: bytes | None = None,
     program: str | None = None,
-    numbers: Mapping[str, str] | None = None,
+    register: Register = Register(),  # noqa: B008  frozen
 ) -> Owner:
     """The owner, from the process's user, the paths of its control groups and its environment.
 
@@ -39,27 +56,31 @@ def find_owner(
         cgroups: The paths of its control groups.
         environ: Its environment, in which it may write what it likes and inherits what others wrote.
         program: The program of a harvest that it is proven to belong to.
-        numbers: The jobs by number of those that control groups know by another name.
+        register: What is known of the scheduler's jobs.
     """
     paths = list(dict.fromkeys(cgroups))
     return Owner(
         user=user_name(uid),
         uid=uid,
-        job=_job(paths, environ, program, numbers or {}),
+        job=_job(uid, paths, environ, program, register),
         container=container(paths),
         pod=pod(paths),
     )
 
 
 def _job(
-    paths: Iterable[str], environ: bytes | None, program: str | None, numbers: Mapping[str, str]
+    uid: int | None, paths: Iterable[str], environ: bytes | None, program: str | None, register: Register
 ) -> str | None:
     job = slurm_job(paths)
-    if job is None:
-        return slurm_job_of_environ(environ) if program is None else job_of(program)
-    if not is_sluid(job):
+    if job is None and program is not None:
+        return job_of(program)
+    if job is not None and (not is_sluid(job) or job in register.numbers):
+        return register.numbers.get(job, job)
+    told = slurm_job_of_environ(environ)
+    if told is None:
         return job
-    return numbers.get(job) or slurm_job_of_environ(environ) or job
+    is_his = register.believes(told, uid) if job is None else register.users.get(told, uid) == uid
+    return told if is_his else job
 
 
 def container(paths: Iterable[str]) -> str | None:

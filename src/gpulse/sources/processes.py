@@ -13,7 +13,7 @@ from gpulse.sources.cgroups import CgroupReader, Paths, main_path
 from gpulse.sources.family import Family
 from gpulse.sources.harvest import Harvests, program_of
 from gpulse.sources.namespaces import Numbering
-from gpulse.sources.owners import find_owner
+from gpulse.sources.owners import Register, find_owner
 from gpulse.sources.procfs import (
     Roots,
     due,
@@ -117,7 +117,7 @@ class ProcessReader:
         self._known: dict[int, _Known] = {}
         self._gone: set[int] = set()
         self._harvests = Harvests()
-        self._numbers: Mapping[str, str] = {}
+        self._register = Register()
         self._ticks_per_second = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._machine_at: float | None = None
@@ -133,7 +133,7 @@ class ProcessReader:
         now: float,
         pids: Collection[int],
         harvests: Harvests | None = None,
-        numbers: Mapping[str, str] | None = None,
+        register: Register = Register(),  # noqa: B008  frozen
     ) -> tuple[tuple[ProcessReading, ...], tuple[CgroupReading, ...], list[Health]]:
         """The processes with these pids, then their descendants.
 
@@ -141,9 +141,9 @@ class ProcessReader:
             now: Epoch seconds.
             pids: Those on GPUs.
             harvests: What harvests say of their processes.
-            numbers: The jobs by number of those that control groups know by another name.
+            register: What is known of the scheduler's jobs.
         """
-        self._hear(harvests or Harvests(), numbers or {})
+        self._hear(harvests or Harvests(), register)
         if due(now, self._machine_at, _REFRESH_SECONDS):
             self._look_at_machine(now)
         readings: list[ProcessReading] = []
@@ -184,12 +184,16 @@ class ProcessReader:
             if known.told is not None and known.told.job == known.identity.owner.job
         ]
 
-    def _hear(self, harvests: Harvests, numbers: Mapping[str, str]) -> None:
-        """Take in what harvests and control groups say; whose process is whose is looked up again when that is new."""
-        if harvests.programs.keys() - self._harvests.programs.keys() or numbers.keys() - self._numbers.keys():
-            for known in self._known.values():
+    def _hear(self, harvests: Harvests, register: Register) -> None:
+        """Take in what harvests and the scheduler say; whose process is whose is looked up again when that is new."""
+        before, self._register = self._register, register
+        told, self._harvests = self._harvests, harvests
+        is_new = harvests.programs.keys() - told.programs.keys() or register.numbers.keys() - before.numbers
+        if not is_new and register is before:
+            return
+        for known in self._known.values():
+            if is_new or _is_judged_anew(known, before, register):
                 known.period = 0.0
-        self._harvests, self._numbers = harvests, numbers
 
     def _look_at_machine(self, now: float) -> None:
         proc = self._roots.proc
@@ -281,7 +285,7 @@ class ProcessReader:
     def _owner(self, pid: int, uid: int | None, groups: Paths, environ: bytes) -> Owner:
         told = self._harvests
         program = program_of(pid, uid, told, self._roots) if told.programs else None
-        return find_owner(uid, groups.values(), environ, program, self._numbers)
+        return find_owner(uid, groups.values(), environ, program, self._register)
 
     def _start_time(self, stat: PidStat) -> float | None:
         return (
@@ -321,6 +325,14 @@ def _gpu_files(roots: Roots, folder: str) -> Iterator[str]:
         target = read_link(f"{folder}/fd/{descriptor}")
         if target is not None and target.startswith(prefix):
             yield target.removeprefix(prefix)
+
+
+def _is_judged_anew(known: _Known, before: Register, register: Register) -> bool:
+    """Whether what a process says of its job is believed now and was not, or the other way round."""
+    if known.told is None:
+        return False
+    job, uid = known.told.job, known.identity.owner.uid
+    return before.believes(job, uid) != register.believes(job, uid)
 
 
 def _stat(path: str) -> PidStat | None:

@@ -41,25 +41,34 @@ class Told(NamedTuple):
 def slurm_job(paths: Iterable[str]) -> str | None:
     """The Slurm job whose control group this is, such as `slurm:4711`, or `slurm:s5K1KKYAYG5D00` by its SLUID."""
     for path in paths:
-        parts = path.split("/")
+        parts = [part for part in path.split("/") if part not in ("", "..")]
         for place, part in enumerate(parts):
-            if (job := job_of_folder(part)) is not None and _is_place_of_a_job(parts, place):
-                return job
+            if (job := job_of_folder(part)) is not None:
+                if _is_slurms(parts[:place], parts[place + 1 : place + 2]):
+                    return job
+                break  # whoever could make this could make anything below it
     return None
 
 
-def _is_place_of_a_job(parts: Sequence[str], place: int) -> bool:
-    """Whether this is where Slurm has its jobs: in its own directory, or above a step.
+def _is_slurms(above: Sequence[str], below: Sequence[str]) -> bool:
+    """Whether a job's directory between these is where Slurm has its own, and where only root can make one.
 
-    Inside a cgroup namespace the path begins below Slurm's own directory.
+    Every user with a systemd of his own may make directories of any name in his part of the tree.
     """
-    above = parts[place - 1] if place else ""
-    if above.endswith(_SCOPE):
-        return True
-    if place > 1 and user_of_folder(above) is not None and parts[place - 2].startswith("slurm"):
-        return True
-    step = parts[place + 1] if place + 1 < len(parts) else ""
-    return step.startswith("step_") and (step[5:] in _STEPS or _is_number(step[5:]))
+    if not above or (len(above) == 1 and user_of_folder(above[0]) is not None):
+        return any(map(_is_step, below))  # a cgroup namespace: the path begins below Slurm's own directory
+    if above[-1].endswith(_SCOPE):
+        return all(map(is_slice_of_root, above[:-1]))
+    return len(above) == 2 and above[0].startswith("slurm") and user_of_folder(above[1]) is not None
+
+
+def is_slice_of_root(name: str) -> bool:
+    """True for a directory of control groups in which systemd has no user's."""
+    return name.endswith(".slice") and name != "user.slice"
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith("step_") and (name[5:] in _STEPS or _is_number(name[5:]))
 
 
 def is_sluid(job: str) -> bool:
@@ -146,14 +155,15 @@ def _word(words: Mapping[bytes, bytes], name: bytes, most: int = _MOST_TEXT) -> 
 def allocated(told: Iterable[Told], devices: Sequence[Device]) -> tuple[str, ...]:
     """The UUIDs of the GPUs that environments of one job name together, none when they do not say.
 
-    Slurm's own numbers are those of the device files. Numbers in CUDA_VISIBLE_DEVICES begin anew in each job where Slurm
-    hides the other GPUs, and are not believed; UUIDs are.
+    Slurm's own numbers are those of the device files, but for MIG instances, which have none of their own. Numbers in
+    CUDA_VISIBLE_DEVICES begin anew in each job where Slurm hides the other GPUs, and are not believed; UUIDs are.
     """
     words = list(told)
     by_job = dict.fromkeys(uuid for one in words for uuid in named(one.gpus, devices))
     by_step = dict.fromkeys(uuid for one in words for uuid in named(one.step_gpus, devices))
     by_uuid = dict.fromkeys(uuid for one in words for uuid in named(one.visible, devices, numbers=False))
-    return tuple(by_job or by_step or by_uuid)
+    parts = {device.uuid for device in devices if device.parent_uuid is not None}
+    return tuple(by_uuid if parts.intersection(by_uuid) else by_job or by_step or by_uuid)
 
 
 def named(words: str | None, devices: Sequence[Device], *, numbers: bool = True) -> list[str]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Statistic = Literal["mean", "min", "max", "last"]
+HEARSAY = "hearsay"
+"""Who told of a node or GPU that is only known from labels in an engine, or was mentioned: whoever heard it speak knows more."""
 
 
 class StoredNode(NamedTuple):
@@ -28,6 +30,8 @@ class StoredNode(NamedTuple):
     facts: Mapping[str, Any]
     """The fields of `model.device.Node`, its name aside."""
     labels: Mapping[str, str]
+    via: str | None = None
+    """Which head told of it as it is here, or `HEARSAY`; None when it spoke to this one itself."""
 
 
 class StoredGpu(NamedTuple):
@@ -43,6 +47,10 @@ class StoredGpu(NamedTuple):
     """The model, such as `NVIDIA H200`."""
     device: Mapping[str, Any]
     """All fields of `model.device.Device`, as the layout had them last."""
+    told: float = 0.0
+    """When its node said so."""
+    via: str | None = None
+    """Which head told of that, or `HEARSAY`; None when its node told this one itself."""
 
     @property
     def key(self) -> str:

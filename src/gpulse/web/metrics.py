@@ -20,6 +20,8 @@ from gpulse.web.answer import json_response, refused, without_holding
 
 Answer = Callable[[Request], Awaitable[Response]]
 _USUAL_INTERVAL_MS = 1000
+_FORGET_SECONDS = 86_400.0
+"""A node that was silent for so long is not missed any more."""
 _HOLD_SECONDS = 0.005
 """How long a scrape may keep agents waiting at a time."""
 _GZIP = 31
@@ -52,7 +54,7 @@ def _metrics(head: HeadInterface, clock: Callable[[], float], *, dcgm_names: boo
         headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
         if request.method == "HEAD":
             return Response(headers=headers)
-        nodes = await _nodes(head)
+        nodes = await _nodes(head, clock())
         status = head.status()
         pieces = exposition(
             nodes,
@@ -75,17 +77,24 @@ def _own(status: dict[str, object], started: float) -> Iterable[Family]:
     yield from own.of_head(status)
 
 
-async def _nodes(head: HeadInterface) -> list[Exposed]:
+async def _nodes(head: HeadInterface, now: float) -> list[Exposed]:
     """What is to be shown, with a turn for everybody else now and then: taking frames apart takes its time."""
     found: list[Exposed] = []
     started = time.perf_counter()
     for node in head.one_by_one():
-        if not node.elsewhere:  # the head that has it serves it: a scrape of all heads has each node once
+        if _is_served(node, now):
             found.append(_exposed(node))
         if time.perf_counter() - started > _HOLD_SECONDS:
             await asyncio.sleep(0)
             started = time.perf_counter()
     return found
+
+
+def _is_served(node: LiveNode, now: float) -> bool:
+    """Whether a node is one of those that belong on the page: names that come and go must not make it grow."""
+    if node.elsewhere:  # the head that has it serves it: a scrape of all heads has each node once
+        return False
+    return node.connected or not (node.left or now - node.seen > _FORGET_SECONDS)
 
 
 def _exposed(node: LiveNode) -> Exposed:
@@ -97,6 +106,7 @@ def _exposed(node: LiveNode) -> Exposed:
         host=node.host,
         machine=node.machine,
         version=node.version,
+        interval_seconds=node.interval_seconds,
     )
 
 

@@ -71,7 +71,7 @@ async def run_agent(
     ready: Callable[[str], None] = lambda _: None,
     bandwidth: Callable[[bool], None] = lambda _: None,
     answered: Callable[[], None] = lambda: None,
-    seen: Seen = lambda _frame, _findings: None,
+    seen: Seen = lambda _frame, _findings, _interval: None,
 ) -> None:
     """Be an agent until told to stop, or until a recording ends.
 
@@ -82,7 +82,7 @@ async def run_agent(
         ready: Told once it runs, in words.
         bandwidth: Told whether the head wants PCIe traffic, which takes its time on some GPUs.
         answered: Told whenever the head says welcome, or that it keeps what it got.
-        seen: Gets each frame and what is wrong as of it, in a thread.
+        seen: Gets each frame, in a thread.
 
     Raises:
         GpulseError: Another agent has the state directory, the head refuses this one, or nothing can be sampled.
@@ -123,7 +123,7 @@ class _Agent:
         stop: asyncio.Event,
         bandwidth: Callable[[bool], None],
         answered: Callable[[], None] = lambda: None,
-        seen: Seen = lambda _frame, _findings: None,
+        seen: Seen = lambda _frame, _findings, _interval: None,
     ) -> None:
         self._config = config
         self._bandwidth = bandwidth
@@ -265,4 +265,5 @@ class _Agent:
             labels=dict(self._config.labels),
             time_us=time.time_ns() // 1000,
             monotonic_us=time.monotonic_ns() // 1000,
+            interval_ms=round((self._config.interval_seconds or 0.0) * 1000),
         )

@@ -29,7 +29,7 @@ async def run_alone(
     Args:
         source: Where frames come from; closed in the end.
         interval_seconds: Time from one frame to the next.
-        seen: Gets each frame and what is wrong as of it, in a thread.
+        seen: Gets each frame, in a thread.
         stop: Set to end it.
         diagnosis: Judge what is seen.
         ready: Called once it runs.

@@ -32,12 +32,8 @@ class _Newest(NamedTuple):
     frame: Frame | None = None
     before: Frame | None = None
     findings: tuple[Finding, ...] = ()
-
-    @property
-    def interval_seconds(self) -> float:
-        if self.frame is None or self.before is None:
-            return 0.0
-        return max(0.0, self.frame.monotonic - self.before.monotonic)
+    interval_seconds: float = 0.0
+    """After which the next frame is to come."""
 
     def rated(self) -> Frame | None:
         """The newest frame with the rates since the one before it."""
@@ -68,7 +64,12 @@ class Board:
     """The newest frame of this machine. Written by the sampling thread, read by whoever serves it."""
 
     def __init__(
-        self, me: Identity, *, dcgm_names: bool = False, clock: Callable[[], float] = time.time
+        self,
+        me: Identity,
+        *,
+        dcgm_names: bool = False,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin with nothing to show.
 
@@ -76,27 +77,35 @@ class Board:
             me: Whose frames they are.
             dcgm_names: Readings under DCGM's names, not under ours.
             clock: Epoch seconds.
+            monotonic: The clock that nobody sets, as in frames.
         """
         self._dcgm_names = dcgm_names
         self._clock = clock
+        self._monotonic = monotonic
         self._started = clock()
         self._xids = XidLedger()
         self._frames = 0
         self._me = Exposed(me.host, None, (), self._xids, me.host, me.machine, __version__)
         self._newest = _Newest()
 
-    def show(self, frame: Frame, findings: Sequence[Finding]) -> None:
-        """Put up the next frame; called by the sampling thread."""
+    def show(self, frame: Frame, findings: Sequence[Finding], interval_seconds: float) -> None:
+        """Put up the next frame; called by the sampling thread.
+
+        Args:
+            frame: The frame.
+            findings: What is wrong as of it.
+            interval_seconds: After which the next one is to come.
+        """
         self._xids.follow(frame)
         self._frames += 1
-        self._newest = _Newest(frame, self._newest.frame, tuple(findings))
+        self._newest = _Newest(frame, self._newest.frame, tuple(findings), interval_seconds)
 
     def pieces(self) -> Iterator[str]:
         """The page."""
         newest = self._newest
         return exposition(
             [self._me._replace(frame=newest.rated(), findings=newest.findings)],
-            now=self._clock(),
+            now=self._now(newest.frame),
             interval_seconds=newest.interval_seconds,
             version=__version__,
             dcgm_names=self._dcgm_names,
@@ -108,10 +117,14 @@ class Board:
         newest = self._newest
         if newest.frame is None:
             return "no frame was taken yet"
-        age = self._clock() - newest.frame.time
+        age = self._now(newest.frame) - newest.frame.time
         if age > stale_after(newest.interval_seconds):
             return f"the newest frame is {age:.0f} s old"
         return None
+
+    def _now(self, newest: Frame | None) -> float:
+        """The time on the clock as it was when a frame was taken, however often it was set since."""
+        return self._clock() if newest is None else newest.time + self._monotonic() - newest.monotonic
 
     def _own(self) -> Iterator[Family]:
         yield from own.of_process(self._started)

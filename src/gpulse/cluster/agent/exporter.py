@@ -120,13 +120,12 @@ class Exporter:
             except asyncio.IncompleteReadError:
                 return
             except asyncio.LimitOverrunError:
-                raw = b""
-        asked = _read(raw)
-        if asked is None:
-            answer = _refused(HTTPStatus.BAD_REQUEST, "that is no HTTP request", "GET /metrics")
-        else:
-            answer = self._answer(asked, writer.get_extra_info("peername"))
-        body = b"" if asked is not None and asked.method == "HEAD" else answer.body
+                raw = None
+        asked = _TOO_LONG if raw is None else _read(raw)
+        answer = (
+            asked if isinstance(asked, _Answer) else self._answer(asked, writer.get_extra_info("peername"))
+        )
+        body = b"" if isinstance(asked, _Asked) and asked.method == "HEAD" else answer.body
         writer.write(_spelled(answer) + body)
         async with asyncio.timeout(_ANSWER_SECONDS):
             await writer.drain()
@@ -169,16 +168,16 @@ def _healthy(_asked: _Asked) -> _Answer:
     return _document(HTTPStatus.OK, {"status": "ok", "version": __version__})
 
 
-def _read(raw: bytes) -> _Asked | None:
-    """The request in some bytes, None when they are none."""
+def _read(raw: bytes) -> _Asked | _Answer:
+    """The request in some bytes, or what is said to them when they are none."""
     line, _, rest = raw.partition(b"\r\n")
     words = line.decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-        return None
+        return _refused(HTTPStatus.BAD_REQUEST, "that is no HTTP request", "GET /metrics")
     try:
         headers = parse_headers(io.BytesIO(rest))
-    except HTTPException:
-        return None
+    except HTTPException:  # so it says of too many, and of lines that are too long
+        return _TOO_LONG
     return _Asked(words[0], words[1].partition("?")[0], headers)
 
 
@@ -217,3 +216,8 @@ def _document(status: HTTPStatus, document: object, headers: dict[str, str] | No
 
 def _refused(status: HTTPStatus, message: str, hint: str, headers: dict[str, str] | None = None) -> _Answer:
     return _document(status, refusal(message, hint), headers)
+
+
+_TOO_LONG = _refused(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "its headers are too long, or too many", "leave some out"
+)

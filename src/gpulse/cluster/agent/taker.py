@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Taken = Callable[[Frame, PackedFrame, Sequence[bytes]], None]
-Seen = Callable[[Frame, Sequence[Finding]], None]
+Seen = Callable[[Frame, Sequence[Finding], float], None]
+"""Gets a frame, what is wrong as of it, and the seconds after which the next one is to come."""
 
 _JUDGE_SECONDS = 10.0
 """Half as often as for somebody who watches: an agent runs for months."""
@@ -41,7 +42,7 @@ class Taker:
         taken: Taken,
         ended: Callable[[], None],
         diagnosis: bool = True,
-        seen: Seen = lambda _frame, _findings: None,
+        seen: Seen = lambda _frame, _findings, _interval: None,
     ) -> None:
         """Prepare to sample.
 
@@ -52,7 +53,7 @@ class Taker:
             taken: Gets each frame, as it is and packed, with the layouts not used before; called in the thread.
             ended: Called in the thread when there are no more frames.
             diagnosis: Judge what is seen.
-            seen: Gets each frame and what is wrong as of it; called in the thread.
+            seen: Gets each frame; called in the thread.
         """
         self._source = source
         self._interval = interval_seconds
@@ -132,7 +133,7 @@ class Taker:
     def _take(self, frame: Frame, more: Sequence[Event] = ()) -> None:
         try:
             findings = self._monitor(frame) if self._monitor is not None else ()
-            self._seen(frame, findings)
+            self._seen(frame, findings, self._interval)
             events = [*self._changes(frame, findings), *more]
             packed, texts = self._packer.pack(frame, events)
         except Exception:  # noqa: BLE001

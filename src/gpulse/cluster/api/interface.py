@@ -63,6 +63,10 @@ class LiveNode(NamedTuple):
     """The Xid errors of its GPUs by code, as far as this head was told."""
     elsewhere: bool = False
     """True when another head has it: what is known of it was read from the engine that both write to."""
+    interval_seconds: float | None = None
+    """From one frame to the next; None when it samples as often as the head says."""
+    left: bool = False
+    """True when its agent was ended in order."""
 
     @property
     def devices(self) -> Sequence[Device]:

@@ -153,11 +153,15 @@ class Elsewhere:
         )
 
     def _learn_devices(self, member: Member, devices: Sequence[Device]) -> None:
-        """Write GPUs down that this head did not know of."""
-        if not devices or _who(devices) == _who(member.known):
-            return
-        member.known = tuple(devices)
-        self._notes.learn_devices(member.stored.id, devices)
+        """Write GPUs down that this head did not know of: the engine knows less of them than their node."""
+        frame = member.frame(self._fleet.layouts)
+        before = {_who(device): device for device in member.known}
+        known = before | {_who(gpu.device): gpu.device for gpu in (frame.gpus if frame is not None else ())}
+        new = [device for device in devices if _who(device) not in known]
+        if new:
+            self._notes.learn_devices(member.stored.id, new)
+        if devices:
+            member.known = tuple(known.get(_who(device), device) for device in devices)
 
     def _failed(self, error: GpulseError) -> None:
         if self.trouble is None:
@@ -166,8 +170,8 @@ class Elsewhere:
         self.trouble = Trouble(since, error.message, error.hint)
 
 
-def _who(devices: Sequence[Device]) -> set[tuple[str, str]]:
-    return {(device.label, device.uuid) for device in devices}
+def _who(device: Device) -> tuple[str, str]:
+    return device.label, device.uuid
 
 
 def _is_word(label: str, text: str) -> bool:

@@ -7,15 +7,18 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from gpulse.errors import GpulseError
 from gpulse.store.archive import Archive
 from gpulse.store.book.foreign import NOTHING, Reached
+from gpulse.store.disk import disk_error
 from gpulse.store.shared.copying import drop_tables
 from gpulse.store.shared.folder import drop_files
 from gpulse.store.shared.life import Life, head_ids, read_life, server_time, write_life
 from gpulse.store.shared.outbox import Outbox
 from gpulse.store.shared.reading import Stretch, read_on
+from gpulse.store.trouble import Trouble
 
 ALIVE_SECONDS = 90.0
 """A head that said nothing for longer is taken to be gone. NFS may show a directory as it was a minute ago."""
@@ -57,6 +60,8 @@ class Exchange:
         self.outbox = Outbox(archive, directory, head_id, now=now)
         self.others: Mapping[str, Life] = {}
         """The other heads, as they said they are."""
+        self.trouble: Trouble | None = None
+        """Why one of them cannot be heard at the moment, though the directory can be read."""
         self._archive = archive
         self._directory = directory
         self._id = head_id
@@ -131,21 +136,44 @@ class Exchange:
         self.outbox.drop_before(before)
         for head, life in self.others.items():
             if life.alive < before:
-                drop_files(f"{self._directory}/{head}", before)
-                drop_tables(f"{self._directory}/{head}", before)
+                with suppress(OSError, GpulseError):  # it may be another user's; whoever can removes it
+                    drop_files(f"{self._directory}/{head}", before)
+                    drop_tables(f"{self._directory}/{head}", before)
 
     def hear(self) -> None:
-        """Hand over what is new of every other head.
+        """Hand over what is new of every other head; one that cannot be read does not keep others from being heard.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The directory cannot be read.
         """
         heads = [head for head in head_ids(self._directory) if head != self._id]
-        lives = {head: read_life(self._directory, head) for head in heads}
-        self.others = {head: life for head, life in lives.items() if life is not None}
+        failed: dict[str, OSError] = {}
+        lives: dict[str, Life] = {}
+        for head in heads:
+            try:
+                life = read_life(self._directory, head)
+            except OSError as error:
+                failed[head], life = error, self.others.get(head)
+            if life is not None:
+                lives[head] = life
+        self.others = lives
         self._looked = time.monotonic()
         for head in heads:
-            self._hear(head)
+            try:
+                self._hear(head)
+            except OSError as error:
+                failed.setdefault(head, error)
+        self._remember(failed)
+
+    def _remember(self, failed: Mapping[str, OSError]) -> None:
+        """Keep why heads could not be heard, for whoever asks."""
+        if not failed:
+            self.trouble = None
+            return
+        head, error = next(iter(failed.items()))
+        told = disk_error(f"read what another head tells in {self._directory}/{head}", error)
+        since = self._now() if self.trouble is None else self.trouble.since
+        self.trouble = Trouble(since, told.message, told.hint)
 
     def _hear(self, head: str) -> None:
         """Hand over what a head tells, once what it told before is taken in."""

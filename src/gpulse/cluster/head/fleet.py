@@ -24,7 +24,7 @@ from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
 
 _USUAL_INTERVAL_SECONDS = 1.0
 _QUICK_SCOPES = frozenset({"gpu", "host"})
-_JOB_EVENTS = frozenset({JOB, JOB_END, "agent_started"})
+_JOB_EVENTS = frozenset({JOB, JOB_END, "agent_started", "agent_stopping"})
 _MOST_JOBS = 4096
 """Of one node: nobody fills the head's memory."""
 _LONGEST_JOB_SECONDS = 7 * 86_400.0
@@ -91,9 +91,13 @@ class Member:
         """When something came from it last, on the head's clock."""
         self.state: NodeState = "healthy"
         self.connected = False
+        self.has_left = False
+        """Whether its agent was ended in order, and has not started since."""
         self.is_silent = False
         """Whether nothing has come from it here for too long, connected or not."""
         self.abroad = Abroad()
+        self.interval_seconds: float | None = None
+        """From one frame to the next; None when its agent does as the head says."""
         self.version = ""
         self.shift_us = 0
         self.processes: dict[int, ProcessIdentity] = {}
@@ -102,7 +106,7 @@ class Member:
         self.findings: Sequence[Mapping[str, Any]] = ()
         self.health: tuple[Health, ...] = ()
         self.known: tuple[Device, ...] = ()
-        """The GPUs it had before the head started."""
+        """The GPUs it had when something was heard of it last, before the head started or from others."""
         self._newest: tuple[PackedFrame, int] | None = None
         self._slow: PackedFrame | None = None
         self._decoded: Frame | None = None
@@ -177,6 +181,9 @@ class Member:
             case "agent_started":
                 self.processes.clear()
                 self.jobs.clear()
+                self.has_left = False
+            case "agent_stopping":
+                self.has_left = True
             case "job":
                 with suppress(ValueError):
                     job = job_from(document)
@@ -187,7 +194,7 @@ class Member:
             case "xid":
                 xid = xid_from(document)
                 if xid is not None:
-                    self.xids.add(xid._replace(time=xid.time + self.shift_us / 1e6))
+                    self.xids.add(xid, shift_seconds=self.shift_us / 1e6)
             case "findings":
                 found = document.get("findings")
                 self.findings = [f for f in found if isinstance(f, dict)] if isinstance(found, list) else ()
@@ -273,7 +280,7 @@ class Fleet:
 
     @staticmethod
     def _jobs(store: Past, now: float) -> dict[int, list[dict[str, Any]]]:
-        """By node what was told of jobs, oldest first."""
+        """By node what was told of jobs and of its agents' lives, oldest first."""
         told: dict[int, list[dict[str, Any]]] = {}
         for event in store.events(
             start=now - _LONGEST_JOB_SECONDS,
@@ -295,10 +302,11 @@ class Fleet:
         """The nodes whose state is another one by now, and the one it was before."""
         changed = []
         for member in self.members.values():
-            state = state_of(now - member.seen, interval_seconds)
+            interval = member.interval_seconds or interval_seconds
+            state = state_of(now - member.seen, interval)
             member.is_silent = state != "healthy"
             if member.is_elsewhere:  # the other head says what becomes of it
-                member.state = member.abroad.state(member.seen, now, interval_seconds)
+                member.state = member.abroad.state(member.seen, now, interval)
                 continue
             if state == member.state or (member.is_silent and is_undecided(self.asked, member.seen, now)):
                 continue
@@ -354,6 +362,8 @@ class Fleet:
             member.stored.machine,
             member.xids,
             is_elsewhere,
+            member.interval_seconds,
+            member.has_left,
         )
 
 

@@ -23,11 +23,13 @@ from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.connection import Allowed, Stream, shown_peer
 from gpulse.cluster.head.fleet import Fleet, Member, Run
 from gpulse.cluster.head.greeting import Refused, checked_hello
+from gpulse.cluster.head.membership import node_fact
+from gpulse.cluster.head.sessions import LONGEST_INTERVAL_MS
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
 from gpulse.model.codec import plain
 from gpulse.model.columns import BlockPacker, PackedFrame, layout_id
 from gpulse.model.device import Device
-from gpulse.store.base import StoredNode
+from gpulse.store.base import HEARSAY, StoredNode
 from gpulse.store.book.frames import FrameEvents
 from gpulse.store.entry import Entry
 from gpulse.store.journal import Batch
@@ -135,6 +137,7 @@ class Ingest:
         self._take_over(member, hello)
         member.seen, member.connected, member.version = now, True, hello.version
         member.is_silent = member.abroad.moved = False
+        member.interval_seconds = min(hello.interval_ms, LONGEST_INTERVAL_MS) / 1000 or None
         if hello.HasField("shift_us"):  # frames that another head has as well are to have the same times here
             member.shift_us = hello.shift_us
         for run in hello.runs:
@@ -152,9 +155,9 @@ class Ingest:
         register = self._fleet.register
         known = register.find(hello.host, hello.machine)
         node = known or register.new(hello.host, hello.machine, now)
-        node = node._replace(facts=dict(facts), labels=dict(hello.labels))
+        node = node._replace(facts=dict(facts), labels=dict(hello.labels), via=None)
         if node != known:
-            self.note("node", **_node_fact(node))
+            self.note("node", **node_fact(node))
         if known is None:
             register.put(node)
             self.event("node_joined", node.id, name=node.name)
@@ -169,7 +172,7 @@ class Ingest:
         return node
 
     def learn(self, host: str, machine: str, *, name: str, facts: Mapping[str, Any]) -> StoredNode:
-        """A node that another head has; it is written down when it was not known.
+        """A node that the engine tells of; it is written down when it was not known.
 
         Args:
             host: What it calls itself.
@@ -181,20 +184,20 @@ class Ingest:
         known = register.find(host, machine)
         if known is not None:
             return known
-        node = register.new(host, machine, self._now(), name=name)._replace(facts=dict(facts))
+        node = register.new(host, machine, self._now(), name=name)._replace(facts=dict(facts), via=HEARSAY)
         if node.name != name:
             log.warning(
                 "another head's %s is shown as %s: there is another machine of that name", name, node.name
             )
         register.put(node)
-        self.note("node", **_node_fact(node))
+        self.note("node", **node_fact(node))
         return node
 
     def learn_devices(self, node: int, devices: Sequence[Device]) -> None:
-        """Write down which GPUs a node of another head has."""
+        """Write down which GPUs a node has that the engine tells of, and nobody else did."""
         packer = BlockPacker("gpu", ())
         packer.pack([plain(device) for device in devices], [({}, {}) for _ in devices])
-        self._told_layout(node, packer.text)
+        self._told_layout(node, packer.text, via=HEARSAY)
 
     def _take_over(self, member: Member, hello: Hello) -> None:
         """Make place for a stream where there is one of the same machine, or refuse it."""
@@ -279,14 +282,14 @@ class Ingest:
     def _layout(self, stream: Stream, text: bytes) -> None:
         self._told_layout(stream.member.stored.id, text)
 
-    def _told_layout(self, node: int, text: bytes) -> None:
+    def _told_layout(self, node: int, text: bytes, via: str | None = None) -> None:
         name = layout_id(text)
         layout = self._fleet.layouts.get(name)
         if layout is None:
             layout = self._fleet.layouts[name] = checked_layout(text)
             self.note("layout", id=str(name), text=text.decode())
         if layout.scope == "gpu":
-            self.note("devices", node=node, layout=str(name), time=self._now())
+            self.note("devices", node=node, layout=str(name), time=self._now(), via=via)
 
     def _batch(self, stream: Stream, message: Any) -> None:
         run = self._fleet.runs.get(message.run)
@@ -401,9 +404,3 @@ class Ingest:
         """Tell every agent how to sample from now on."""
         for stream in self.streams.values():
             stream.tell(HeadMessage(settings=self._settings()))
-
-
-def _node_fact(node: StoredNode) -> dict[str, Any]:
-    fields = node._asdict()
-    fields["time"] = fields.pop("first_seen")
-    return fields

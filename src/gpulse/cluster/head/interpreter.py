@@ -7,12 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from gpulse.cluster.head.fleet import Fleet
+from gpulse.cluster.head.membership import node_fact
 from gpulse.cluster.head.upkeep import Notes
-from gpulse.store.base import StoredNode
-from gpulse.store.shared.facts import VIA, NodeName, Told
-
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)
-_LONGEST = (253, 200, 300)
+from gpulse.store.base import HEARSAY, StoredNode
+from gpulse.store.shared.checking import checked
+from gpulse.store.shared.facts import NodeName, Told
 
 
 class Interpreter:
@@ -26,8 +25,8 @@ class Interpreter:
     def translated(self, head: str, facts: Sequence[Told]) -> Iterator[dict[str, Any]]:
         """The facts with this head's numbers; nodes that are new here are noted on the way, what cannot be read is left out."""
         for fact in facts:
-            with suppress(*_UNREADABLE):
-                told = self._translated(head, fact)
+            with suppress(ValueError):
+                told = self._translated(head, checked(fact))
                 if told is not None:
                     yield told
 
@@ -36,33 +35,37 @@ class Interpreter:
         kind = told["fact"]
         if kind == "session":
             return told
-        node = None if told.get("node") is None else self._number(head, _checked(told["node"]), fact)
+        if told.get("node") is None:
+            return {**told, "detail": {**told["detail"], "head": head}}
+        node = self._number(head, told["node"], fact)
         if kind == "node":
             return None  # it is noted by now
-        if kind == "event" and node is None:
-            told["detail"] = {**told["detail"], "head": head}
         if kind == "devices":
-            told["first"] = self._now()
+            told["here"] = self._is_here(node)
         return {**told, "node": node}
 
     def _number(self, head: str, name: NodeName, fact: Told) -> int:
         register = self._fleet.register
         known = register.find(name.host, name.machine)
-        is_news = fact["fact"] == "node"
         node = known
         if node is None:
-            began = float(fact["time"]) if isinstance(fact.get("time"), int | float) else self._now()
+            began = float(fact["time"]) if "time" in fact else self._now()
             node = register.new(name.host, name.machine, began, name=name.name)
-        if is_news and (known is None or (fact["position"] and not self._is_here(known.id))):
-            node = node._replace(facts=dict(fact["facts"]), labels=dict(fact["labels"]))
+            node = node._replace(via=HEARSAY)
+        if fact["fact"] == "node" and self._is_news(known, fact):
+            node = node._replace(facts=dict(fact["facts"]), labels=dict(fact["labels"]), via=head)
         if node != known:
-            self._take(node, head)
+            self._take(node)
         return node.id
 
-    def _take(self, node: StoredNode, head: str) -> None:
-        fields = node._asdict()
-        fields["time"] = fields.pop("first_seen")
-        self._notes.note("node", **fields, **{VIA: head})
+    def _is_news(self, known: StoredNode | None, fact: Told) -> bool:
+        """Whether what another head says of a node counts: the one that the node speaks to knows best."""
+        if known is None or known.via == HEARSAY:
+            return True
+        return bool(fact["position"]) and not self._is_here(known.id)
+
+    def _take(self, node: StoredNode) -> None:
+        self._notes.note("node", **node_fact(node))
         self._fleet.register.put(node)
         member = self._fleet.members.get(node.id)
         if member is not None:
@@ -72,10 +75,3 @@ class Interpreter:
         """Whether a node speaks to this head itself, which then knows better."""
         member = self._fleet.members.get(node)
         return member is not None and member.connected
-
-
-def _checked(value: Any) -> NodeName:
-    for text, longest in zip(value, _LONGEST, strict=True):
-        if not isinstance(text, str) or not 0 < len(text) <= longest or not text.isprintable():
-            raise ValueError("it is not a node's name")
-    return NodeName(*value)

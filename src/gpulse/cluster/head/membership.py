@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from gpulse.cluster.api.interface import NodeState
 from gpulse.model.frame import Frame
@@ -98,3 +99,10 @@ class Register:
     def by_name(self, name: str) -> StoredNode | None:
         """The node of that name."""
         return next((node for node in self.by_id.values() if node.name == name), None)
+
+
+def node_fact(node: StoredNode) -> dict[str, Any]:
+    """The fields of the fact that a node is known."""
+    fields = node._asdict()
+    fields["time"] = fields.pop("first_seen")
+    return fields

@@ -23,6 +23,7 @@ from gpulse.cluster.head.upkeep import Notes
 from gpulse.model.session import Session
 from gpulse.store.archive import Archive
 from gpulse.store.book.foreign import Reached
+from gpulse.store.book.values import UNREADABLE
 from gpulse.store.entry import Entry
 from gpulse.store.shared.copying import Copier
 from gpulse.store.shared.reading import Stretch
@@ -124,8 +125,9 @@ class Sharing:
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why nothing is shared at the moment."""
-        return self.facts_courier.trouble or self.tables_courier.trouble
+        """Why not everything is shared at the moment."""
+        couriers = self.facts_courier.trouble or self.tables_courier.trouble
+        return couriers or self._exchange.trouble or self.tables.trouble
 
     def state(self) -> Document:
         """How it is, for people."""
@@ -178,14 +180,14 @@ class Sharing:
         for entry in entries:
             if entry.fact is not None and entry.fact["fact"] == "shared":
                 for fact in entry.fact["facts"]:
-                    self._took(fact)
+                    with suppress(*UNREADABLE):  # an older version may have written down what is none
+                        self._took(fact)
                 self._reached[entry.fact["head"]] = Reached(*entry.fact["to"])
         self.facts_courier.wake()
 
     def _took(self, fact: Document) -> None:
         if fact["fact"] == "session":
-            with suppress(ValueError):
-                self._heard_session(Session.from_dict(fact))
+            self._heard_session(Session.from_dict(fact))
         elif fact["fact"] == "frame":
             member = self._fleet.members.get(fact["node"])
             if member is not None and not member.connected:

@@ -16,6 +16,8 @@ from gpulse.model.metric import CATALOGUE, Metric, Value, Values
 _NODES_A_TURN = 25
 _MIG = " MIG "
 """Between the name of a GPU and the profile of an instance, in the name of the instance."""
+_OF_COMPUTE = "c."
+"""In the profile of an instance that is not all of its GPU instance: there may be others in it."""
 
 Read = Callable[[Values], Value | None]
 
@@ -40,8 +42,12 @@ class _Subject(NamedTuple):
 def pieces(nodes: Sequence[Fresh]) -> Iterator[str]:
     """The readings of some nodes, in pieces (some of them empty), so that others get their turn."""
     subjects: list[_Subject] = []
+    told: set[str] = set()
     for count, fresh in enumerate(nodes, 1):
-        subjects += _subjects(fresh.node.name, fresh.frame)
+        for subject in _subjects(fresh.node.name, fresh.frame):
+            labels = tuple(each for each in subject.labels if each not in told)  # a series is told once
+            told.update(labels)
+            subjects.append(subject._replace(labels=labels))
         if count % _NODES_A_TURN == 0:
             yield ""
     for field in FIELDS:
@@ -101,8 +107,10 @@ def _labels(node: str, driver: str | None, device: Device, board: Device) -> dic
         "modelName": board.name.partition(_MIG)[0],
     }
     if device.mig_index is not None:
-        labels["GPU_I_PROFILE"] = device.name.partition(_MIG)[2]
+        profile = labels["GPU_I_PROFILE"] = device.name.partition(_MIG)[2]
         labels["GPU_I_ID"] = str(device.mig_index if device.gpu_instance is None else device.gpu_instance)
+        if _OF_COMPUTE in profile and device.compute_instance is not None:
+            labels["GPU_CI_ID"] = str(device.compute_instance)
     # Releases of the exporter differ in how they spell it, and so do boards.
     labels["Hostname"] = labels["hostname"] = node
     if driver is not None:

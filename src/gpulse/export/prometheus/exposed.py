@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from gpulse.model.device import Device
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.metric import Values
+from gpulse.model.metric import Scope, Values
 from gpulse.model.process import Owner
+from gpulse.model.series import MOST_SUBJECTS, is_exposed
 from gpulse.model.xid import XidLedger
 
 STALE_SECONDS = 10.0
@@ -19,6 +20,13 @@ MOST_KEPT = 20_000
 _FACTS = Device._fields.index("facts")
 """What comes before it in a device is text and numbers that name it."""
 _STALE_INTERVALS = 5
+_READINGS: dict[Scope, str] = {
+    "gpu": "gpus",
+    "disk": "disks",
+    "filesystem": "filesystems",
+    "network": "network",
+}
+"""The fields of a frame that hold the subjects of a scope."""
 _MOST_HOLDERS = 16
 """Of one GPU: each is a series."""
 
@@ -34,6 +42,8 @@ class Exposed(NamedTuple):
     machine: str = ""
     version: str = ""
     """Of the gpulse that watches it."""
+    interval_seconds: float | None = None
+    """From one of its frames to the next, where that is a matter of its own."""
 
 
 class Fresh(NamedTuple):
@@ -81,10 +91,36 @@ def stale_after(interval_seconds: float) -> float:
 
 def fresh(nodes: Sequence[Exposed], *, now: float, interval_seconds: float) -> list[Fresh]:
     """The nodes whose newest frame is young enough to pass for the present."""
-    limit = stale_after(interval_seconds)
     return [
-        Fresh(node, node.frame) for node in nodes if node.frame is not None and now - node.frame.time <= limit
+        Fresh(node, bounded(node.frame))
+        for node in nodes
+        if node.frame is not None
+        and now - node.frame.time <= stale_after(node.interval_seconds or interval_seconds)
     ]
+
+
+def bounded(frame: Frame) -> Frame:
+    """A frame with no more subjects than get series; itself, nearly always."""
+    crowded = {
+        name: _with_series(scope, getattr(frame, name))[:MOST_SUBJECTS]
+        for scope, name in _READINGS.items()
+        if len(getattr(frame, name)) > MOST_SUBJECTS
+    }
+    return frame._replace(**crowded) if crowded else frame
+
+
+def left_out(frame: Frame) -> dict[Scope, int]:
+    """By scope how many subjects of a frame get no series because there are too many."""
+    counts = {
+        scope: len(_with_series(scope, getattr(frame, name))) - MOST_SUBJECTS
+        for scope, name in _READINGS.items()
+        if len(getattr(frame, name)) > MOST_SUBJECTS
+    }
+    return {scope: count for scope, count in counts.items() if count > 0}
+
+
+def _with_series(scope: Scope, readings: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(reading for reading in readings if is_exposed(scope, reading._asdict()))
 
 
 def holders(frame: Frame) -> dict[str, list[Holder]]:

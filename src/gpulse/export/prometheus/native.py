@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple, get_args
 
 from gpulse.export.prometheus.exposed import MOST_KEPT, Exposed, Fresh, finite, holders, known, naming
@@ -19,7 +20,7 @@ from gpulse.model.metric import CATALOGUE, Metric, Scope, Value, Values
 from gpulse.model.xid import Counted
 
 _NODES_A_TURN = 25
-_MOST_FINDINGS = 64
+_MOST_FINDINGS = _MOST_PROBLEMS = 64
 """Of one node: each is a series."""
 _WORD = re.compile(r"[a-z0-9_]{1,64}")
 _CODES = frozenset(get_args(Code))
@@ -59,19 +60,19 @@ def pieces(nodes: Sequence[Fresh], now: float) -> Iterator[str]:
                 yield ""
         listed = list(subjects.values())
         for metric in CATALOGUE[scope].values():
-            if metric.name in names and metric.unit != "bits/second":
+            if metric.name in names:
                 yield from _family(metric, listed)
     yield from written(_others(nodes, gpus, now))
 
 
 def _family(metric: Metric, subjects: Sequence[_Subject]) -> Iterator[str]:
     """All samples of one metric; nothing at all when nobody has it."""
-    name, key = metric.prometheus, metric.name
+    name, key, factor = metric.prometheus, metric.name, metric.prometheus_factor
     kind: Kind = "counter" if metric.kind == "counter" else "gauge"
     head = title(name, kind, metric.help)
     for start in range(0, len(subjects), SAMPLES_A_PIECE):
         lines = [
-            f"{name}{labels} {value}\n"
+            f"{name}{labels} {value if factor == 1 else value * factor}\n"
             for labels, values in subjects[start : start + SAMPLES_A_PIECE]
             if (value := values.get(key)) is not None
         ]
@@ -114,12 +115,6 @@ def _others(nodes: Sequence[Fresh], gpus: Sequence[_Gpu], now: float) -> Iterato
     """What is no reading of the catalogue."""
     yield Family(series.NODE_INFO, "gauge", "What a node is; always 1", _node_infos(nodes))
     yield Family(series.GPU_INFO, "gauge", "What a GPU is; always 1", _gpu_infos(nodes))
-    yield Family(
-        "gpulse_network_link_bytes_per_second",
-        "gauge",
-        "Speed of the link",
-        _link_speeds(nodes),
-    )
     yield Family(
         "gpulse_gpu_processes", "gauge", "Processes that hold the GPU; absent when unknown", _processes(gpus)
     )
@@ -171,14 +166,6 @@ def _gpu_infos(nodes: Sequence[Fresh]) -> _Samples:
     for node, frame in nodes:
         for gpu in frame.gpus:
             yield _info_labels(node.name, naming(gpu.device)), 1
-
-
-def _link_speeds(nodes: Sequence[Fresh]) -> _Samples:
-    """Prometheus has no bits: its readers compare with rates, which are in bytes."""
-    for node in nodes:
-        for labels, values in _subjects("network", node):
-            bits = values.get("link_bits_per_second")
-            yield labels, None if bits is None else bits / 8
 
 
 def _processes(gpus: Sequence[_Gpu]) -> _Samples:
@@ -240,7 +227,7 @@ def _is_known(finding: object, family: object, severity: object) -> bool:
 
 def _problems(nodes: Sequence[Fresh]) -> _Samples:
     for node, frame in nodes:
-        for (source, code), count in _counted(frame).items():
+        for (source, code), count in islice(_counted(frame).items(), _MOST_PROBLEMS):
             yield {"node": node.name, "source": source, "code": code}, count
 
 

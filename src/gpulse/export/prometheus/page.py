@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpulse.export.prometheus import dcgm, native
-from gpulse.export.prometheus.exposed import Exposed, fresh
+from gpulse.export.prometheus.exposed import Exposed, fresh, left_out
 from gpulse.export.prometheus.text import Family, written
 
 
@@ -25,7 +25,7 @@ def exposition(
     Args:
         nodes: What is known.
         now: Epoch seconds.
-        interval_seconds: From one frame to the next.
+        interval_seconds: From one frame to the next, of nodes that have no interval of their own.
         version: Of the gpulse that serves it.
         dcgm_names: Readings under DCGM's names and with its labels, not under ours.
         more: What whoever serves it has to say about itself.
@@ -54,5 +54,16 @@ def _about(nodes: Sequence[Exposed], young: set[str], now: float, version: str) 
             ({"node": node.name}, round(max(0.0, now - node.frame.time), 3))
             for node in nodes
             if node.frame is not None
+        ],
+    )
+    yield Family(
+        "gpulse_subjects_left_out",
+        "gauge",
+        "GPUs, disks, file systems or links of the node that are not shown because it has too many",
+        [
+            ({"node": node.name, "scope": scope}, count)
+            for node in nodes
+            if node.frame is not None and node.name in young
+            for scope, count in left_out(node.frame).items()
         ],
     )

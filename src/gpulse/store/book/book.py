@@ -36,9 +36,10 @@ INSERT INTO runs (run, last) VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET last 
 """
 _JOB = "json_extract(identity, '$.owner.job')"
 """As the index has it."""
+_NODES = "SELECT id, name, host, machine, first_seen, facts, labels, {via} FROM nodes ORDER BY id"
 _GPUS = """
-SELECT node, nodes.name, uuid, "index", mig_index, gpus.name, device FROM gpus LEFT JOIN nodes ON nodes.id = node
-ORDER BY node, "index", mig_index, uuid
+SELECT node, nodes.name, uuid, "index", mig_index, gpus.name, device, last_seen, {via}
+FROM gpus LEFT JOIN nodes ON nodes.id = node ORDER BY node, "index", mig_index, uuid
 """
 
 
@@ -75,6 +76,10 @@ class Book:
         try:
             self.head_id = str(self._meta("head_id"))
             """Made at random when the book was begun."""
+            self._has_via = bool(
+                self._file.rows("SELECT 1 FROM pragma_table_info('gpus') WHERE name = 'via'")
+            )
+            """False of an older file that is only read."""
         except BaseException:
             self._file.close()
             raise
@@ -175,13 +180,14 @@ class Book:
 
     def nodes(self) -> dict[int, StoredNode]:
         """All nodes, by their numbers."""
-        rows = self._file.rows(
-            "SELECT id, name, host, machine, first_seen, facts, labels FROM nodes ORDER BY id"
-        )
-        return {row[0]: StoredNode(*row[:-2], *map(json.loads, row[-2:])) for row in rows}
+        return {
+            row[0]: StoredNode(*row[:5], json.loads(row[5]), json.loads(row[6]), row[7])
+            for row in self._file.rows(_NODES.format(via="via" if self._has_via else "NULL"))
+        }
 
     def gpus(self) -> list[StoredGpu]:
         """All GPUs, by node and index."""
+        rows = self._file.rows(_GPUS.format(via="gpus.via" if self._has_via else "NULL"))
         return [
             StoredGpu(
                 node,
@@ -191,21 +197,26 @@ class Book:
                 str(index) if mig_index is None else f"{index}:{mig_index}",
                 name,
                 json.loads(device),
+                told,
+                via,
             )
-            for node, node_name, uuid, index, mig_index, name, device in self._file.rows(_GPUS)
+            for node, node_name, uuid, index, mig_index, name, device, told, via in rows
         ]
 
     def sessions(self) -> list[Session]:
-        """All sessions, oldest first."""
-        return [
-            Session.from_dict(json.loads(row[0]))
-            for row in self._file.rows("SELECT document FROM sessions ORDER BY start, id")
-        ]
+        """All sessions, oldest first; what only a newer version can read is left out."""
+        found = []
+        for row in self._file.rows("SELECT document FROM sessions ORDER BY start, id"):
+            with suppress(ValueError):
+                found.append(Session.from_dict(json.loads(row[0])))
+        return found
 
     def session(self, session_id: str) -> Session | None:
         """One session; None when there is none of that id."""
-        rows = self._file.rows("SELECT document FROM sessions WHERE id = ?", (session_id,))
-        return Session.from_dict(json.loads(rows[0][0])) if rows else None
+        for row in self._file.rows("SELECT document FROM sessions WHERE id = ?", (session_id,)):
+            with suppress(ValueError):
+                return Session.from_dict(json.loads(row[0]))
+        return None
 
     def events(
         self,

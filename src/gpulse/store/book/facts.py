@@ -9,13 +9,15 @@ from typing import Any
 
 from gpulse.model.columns import Layout
 from gpulse.model.session import Session
+from gpulse.store.base import HEARSAY
 from gpulse.store.book.values import UNREADABLE, add_event, number, spelled, text, whole, without
 
 Fact = Mapping[str, Any]
 
 _NODE = """
-INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
-    name = excluded.name, host = excluded.host, machine = excluded.machine,
+INSERT INTO nodes (id, name, host, machine, first_seen, facts, labels, via) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    name = excluded.name, host = excluded.host, machine = excluded.machine, via = excluded.via,
     first_seen = min(first_seen, excluded.first_seen), facts = excluded.facts, labels = excluded.labels
 """
 _RUN = """
@@ -23,9 +25,16 @@ INSERT INTO runs (run, node, time, version, pid, boot) VALUES (?, ?, ?, ?, ?, ?)
     node = excluded.node, time = excluded.time, version = excluded.version, pid = excluded.pid, boot = excluded.boot
 """
 _GPU = """
-INSERT INTO gpus VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (node, uuid) DO UPDATE SET
+INSERT INTO gpus (node, uuid, "index", mig_index, name, device, first_seen, last_seen, via)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (node, uuid) DO
+"""
+_ADDED = f"{_GPU} NOTHING"
+_CHANGED = f"""{_GPU} UPDATE SET
     "index" = excluded."index", mig_index = excluded.mig_index, name = excluded.name, device = excluded.device,
-    first_seen = min(first_seen, excluded.first_seen), last_seen = max(last_seen, excluded.last_seen)
+    first_seen = min(first_seen, excluded.first_seen), last_seen = excluded.last_seen, via = excluded.via
+"""
+_CHANGED_SINCE = f"""{_CHANGED}
+WHERE gpus.via = '{HEARSAY}' OR excluded.last_seen > gpus.last_seen
 """
 
 
@@ -48,8 +57,13 @@ def _node(database: sqlite3.Connection, fact: Fact) -> None:
         number(fact["time"]),
         spelled(dict(fact.get("facts") or {})),
         spelled(dict(fact.get("labels") or {})),
+        _via(fact),
     )
     database.execute(_NODE, row)
+
+
+def _via(fact: Fact) -> str | None:
+    return None if fact.get("via") is None else text(fact["via"])
 
 
 def _run(database: sqlite3.Connection, fact: Fact) -> None:
@@ -82,7 +96,7 @@ def _forget(database: sqlite3.Connection, fact: Fact) -> None:
 
 
 def _devices(database: sqlite3.Connection, fact: Fact) -> None:
-    """The GPUs of a layout are those of a node."""
+    """The GPUs of a layout are those of a node. What an engine tells of them adds those that are not known."""
     node, time = whole(fact["node"]), number(fact["time"])
     found = database.execute(
         "SELECT text FROM layouts WHERE id = ?", (_layout_key(fact["layout"]),)
@@ -91,25 +105,31 @@ def _devices(database: sqlite3.Connection, fact: Fact) -> None:
         raise ValueError(f"there is no layout {fact['layout']}")
     layout = Layout.from_json(found[0])
     if layout.scope == "gpu":
-        database.executemany(_GPU, [_gpu(node, device, time) for device in layout.subjects])
+        via = _via(fact)
+        rows = [_gpu(node, device, time, via) for device in layout.subjects]
+        database.executemany(_CHANGED if via is None else _ADDED, rows)
 
 
-def add_gpu(
-    database: sqlite3.Connection, node: int, device: dict[str, Any], time: float | None, now: float
+def hear_gpu(
+    database: sqlite3.Connection, node: int, device: dict[str, Any], time: float, via: str, *, is_here: bool
 ) -> None:
-    """Take a GPU of a node in as it was at a time; without one only when it is not known, as first seen now.
+    """Take a GPU in of which its node told another head at a time; what the node said since then counts more.
+
+    Args:
+        database: The book's.
+        node: Whose it is.
+        device: What was told.
+        time: When.
+        via: The other head.
+        is_here: Whether the node speaks to this head by now, which knows better what it knows.
 
     Raises:
         ValueError: It is none.
     """
-    if time is None:
-        row = _gpu(node, device, now)
-        database.execute("INSERT OR IGNORE INTO gpus VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-    else:
-        database.execute(_GPU, _gpu(node, device, time))
+    database.execute(_ADDED if is_here else _CHANGED_SINCE, _gpu(node, device, time, via))
 
 
-def _gpu(node: int, device: dict[str, Any], time: float) -> tuple[Any, ...]:
+def _gpu(node: int, device: dict[str, Any], time: float, via: str | None) -> tuple[Any, ...]:
     mig_index = device.get("mig_index")
     return (
         node,
@@ -120,6 +140,7 @@ def _gpu(node: int, device: dict[str, Any], time: float) -> tuple[Any, ...]:
         spelled(device),
         time,
         time,
+        via,
     )
 
 

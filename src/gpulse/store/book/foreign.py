@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gpulse.model.session import Session
-from gpulse.store.book.facts import Fact, add_gpu, apply_fact, put_session
+from gpulse.store.book.facts import Fact, apply_fact, hear_gpu, put_session
 from gpulse.store.book.frames import FrameEvents, apply_frame
 from gpulse.store.book.sessions import newer
 from gpulse.store.book.values import UNREADABLE, add_event, number, spelled, text, whole, without
@@ -67,7 +67,7 @@ def _take_stretch(database: sqlite3.Connection, fact: Fact) -> None:
     now = number(fact["time"])
     for told in fact["facts"]:
         try:
-            _FACTS[told["fact"]](database, told)
+            _FACTS[told["fact"]](database, {**told, "via": head})
         except UNREADABLE as error:
             detail = spelled({"head": head, "fact": str(told)[:100], "reason": str(error)[:200]})
             add_event(database, now, None, "unreadable_fact", detail, from_frame=False)
@@ -77,20 +77,19 @@ def _take_stretch(database: sqlite3.Connection, fact: Fact) -> None:
 
 
 def _devices(database: sqlite3.Connection, fact: Fact) -> None:
-    """The GPUs of a node; without a time only those that are not known yet."""
-    time = fact.get("time")
     for device in fact["devices"]:
-        add_gpu(
+        hear_gpu(
             database,
             whole(fact["node"]),
             device,
-            None if time is None else number(time),
-            number(fact["first"]),
+            number(fact["time"]),
+            fact["via"],
+            is_here=bool(fact.get("here")),
         )
 
 
 def _session(database: sqlite3.Connection, fact: Fact) -> None:
-    document = without(fact, "fact")
+    document = without(fact, "fact", "via")
     told = Session.from_dict(document)
     found = database.execute("SELECT document FROM sessions WHERE id = ?", (told.id,)).fetchone()
     if found is None or newer(Session.from_dict(json.loads(found[0])), told) is told:

@@ -16,7 +16,7 @@ _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE nodes (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, host TEXT NOT NULL, machine TEXT NOT NULL,
-    first_seen REAL NOT NULL, facts TEXT NOT NULL, labels TEXT NOT NULL
+    first_seen REAL NOT NULL, facts TEXT NOT NULL, labels TEXT NOT NULL, via TEXT
 );
 CREATE TABLE runs (
     run BLOB PRIMARY KEY, node INTEGER, last INTEGER NOT NULL DEFAULT 0,
@@ -26,7 +26,7 @@ CREATE TABLE starts (node INTEGER NOT NULL, run BLOB NOT NULL, time REAL NOT NUL
 CREATE TABLE layouts (id TEXT PRIMARY KEY, text TEXT NOT NULL);
 CREATE TABLE gpus (
     node INTEGER NOT NULL, uuid TEXT NOT NULL, "index" INTEGER NOT NULL, mig_index INTEGER, name TEXT NOT NULL,
-    device TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL, PRIMARY KEY (node, uuid)
+    device TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL, via TEXT, PRIMARY KEY (node, uuid)
 ) WITHOUT ROWID;
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, start REAL NOT NULL, "end" REAL, state TEXT NOT NULL,
@@ -68,6 +68,11 @@ CREATE TABLE IF NOT EXISTS early_ends (
     time REAL NOT NULL, PRIMARY KEY (node, pid, start_time)
 ) WITHOUT ROWID;
 """
+_LATER_COLUMNS = (
+    ("processes", "sequence", "INTEGER NOT NULL DEFAULT 0"),
+    ("nodes", "via", "TEXT"),
+    ("gpus", "via", "TEXT"),
+)
 """What older files of this version lack; they can be read without it."""
 
 
@@ -101,9 +106,9 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     version = check_version(database, path)
     if version == VERSION:
         _execute(database, _LATER)
-        columns = [row[1] for row in database.execute("PRAGMA table_info(processes)")]
-        if "sequence" not in columns:
-            database.execute("ALTER TABLE processes ADD COLUMN sequence INTEGER NOT NULL DEFAULT 0")
+        for table, column, kind in _LATER_COLUMNS:
+            if column not in columns(database, table):
+                database.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         return
     # A step from each older version to the next one belongs here; there is none yet.
     _execute(database, _TABLES + _LATER)
@@ -112,6 +117,11 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     )
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     database.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def columns(database: sqlite3.Connection, table: str) -> set[str]:
+    """The columns that a table has."""
+    return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
 
 
 def _execute(database: sqlite3.Connection, statements: str) -> None:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpulse.errors import DiskError, GpulseError
+from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.packing import SLOW_SECONDS
 from gpulse.store.history.parquet import temporary, write_file, writing
 from gpulse.store.history.query import Window
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-IDLE_RATIO = 0.01
-"""A GPU whose mean utilization in a minute is at most this did nothing in it."""
 HOUR_US = 3_600_000_000
 SETTLED, HELD, WORKED = 0, 1, 2
 OF_PROCESS = ("gpu_memory_bytes", "sm_ratio")

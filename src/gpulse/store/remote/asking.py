@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gpulse.model.metric import Scope
+from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.series import EXPOSED, subject_label
 from gpulse.store.base import SeriesKey, StoredNode
 from gpulse.store.remote.pieces import DAY, Piece, raw_pieces, step_pieces
@@ -116,7 +116,7 @@ class Asking:
 
     def raw(self, target: Target, metric: str, start: int, end: int) -> Iterator[Line]:
         """Every sample in `[start, end)`, each once however often it was written; a series may come in several pieces."""
-        select = self._selector(target, metric)
+        select, factor = self._selector(target, metric), CATALOGUE[target.scope][metric].prometheus_factor
         for first, until in raw_pieces(start, end, target.series):
             tracks = self._client.matrix(f"{select}[{until - first}ms]", (until - 1) / 1000)
             for key, found in _by_key(target, tracks).items():
@@ -126,7 +126,7 @@ class Asking:
                 values = np.concatenate([track.values for track in found])[places]
                 kept = (times >= first) & (times < until) & ~np.isnan(values)
                 if kept.any():
-                    yield Line(key, times[kept], values[kept])
+                    yield Line(key, times[kept], values[kept] / factor)
 
     def evaluated(
         self, target: Target, metric: str, expression: str, pieces: Iterable[Piece]

@@ -9,12 +9,12 @@ from typing import get_args
 import numpy as np
 
 from gpulse.errors import UsageError
-from gpulse.model.metric import Scope
+from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.store.base import Holding, Samples, Series, Share, Statistic, Steps, StoredNode
 from gpulse.store.history.series import Points, check_metrics, microseconds, step_microseconds, to_series
 from gpulse.store.merging import merged_steps
-from gpulse.store.remote.asking import Asking, Line, Target
-from gpulse.store.remote.pieces import step_pieces
+from gpulse.store.remote.asking import Asking, Line, Signature, Target
+from gpulse.store.remote.pieces import Piece, step_pieces
 from gpulse.store.remote.promql import PromqlClient
 from gpulse.store.remote.shaping import at, points_of, samples_of, steps_of
 
@@ -204,7 +204,7 @@ class EngineSamples:
         """One point a step."""
         pieces = list(step_pieces(*span, step_us, target.series))
         counts = self._asking.evaluated(target, metric, _COUNT, pieces) if statistic == "mean" else {}
-        for signature, line in self._asking.evaluated(target, metric, _VALUES[statistic], pieces).items():
+        for signature, line in self._values(target, metric, statistic, pieces).items():
             begins = line.times * 1000 // step_us * step_us
             weights = at(counts.get(signature), line.times, 1).astype(np.int64)
             yield Points([line.key], np.zeros(len(begins), np.int32), begins, line.values, weights)
@@ -215,9 +215,7 @@ class EngineSamples:
         counts = self._asking.evaluated(target, metric, _COUNT, pieces)
         if not counts:
             return
-        means, lows, highs = (
-            self._asking.evaluated(target, metric, _VALUES[statistic], pieces) for statistic in _SPREAD
-        )
+        means, lows, highs = (self._values(target, metric, statistic, pieces) for statistic in _SPREAD)
         ends = self._asking.evaluated(target, metric, _END, pieces)
         long = [piece for piece in pieces if piece.window > _LOOK_BACK]
         earlier = self._asking.evaluated(target, metric, _EARLIER_END, long) if long else {}
@@ -234,6 +232,14 @@ class EngineSamples:
                 np.where(end >= np.maximum(begins // 1000, span[0]) / 1000, end, np.nan),
                 at(counts.get(signature), line.times, 1).astype(np.int64),
             )
+
+    def _values(
+        self, target: Target, metric: str, statistic: Statistic, pieces: Sequence[Piece]
+    ) -> dict[Signature, Line]:
+        """One value a step, in the unit of the catalogue."""
+        factor = CATALOGUE[target.scope][metric].prometheus_factor
+        lines = self._asking.evaluated(target, metric, _VALUES[statistic], pieces)
+        return {which: line._replace(values=line.values / factor) for which, line in lines.items()}
 
 
 def _is_fine(step_us: int) -> bool:

@@ -182,7 +182,8 @@ def _newest(metric: Metric, chosen: str) -> str:
 
 
 def _value(metric: Metric, value: float) -> Value:
-    """As it was read: what is counted in whole units is whole."""
+    """As it was read, in the unit of the catalogue: what is counted in whole units is whole."""
+    value /= metric.prometheus_factor
     return round(value) if metric.resolution >= 1 else value
 
 

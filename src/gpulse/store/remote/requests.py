@@ -11,7 +11,7 @@ from gpulse.model.columns import split
 from gpulse.store.history.stacks import clipped
 from gpulse.store.journal import Batch
 from gpulse.store.remote.known import Known
-from gpulse.store.remote.series_of import MOST_SUBJECTS, Census, InfoTemplate, block_template
+from gpulse.store.remote.series_of import Census, InfoTemplate, block_template
 from gpulse.store.remote.template import BlockTemplate
 from gpulse.store.remote.wire import LATEST_MS, time_bytes
 

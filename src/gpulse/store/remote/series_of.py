@@ -12,12 +12,17 @@ from gpulse.model.columns import Layout
 from gpulse.model.device import Node
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.packing import device_of
-from gpulse.model.series import GPU_INFO, NODE_INFO, gpu_info, is_exposed, labels_of, node_info
+from gpulse.model.series import (
+    GPU_INFO,
+    MOST_SUBJECTS,
+    NODE_INFO,
+    gpu_info,
+    is_exposed,
+    labels_of,
+    node_info,
+)
 from gpulse.store.remote.template import BlockTemplate, Prepared
 from gpulse.store.remote.wire import NAME_LABEL, labels_bytes, series_bytes
-
-MOST_SUBJECTS = 512
-"""So many GPUs, disks, file systems or links of one node get series in a day; others do not."""
 
 
 class NodeWords(NamedTuple):
@@ -133,7 +138,7 @@ class InfoTemplate:
                 metric = CATALOGUE["gpu"].get(name)
                 if metric is not None and name not in columns:
                     series.append(around.series(metric.prometheus))
-                    values.append(float(value))
+                    values.append(float(value) * metric.prometheus_factor)
         self.samples = len(series)
         self._prepared = Prepared.of(series)
         self._prepared.put_values(np.frombuffer(struct.pack(f"<{len(values)}d", *values), np.float64))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpulse.model.columns import MISSING_NARROW, MISSING_WIDE, Layout
+from gpulse.model.metric import CATALOGUE
 from gpulse.store.remote.wire import SAMPLE_BYTES, TIME_AT, TIME_BYTES, VALUE_AT
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class BlockTemplate:
         self._total = count * len(columns)
         self._bytes = layout.block_bytes
         self._steps = np.repeat(np.array([column.steps for column in columns], np.float64), count)
-        self._sizes = np.repeat(np.array([column.size for column in columns], np.float64), count)
+        factors = {name: metric.prometheus_factor for name, metric in CATALOGUE[layout.scope].items()}
+        sizes = [column.size * factors.get(column.name, 1) for column in columns]
+        self._sizes = np.repeat(np.array(sizes, np.float64), count)
         self._places = None if list(places) == list(range(self._total)) else np.array(places, np.intp)
         self._whole = Prepared.of(series)
         self._patterns: dict[bytes, Prepared] = {}
@@ -84,7 +87,7 @@ class BlockTemplate:
         values[: self._wide], values[self._wide :] = wide, narrow
         np.not_equal(wide, MISSING_WIDE, out=known[: self._wide])
         np.not_equal(narrow, MISSING_NARROW, out=known[self._wide :])
-        values *= self._sizes  # one of the two is 1
+        values *= self._sizes  # one of the two is 1, or a power of two
         values /= self._steps
         if self._places is not None:
             values, known = values[self._places], known[self._places]

@@ -13,7 +13,7 @@ from gpulse.store.entry import Entry
 Told = dict[str, Any]
 """One fact as it is shared: `fact` says which, `position` where in the log it was."""
 VIA = "via"
-"""The field of a fact that came from another head: it is not told again."""
+"""The field that says who told of a fact, when it was not a node that spoke to this head: then it is not told again."""
 
 
 class NodeName(NamedTuple):
@@ -62,7 +62,7 @@ def told_of(
 def _of_fact(
     fact: Mapping[str, Any], nodes: Mapping[int, StoredNode], layouts: Mapping[int, Layout]
 ) -> Told | None:
-    if VIA in fact:
+    if fact.get(VIA) is not None:
         return None
     match fact["fact"]:
         case "session":
@@ -83,20 +83,17 @@ def _of_fact(
 def told_at_first(
     nodes: Mapping[int, StoredNode], gpus: Iterable[StoredGpu], sessions: Iterable[Session]
 ) -> Iterator[Told]:
-    """What the beginning of every file tells, so that older ones can go: what is known of nodes, and all sessions."""
+    """What the beginning of every file tells, so that older ones can go: what nodes told this head, and all sessions."""
     for node in nodes.values():
+        if node.via is not None:
+            continue
         known = {"time": node.first_seen, "facts": dict(node.facts), "labels": dict(node.labels)}
         yield {"position": 0, "fact": "node", "node": NodeName.of(node), **known}
     for gpu in gpus:
-        if gpu.node in nodes:
+        if gpu.node in nodes and gpu.via is None:
             name = NodeName.of(nodes[gpu.node])
-            yield {
-                "position": 0,
-                "fact": "devices",
-                "node": name,
-                "time": None,
-                "devices": [dict(gpu.device)],
-            }
+            known = {"time": gpu.told, "devices": [dict(gpu.device)]}
+            yield {"position": 0, "fact": "devices", "node": name, **known}
     for session in sessions:
         yield {"position": 0, "fact": "session", **session.to_dict()}
 

@@ -8,8 +8,11 @@ import re
 import tempfile
 from typing import NamedTuple
 
+from gpulse.store.book.values import UNREADABLE, number, text, whole
+
 _HEAD = re.compile(r"[0-9a-f][0-9a-f-]{7,63}")
 _LIFE = "head.json"
+_LONGEST = 64 << 10
 
 
 class Life(NamedTuple):
@@ -37,7 +40,7 @@ def head_ids(directory: str) -> list[str]:
         OSError: They cannot be listed.
     """
     with os.scandir(directory) as found:
-        return sorted(entry.name for entry in found if _HEAD.fullmatch(entry.name))
+        return sorted(entry.name for entry in found if _HEAD.fullmatch(entry.name) and entry.is_dir())
 
 
 def read_life(directory: str, head: str) -> Life | None:
@@ -48,11 +51,23 @@ def read_life(directory: str, head: str) -> Life | None:
     """
     try:
         with open(f"{directory}/{head}/{_LIFE}", encoding="utf-8") as file:
-            document = json.load(file)
+            document = json.loads(file.read(_LONGEST))
             document["written"] = os.fstat(file.fileno()).st_mtime
-        return Life(**{name: document[name] for name in Life._fields if name in document})
-    except (FileNotFoundError, ValueError, TypeError):
+        return _checked(Life(**{name: document[name] for name in Life._fields if name in document}))
+    except (FileNotFoundError, *UNREADABLE):
         return None
+
+
+def _checked(life: Life) -> Life:
+    """What a head says of itself, if everything in it is of its kind.
+
+    Raises:
+        ValueError: Something is not.
+    """
+    for moment in (life.started, life.alive, life.newest or 0.0):
+        number(moment)
+    whole(life.shared_to)
+    return life._replace(id=text(life.id), host=text(life.host), ended=bool(life.ended))
 
 
 def write_life(directory: str, life: Life) -> float:

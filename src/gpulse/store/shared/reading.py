@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from gpulse.store.book.values import UNREADABLE, whole
 from gpulse.store.shared.facts import Told
 from gpulse.store.shared.folder import file_numbers, file_path
+
+LONGEST_LINE_BYTES = 16 << 20
+"""A line is longer than a head makes them by one record of its log at most."""
 
 
 class Stretch(NamedTuple):
@@ -45,26 +49,29 @@ def read_on(
         if not later:
             return None
         file, offset = later[0], 0
-    data = _read(file_path(folder, file), offset, most_bytes)
-    whole = data.rfind(b"\n") + 1
-    if not whole:
+    with open(file_path(folder, file), "rb") as opened:
+        opened.seek(offset)
+        data = opened.read(most_bytes)
+        if len(data) == most_bytes and b"\n" not in data:
+            data += opened.read(LONGEST_LINE_BYTES - most_bytes)
+        if len(data) >= LONGEST_LINE_BYTES and b"\n" not in data:
+            return _without_line(opened, file, offset + len(data))
+    length = data.rfind(b"\n") + 1
+    if not length:
         later = [number for number in numbers if number > file]
         return Stretch(later[0], 0, 0, [], 0) if later else None
-    facts, reached, unreadable = _understood(data[: whole - 1].split(b"\n"), position)
-    return Stretch(file, offset + whole, reached, facts, unreadable)
+    facts, reached, unreadable = _understood(data[: length - 1].split(b"\n"), position)
+    return Stretch(file, offset + length, reached, facts, unreadable)
 
 
-def _read(path: str, offset: int, most_bytes: int) -> bytes:
-    """Bytes of a file from a place on: many, or up to the end of a line that is longer."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        data = file.read(most_bytes)
-        while data and b"\n" not in data:
-            more = file.read(most_bytes)
-            if not more:
-                break
-            data += more
-        return data
+def _without_line(opened: BinaryIO, file: int, offset: int) -> Stretch:
+    """What is left of a line that no head would have written: nothing, up to its end if that is there."""
+    while data := opened.read(1 << 20):
+        end = data.find(b"\n")
+        if end >= 0:
+            return Stretch(file, offset + end + 1, 0, [], 1)
+        offset += len(data)
+    return Stretch(file, offset, 0, [], 1)
 
 
 def _understood(lines: Sequence[bytes], position: int) -> tuple[list[Told], int, int]:
@@ -72,12 +79,16 @@ def _understood(lines: Sequence[bytes], position: int) -> tuple[list[Told], int,
     unreadable = reached = 0
     for line in lines:
         try:
-            document: dict[str, Any] = json.loads(line)
+            document: dict[str, Any] = json.loads(line, parse_constant=_refuse)
             told = [fact for fact in document["facts"] if not 0 < fact["position"] <= position]
-            position = max(position, int(document["to"]))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            position = max(position, whole(document["to"]))
+        except UNREADABLE:
             unreadable += 1
             continue
         facts += told
         reached = position
     return facts, reached, unreadable
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

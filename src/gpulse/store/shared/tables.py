@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpulse.errors import DiskError, GpulseError
+from gpulse.errors import GpulseError
 from gpulse.model.metric import Scope
 from gpulse.store.base import (
     Holding,
@@ -33,6 +33,7 @@ from gpulse.store.shared.division import EVERYTHING, OWN, Minutes, Part, contest
 from gpulse.store.shared.errands import Errands
 from gpulse.store.shared.head_tables import HeadTables
 from gpulse.store.shared.life import head_ids
+from gpulse.store.trouble import Trouble
 
 PATIENCE_SECONDS = 20.0
 _REFRESH_SECONDS = 15.0
@@ -70,6 +71,8 @@ class SharedTables:
         self._own = own
         self._errands = Errands(f"the shared directory {directory}", patience_seconds=patience_seconds)
         self._heads: dict[str, HeadTables] = {}
+        self.trouble: Trouble | None = None
+        """Why the tables of one of the heads cannot be read at the moment."""
         self._looked = float("-inf")
         self._lock = threading.Lock()
 
@@ -305,18 +308,24 @@ class SharedTables:
     def _refresh(self) -> None:
         with disk_errors(f"read the shared directory {self._directory}"):
             heads = head_ids(self._directory)
+        failed: list[GpulseError] = []
         for head in heads:
-            tables = self._heads.get(head)
-            if tables is None:
-                tables = HeadTables(f"{self._directory}/{head}")
+            tables = self._heads.pop(head, None)
             try:
+                tables = tables or HeadTables(f"{self._directory}/{head}")
                 tables.refresh()
-            except GpulseError:
-                with suppress(GpulseError, DiskError):
-                    tables.close()
-                self._heads.pop(head, None)
-                raise
-            self._heads[head] = tables
+            except GpulseError as error:  # the others have something to say, too
+                failed.append(error)
+                if tables is not None:
+                    with suppress(GpulseError):
+                        tables.close()
+            else:
+                self._heads[head] = tables
+        if not failed:
+            self.trouble = None
+        else:
+            since = time.time() if self.trouble is None else self.trouble.since
+            self.trouble = Trouble(since, failed[0].message, failed[0].hint)
         for head in set(self._heads) - set(heads):
             self._heads.pop(head).close()
 

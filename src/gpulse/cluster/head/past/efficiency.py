@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.past.chart import Grid
 from gpulse.cluster.head.past.people import Key, Person
+from gpulse.cluster.head.past.presence import Spans, Work, within
 from gpulse.cluster.head.past.usage import Tally
+from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.metric import CATALOGUE
 from gpulse.store.base import Share, Steps, StoredGpu
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 METRICS = (
     "gpu_utilization_ratio",
@@ -29,12 +26,10 @@ METRICS = (
 )
 """What matters of a GPU."""
 BUSY_METRICS = ("gpu_utilization_ratio", "sm_active_ratio")
-IDLE_RATIO = 0.01
 _DIGITS = 6
 
 GpuKey = tuple[int, str]
 """Node and UUID."""
-Spans = Sequence[tuple[float, float]]
 
 
 class Figure(NamedTuple):
@@ -51,14 +46,6 @@ class Figure(NamedTuple):
 
 
 Figures = Mapping[str, Figure]
-
-
-def within(times: NDArray[np.float64], step: float, spans: Spans) -> NDArray[np.float64]:
-    """How much of each step lies in some stretches of time, in seconds."""
-    found = np.zeros(len(times))
-    for first, last in spans:
-        found += np.clip(np.minimum(times + step, last) - np.maximum(times, first), 0.0, None)
-    return found
 
 
 def figure(steps: Steps, moments: Grid, spans: Spans) -> Figure | None:
@@ -94,30 +81,19 @@ class GpuUse(NamedTuple):
     gpu: StoredGpu | None
     tally: Tally
     """Of their own processes."""
+    held: Work
+    """What it did while these were on it."""
     figures: Figures
     granted_seconds: float | None
     """For how long a scheduler gave it to them; None when nobody knows."""
-    unseen_seconds: float
-    """For how much of that nothing is known."""
+    unused_seconds: float | None
+    """For how much of that no process of theirs was on it, as far as anything is known; None when nobody knows."""
+    untabled_seconds: float
+    """For how long there are samples of it, but nobody knows any more which processes were on it."""
     is_shared: bool
-    """Whether others held it in the same time."""
-
-    @property
-    def use(self) -> str | None:
-        """In a word; None when nobody knows."""
-        if self.tally.processes:
-            return "used"
-        known = [self.figures[metric].mean for metric in BUSY_METRICS if metric in self.figures]
-        if self.is_shared or (known and max(known) <= IDLE_RATIO):
-            return "untouched"
-        return "unattributed" if known else None
-
-    @property
-    def unused_seconds(self) -> float | None:
-        """For how long they were given it and did not hold it."""
-        if self.granted_seconds is None or self.use in ("unattributed", None):
-            return None
-        return max(0.0, self.granted_seconds - self.unseen_seconds - self.tally.seconds)
+    """Whether others held it at the same time."""
+    use: str | None
+    """In a word; None when nobody knows."""
 
     def document(self, node: str) -> Document:
         """As the API tells it."""
@@ -133,19 +109,49 @@ class GpuUse(NamedTuple):
             "memory_total_bytes": total,
             "allocated_seconds": _rounded(self.granted_seconds, 3),
             "unused_seconds": _rounded(self.unused_seconds, 3),
-            **added(self.tally),
+            **had(self.tally, [self.held]),
             "metrics": {metric: one.document(metric) for metric, one in self.figures.items()},
         }
 
 
+def used(figures: Figures, *, is_held: bool, by_others: bool, is_known: bool) -> str | None:
+    """How a GPU was used, in a word; None when nobody knows.
+
+    Args:
+        figures: What it did while they had it.
+        is_held: Whether a process of theirs was on it.
+        by_others: Whether others' were meanwhile.
+        is_known: Whether it is known which processes were on it.
+    """
+    if is_held:
+        return "used"
+    busy = [figures[metric].mean for metric in BUSY_METRICS if metric in figures]
+    if is_known and (by_others or (busy and max(busy) <= IDLE_RATIO)):
+        return "untouched"
+    return "unattributed" if busy and max(busy) > IDLE_RATIO else None
+
+
+def had(tally: Tally, held: Iterable[Work]) -> Document:
+    """What processes had of GPUs that they held, as the API tells it."""
+    held = list(held)
+    known = sum(work.known for work in held)
+    return {
+        **added(tally),
+        "held_seconds": round(sum(work.seconds for work in held), 3),
+        "known_seconds": round(known, 3),
+        "idle_seconds": round(sum(work.idle for work in held), 3) if known else None,
+        "memory_bytes_max": None if tally.memory is None else int(tally.memory),
+    }
+
+
 def added(tally: Tally) -> Document:
-    """What processes had, as the API tells it."""
+    """What processes had, divided where several held a GPU, as the API tells it."""
     return {
         "gpu_seconds": round(tally.seconds, 3),
+        "known_seconds": round(tally.known, 3),
         "idle_seconds": round(tally.idle, 3) if tally.known else None,
         "utilization_mean": round(tally.busy / tally.known, _DIGITS) if tally.known else None,
         "energy_joules": _rounded(tally.energy, 3),
-        "memory_bytes_max": None if tally.memory is None else int(tally.memory),
     }
 
 
@@ -168,7 +174,7 @@ def everybody(
         "gpus": len(capacity),
         "capacity_seconds": round(sum(capacity.values()), 3),
         "gpus_held": len(tally.gpus),
-        **{name: value for name, value in added(tally).items() if name != "memory_bytes_max"},
+        **added(tally),
         "power_watts_mean": _rounded(watts),
     }
 

@@ -11,6 +11,7 @@ import numpy as np
 from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.past.chart import Grid
 from gpulse.cluster.head.past.efficiency import BUSY_METRICS, METRICS, GpuKey
+from gpulse.cluster.head.past.presence import row
 from gpulse.store.base import Steps
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def drawn(
     several = -(-moments.count // points)
     spread = {
         metric: [
-            _thinned(_row(one, moments), several)
+            _thinned(row(one, moments), several)
             for key, own in steps.items()
             if key in worked
             for one in own
@@ -56,7 +57,7 @@ def drawn(
         "times": moments.times()[::several],
         "metrics": {metric: _spelled(_mean(rows)) for metric, rows in spread.items() if rows},
         "gpus": [
-            {**labels[key], "values": _spelled(_thinned(_row(one, moments), several))}
+            {**labels[key], "values": _spelled(_thinned(row(one, moments), several))}
             for key, one in busy.items()
             if one is not None
         ],
@@ -69,17 +70,9 @@ def _busiest(steps: Sequence[Steps]) -> Steps | None:
     return next((known[metric] for metric in BUSY_METRICS if metric in known), None)
 
 
-def _row(steps: Steps, moments: Grid) -> NDArray[np.float64]:
-    row = np.full(moments.count, np.nan)
-    places = moments.places(steps.times)
-    inside = (places >= 0) & (places < moments.count)
-    row[places[inside]] = steps.means[inside]
-    return row
-
-
-def _thinned(row: NDArray[np.float64], several: int) -> NDArray[np.float64]:
+def _thinned(values: NDArray[np.float64], several: int) -> NDArray[np.float64]:
     """The means of so many steps each."""
-    filled = np.concatenate((row, np.full(-len(row) % several, np.nan)))
+    filled = np.concatenate((values, np.full(-len(values) % several, np.nan)))
     return _mean(list(filled.reshape(-1, several).T))
 
 
@@ -91,5 +84,5 @@ def _mean(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return found
 
 
-def _spelled(row: NDArray[np.float64]) -> list[float | None]:
-    return [None if np.isnan(value) else round(value, _DIGITS) for value in row.tolist()]
+def _spelled(values: NDArray[np.float64]) -> list[float | None]:
+    return [None if np.isnan(value) else round(value, _DIGITS) for value in values.tolist()]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpulse.cluster.api.interface import JobKind
 from gpulse.cluster.head.past.grants import Grant
 from gpulse.cluster.head.past.people import Key
-from gpulse.cluster.head.past.usage import STEP_SECONDS
 from gpulse.store.base import StoredGpu, StoredProcess
 
+JobState = Literal["running", "ended", "lost"]
+"""Lost is what was not over when its nodes were heard of last."""
 Window = tuple[float | None, float | None]
 """From when on and until when something is asked for, in epoch seconds; None for no bound."""
 
@@ -23,7 +24,9 @@ class Subject(NamedTuple):
     start: float = 0.0
     """Epoch seconds."""
     end: float = 0.0
-    is_running: bool = False
+    state: JobState = "ended"
+    is_now: bool = False
+    """Whether it ends now for want of an end."""
     told: Mapping[str, Any] = {}
     """What a scheduler says of the job."""
     processes: Sequence[StoredProcess] = ()
@@ -31,17 +34,8 @@ class Subject(NamedTuple):
     grants: Sequence[Grant] = ()
     gpus: Sequence[StoredGpu] = ()
     """Those of a session."""
-    asked: Window = (None, None)
-    """The time that was asked for."""
-
-    @property
-    def minutes(self) -> tuple[float, float]:
-        """Its time in whole minutes, in which GPUs are divided; what was not asked for and others' time are left out."""
-        if self.kind == "session" or self.start >= self.end:
-            return self.start, self.end
-        start, end = self.start // STEP_SECONDS * STEP_SECONDS, -(-self.end // STEP_SECONDS) * STEP_SECONDS
-        first, last = self.asked
-        return start if first is None else max(start, first), end if last is None else min(end, last)
+    untold: Sequence[str] = ()
+    """What its figures leave out, in words."""
 
     @property
     def keys(self) -> set[Key]:

@@ -43,6 +43,25 @@ class Tally:
             self._largest = seconds, person
         self.gpus.add((share.node, share.uuid))
 
+    def include(self, other: Tally) -> None:
+        """Take all that another has in."""
+        self.seconds += other.seconds
+        self.known += other.known
+        self.busy += other.busy
+        self.idle += other.idle
+        if other.energy is not None:
+            self.energy = (self.energy or 0.0) + other.energy
+        if other.memory is not None:
+            self.memory = max(self.memory or 0.0, other.memory)
+        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+        self.gpus |= other.gpus
+        for key, seconds in other.processes.items():
+            self.processes[key] = self.processes.get(key, 0.0) + seconds
+        if other._largest is not None:
+            key = other._largest[1].key
+            if self._largest is None or self.processes[key] > self._largest[0]:
+                self._largest = self.processes[key], other._largest[1]
+
     @property
     def program(self) -> str | None:
         """That of its largest process."""
