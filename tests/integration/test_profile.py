@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -75,6 +76,8 @@ def test_a_block_knows_what_it_used(fake_nvml: FakeNvml, warm: Profiler) -> None
     assert report.activity["sm_active_ratio"] == pytest.approx(0.62)
     assert report.activity["gpu_utilization_ratio"] == pytest.approx(0.97)
     assert report.samples >= 2
+    for name in ("runs", "energy_joules", "memory_peak_bytes", "process_memory_peak_bytes", "activity"):
+        assert getattr(report, name) == pytest.approx(getattr(block, name))
 
 
 def test_runs_of_one_name_add_up(warm: Profiler) -> None:
@@ -139,8 +142,14 @@ def test_a_coroutine_is_a_block_until_it_is_done(warm: Profiler) -> None:
         await asyncio.sleep(_SHORT)
         return 1
 
+    class Fetcher:
+        async def __call__(self) -> int:
+            return await fetch()
+
+    fetcher = warm("fetcher")(Fetcher())
+
     async def both() -> list[int]:
-        return list(await asyncio.gather(fetch(), fetch()))
+        return list(await asyncio.gather(fetch(), fetcher()))
 
     results = asyncio.run(both())
     report = warm("fetch").report()
@@ -148,19 +157,43 @@ def test_a_coroutine_is_a_block_until_it_is_done(warm: Profiler) -> None:
     assert ([1, 1], 2) == (results, report.runs)
     assert _SHORT <= report.seconds < 2 * _SHORT
     assert (report.run_seconds or 0) >= _SHORT
+    assert _SHORT <= warm("fetcher").seconds
 
 
-def test_what_is_not_over_when_it_returns_is_refused(profile: Profiler) -> None:
-    """A generator or a class would be measured for next to nothing."""
+@pytest.mark.parametrize("name", [(), ("named",)], ids=["nameless", "named"])
+def test_what_is_not_over_when_it_returns_is_refused(profile: Profiler, name: tuple[str, ...]) -> None:
+    """A generator or a class would be measured for next to nothing, and a method that is none yet breaks."""
 
     def batches() -> Iterator[int]:
         yield 1
 
-    for thing in (batches, Path):
+    async def later() -> AsyncIterator[int]:
+        yield 1
+
+    class Batches:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    wrong: list[Any] = [batches, later, Batches(), Path, classmethod(repr), staticmethod(len), 3]
+    for thing in wrong:
+        with pytest.raises(UsageError):
+            profile(*name)(thing)
         with pytest.raises(UsageError):
             profile(thing)
-        with pytest.raises(UsageError):
-            profile()(thing)
+
+
+def test_blocks_that_nobody_can_ask_about_are_let_go(profile: Profiler) -> None:
+    """A loop of nameless blocks does not fill the memory; the thread goes on as after any block."""
+    for _ in range(30_000):
+        with profile():
+            pass
+
+    with profile._condition:
+        assert len(profile._events) + len(profile._ledger._awake) < 25_000
+        profile._drain()
+        profile._ledger.tidy()
+        assert 0 == len(profile._ledger._awake)
+        assert profile._ledger.last_end() is not None
 
 
 def test_many_threads_use_one_block(warm: Profiler) -> None:
@@ -320,6 +353,58 @@ def test_a_forked_process_measures_for_itself(warm: Profiler) -> None:
     assert 0 == status
     assert (1, ["epoch"]) == (report.runs, [each.name for each in warm.summary().blocks])
     assert report.energy_joules == pytest.approx(300 * report.seconds, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "module", ["gpulse.sources.machine", "gpulse.diagnosis.engine", "gpulse.terminal.table"]
+)
+def test_a_fork_while_modules_are_loaded(fake_nvml: FakeNvml, nvml_library: Path, module: str) -> None:
+    """What the first block, the first report or the first print has half loaded is whole in the child."""
+    code = """
+import importlib.abc, os, signal, sys, threading, time, gpulse
+
+half_loaded, forking, forked = threading.Event(), threading.Event(), threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1] and not half_loaded.is_set():
+            os.register_at_fork(before=forking.set, after_in_parent=forked.set)
+            half_loaded.set()
+            forking.wait(10)
+            forked.wait(0.3)  # in vain, if forks wait for what is being loaded
+
+def measure(name):
+    with gpulse.profile(name) as block:
+        until = time.monotonic() + 5
+        while gpulse.profile._looks < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    str(block)
+    return block.report()
+
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=measure, args=("outer",))
+thread.start()
+assert half_loaded.wait(10)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    report = measure("inner")
+    gpulse.profile.stop()
+    os._exit(0 if report.trouble is None and report.energy_joules else 1)
+thread.join()
+gpulse.profile.stop()
+print(os.waitpid(child, 0)[1])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, module],
+        env={**os.environ, **fake_nvml.env(nvml_library)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert ("0\n", "") == (ended.stdout, ended.stderr)
 
 
 def test_a_program_may_end_in_the_middle_of_a_block(fake_nvml: FakeNvml, nvml_library: Path) -> None:

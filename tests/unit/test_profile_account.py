@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from math import isclose
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpulse.model.frame import GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.process import GpuProcess
 from gpulse.profiling.account import Account, Ledger
+from gpulse.profiling.block import Block
 from gpulse.profiling.judging import judged
 from gpulse.profiling.report import Report
 from gpulse.profiling.spans import Spans
@@ -104,6 +106,49 @@ def test_a_moment_is_in_a_block_or_not() -> None:
     made.enter(5.0)
 
     assert [False, True, True, False, False, True] == [made.cover(at) for at in (0.5, 1, 2, 2.5, 4.9, 7)]
+
+
+@pytest.mark.parametrize("readings", [3, 5.5, 9, 10.2, 12.5])
+def test_what_is_no_estimate_is_nearly_right(readings: float) -> None:
+    """Power that jumps between readings is shared out as if it rose slowly; only few readings make much of that."""
+    wrong = 0.0
+    for late in range(10):
+        scene, begin = Scene(), 1.0 + late / 100
+        end = begin + readings / 10
+        scene.run(begin, end)
+        scene.watts(*(100 if begin <= at / 10 < end else 500 for at in range(40)), step=0.1)
+        report = scene.report()
+        wrong = max(wrong, abs((report.energy_joules or 0) / report.seconds - 100) / 400)
+
+    assert wrong < 0.11 or report.is_estimate
+    assert (readings < 10) == report.is_estimate
+
+
+def test_a_block_that_is_open_may_be_an_estimate_too() -> None:
+    """By the runs so far: somebody may ask in the middle of one."""
+    short, long, unused = Scene(), Scene(), Scene()
+    for start in (0.0, 1.0, 2.0):
+        short.run(start, start + 0.1)
+    short.run(3.0)
+    long.run(0.0)
+    reports = [short.report(3.1), long.report(3.1), unused.report(3.1)]
+
+    assert [True, False, False] == [report.is_estimate for report in reports]
+    assert [None, None, None] == [report.run_seconds for report in reports]
+
+
+def test_documentation_names_what_a_block_and_its_report_have() -> None:
+    """Whatever stands in its first column can be asked for."""
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    of_block, of_report = (
+        re.findall(r"`(\w+)(?:\(\))?`", " ".join(re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)))
+        for part in re.findall(r"^\| of (?:a block|`p\.report).*?\n\n", text, re.MULTILINE | re.DOTALL)
+    )
+
+    assert {"runs", "energy_joules", "activity", "findings", "to_dict"} <= set(of_block)
+    assert {"run_seconds", "is_estimate"} <= set(of_report)
+    assert [] == [name for name in of_block if not hasattr(Block, name)]
+    assert [] == [name for name in [*of_block, *of_report] if not hasattr(Report, name)]
 
 
 def test_an_end_without_a_begin_is_nothing() -> None:

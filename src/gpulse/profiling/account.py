@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpulse.profiling.meter import OWN_MEMORY, Meter, Stretch
@@ -83,6 +83,8 @@ class Account:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.is_wanted: Callable[[], object] = lambda: True
+        """Whether anybody is left who can ask about it."""
         self.begin()
 
     def begin(self) -> None:
@@ -125,6 +127,7 @@ class Ledger:
         self._parts: dict[tuple[Account, float, float], Part] = {}
         """Of the look that is being shared out: GPUs are read together, so that each part is wanted often."""
         self._awake: dict[Account, None] = {}
+        self._ended_at: float | None = None
         self._meters: dict[str, Meter] = {}
         self._uncorrected: dict[str, dict[Tally, Spans]] = {}
         """By UUID what has energy that was not compared with the counter yet."""
@@ -136,8 +139,8 @@ class Ledger:
         return all(account.spans.depth == 0 for account in self._awake)
 
     def last_end(self) -> float | None:
-        """When the last run of any block ended, None when that is long ago."""
-        return max((account.spans.ended_at for account in self._awake), default=None)
+        """When the last run of any block ended, None before the first one."""
+        return self._ended_at
 
     def is_settled(self, at: float) -> bool:
         """Whether every GPU has been read since that moment, on the monotonic clock."""
@@ -151,10 +154,17 @@ class Ledger:
             account.spans.enter(at)
         else:
             account.spans.leave(at)
+            self._ended_at = at
+
+    def tidy(self) -> None:
+        """Let go of blocks that nobody can ask about any more."""
+        for account in [a for a in self._awake if a.spans.depth == 0 and not a.is_wanted()]:
+            del self._awake[account]
 
     def take(self, gpus: Iterable[GpuReading], now: float, monotonic: float) -> None:
         """Share out what the GPUs say at one moment, in epoch seconds and on the monotonic clock."""
         self._parts.clear()
+        self.tidy()
         if self.seen_at is not None and monotonic > self.seen_at:
             for account in self._awake:
                 account.measured_seconds += self._part(account, self.seen_at, monotonic).seconds

@@ -55,16 +55,18 @@ class Block:
         """The function, measured whenever it runs; a coroutine from its first step to its last.
 
         Raises:
-            UsageError: It is a class or a generator, which is not over when it returns.
+            UsageError: It is no function, or a generator, which is not over when it returns.
         """
+        check_function(function)
         block = self if self._is_named else self._profiler.named(name_of(function))
         wrapper: Any
-        if inspect.iscoroutinefunction(function):
+        measured: Any = function
+        if inspect.iscoroutinefunction(_called(function)):
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:
                 with block:
-                    return await function(*args, **kwargs)
+                    return await measured(*args, **kwargs)
 
         else:
 
@@ -101,6 +103,16 @@ class Block:
         return self.report().memory_peak_bytes
 
     @property
+    def process_memory_peak_bytes(self) -> int | None:
+        """The same of this process alone."""
+        return self.report().process_memory_peak_bytes
+
+    @property
+    def activity(self) -> dict[str, float]:
+        """How busy its GPUs were: means by catalogue name, of what could be had."""
+        return self.report().activity
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """What held it up, worst first; nothing is found in less than ten seconds."""
         return self.report().findings
@@ -119,18 +131,38 @@ class Block:
         return self.report()._repr_html_()
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """What the block of a function is called: by its module too, but for the program's own.
+def check_function(function: object) -> None:
+    """Refuse to measure what does not run from its call to its return.
 
     Raises:
-        UsageError: It is a class or a generator.
+        UsageError: It is no function, or a generator.
     """
     if inspect.isclass(function):
         raise UsageError("a class is not a block", hint="decorate its methods instead")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if isinstance(function, classmethod | staticmethod):
+        kind = type(function).__name__
+        raise UsageError(f"a {kind} is not a function yet", hint=f"put @{kind} above @gpulse.profile")
+    if not callable(function):
+        raise UsageError(
+            f"a block is a name or a function, not a {type(function).__name__}",
+            hint='gpulse.profile("phase"), or @gpulse.profile above a function',
+        )
+    called = _called(function)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise UsageError(
             "a generator is not over when it returns", hint="use `with gpulse.profile(...)` inside it"
         )
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs when it is called: of an object, the method that makes it callable."""
+    if inspect.isroutine(function) or isinstance(function, functools.partial):
+        return function
+    return type(function).__call__
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What the block of a function is called: by its module too, but for the program's own."""
     named = getattr(function, "__qualname__", type(function).__qualname__)
     module = getattr(function, "__module__", None)
     return named if module in (None, "__main__") else f"{module}.{named}"

@@ -11,12 +11,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from gpulse.profiling.account import Account, Event, Ledger
-from gpulse.profiling.block import Block, name_of
+from gpulse.profiling.block import Block, check_function, name_of
+from gpulse.profiling.loading import loading
 from gpulse.profiling.report import Report
 from gpulse.profiling.summary import Summary
+
+if TYPE_CHECKING:
+    from gpulse.profiling.machine import OwnMachine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,12 +86,16 @@ class Profiler:
         Args:
             name: Of the block; without one, a block of its own that no summary shows. A function is decorated with
                 the block of its name.
+
+        Raises:
+            UsageError: It is neither a name nor a function that can be measured.
         """
         if name is None:
             return self._made(_NAMELESS, is_named=False)
-        if callable(name):
-            return self.named(name_of(name))(name)
-        return self.named(str(name))
+        if isinstance(name, str):
+            return self.named(name)
+        check_function(name)
+        return self.named(name_of(name))(name)
 
     def named(self, name: str) -> Block:
         """The block of a name."""
@@ -99,7 +107,9 @@ class Profiler:
         return block
 
     def _made(self, name: str, *, is_named: bool) -> Block:
-        block = Block(self, Account(name), is_named=is_named)
+        account = Account(name)
+        block = Block(self, account, is_named=is_named)
+        account.is_wanted = weakref.ref(block)
         self._known.add(block)
         return block
 
@@ -116,7 +126,8 @@ class Profiler:
         Raises:
             UsageError: The interval is too short, or endless.
         """
-        from gpulse.sampling.sampler import checked_interval  # noqa: PLC0415  nothing is loaded before it is used
+        with loading:
+            from gpulse.sampling.sampler import checked_interval  # noqa: PLC0415  nothing is loaded before it is used
 
         wanted = None if interval_seconds is None else checked_interval(interval_seconds)
         words = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
@@ -152,7 +163,8 @@ class Profiler:
 
     def report(self, account: Account) -> Report:
         """What a block has used; one that has just ended is waited for until its last readings are there."""
-        from gpulse.profiling.judging import judged  # noqa: PLC0415  the rules are loaded for who asks
+        with loading:
+            from gpulse.profiling.judging import judged  # noqa: PLC0415  the rules are loaded for who asks
 
         with self._condition:
             self._drain()
@@ -189,6 +201,7 @@ class Profiler:
                 return
             if not self._is_prepared:
                 self._is_prepared = True
+                loading.prepare()
                 os.register_at_fork(after_in_child=self._forget)
                 atexit.register(self.stop)
             self._looks = 0
@@ -207,6 +220,7 @@ class Profiler:
         if len(self._events) > _MOST_EVENTS and self._condition.acquire(blocking=False):
             try:
                 self._drain()
+                self._ledger.tidy()
             finally:
                 self._condition.release()
 
@@ -234,11 +248,13 @@ class Profiler:
 
     def _run(self, stopping: threading.Event) -> None:
         time.sleep(_YIELD_SECONDS)
-        from gpulse.profiling.machine import OwnMachine, own_pid  # noqa: PLC0415  loads the driver's binding
-
-        variable = os.environ.get("CUDA_VISIBLE_DEVICES") if self._gpus is None else self._gpus
-        machine = OwnMachine(self._interval or _INTERVAL_SECONDS, variable)
+        machine: OwnMachine | None = None
         try:
+            with loading:
+                import gpulse.diagnosis.digest  # noqa: F401, PLC0415  what the ledger will want
+                from gpulse.profiling.machine import OwnMachine, own_pid  # noqa: PLC0415  loads the driver's binding
+            variable = os.environ.get("CUDA_VISIBLE_DEVICES") if self._gpus is None else self._gpus
+            machine = OwnMachine(self._interval or _INTERVAL_SECONDS, variable)
             with self._condition:
                 self._ledger.pid = own_pid()
             due = monotonic()
@@ -254,7 +270,8 @@ class Profiler:
             with self._condition:
                 if self._thread is threading.current_thread():
                     self._leave()
-            machine.close()
+            if machine is not None:
+                machine.close()
 
     def _look(self, machine: Any) -> float:
         """One look; the time until the next one."""

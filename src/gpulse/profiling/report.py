@@ -6,13 +6,14 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpulse.profiling.account import Account, Tally
+from gpulse.profiling.loading import loading
 from gpulse.profiling.meter import ACTIVITY, MEMORY, OWN_MEMORY, UTILIZATION
 
 if TYPE_CHECKING:
     from gpulse.model.finding import Diagnosis, Finding
 
 _NAMES = (UTILIZATION, *ACTIVITY)
-_LEAST_INTERVALS = 3
+_LEAST_INTERVALS = 10
 """Readings that a run must last for them to be about the run rather than about what is around it."""
 
 
@@ -137,7 +138,10 @@ class Report(NamedTuple):
     @property
     def is_estimate(self) -> bool:
         """Whether its runs are so short that what it used cannot be told from what ran right before and after it."""
-        return self.run_seconds is not None and self.run_seconds < _LEAST_INTERVALS * self.interval_seconds
+        if not self.runs:
+            return False
+        length = self.seconds / self.runs if self.run_seconds is None else self.run_seconds
+        return length < _LEAST_INTERVALS * self.interval_seconds
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -154,12 +158,14 @@ class Report(NamedTuple):
         }
 
     def __str__(self) -> str:
-        from gpulse.profiling.view import report_text  # noqa: PLC0415  only who prints needs it
+        with loading:
+            from gpulse.profiling.view import report_text  # noqa: PLC0415  only who prints needs it
 
         return report_text(self)
 
     def _repr_html_(self) -> str:
-        from gpulse.profiling.view import report_html  # noqa: PLC0415
+        with loading:
+            from gpulse.profiling.view import report_html  # noqa: PLC0415
 
         return report_html(self)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gpulse.profiling.loading import loading
 from gpulse.profiling.report import Report
 
 
@@ -17,11 +18,13 @@ class Summary(NamedTuple):
         return {"blocks": [report.to_dict() for report in self.blocks]}
 
     def __str__(self) -> str:
-        from gpulse.profiling.view import summary_text  # noqa: PLC0415  only who prints needs it
+        with loading:
+            from gpulse.profiling.view import summary_text  # noqa: PLC0415  only who prints needs it
 
         return summary_text(self.blocks)
 
     def _repr_html_(self) -> str:
-        from gpulse.profiling.view import summary_html  # noqa: PLC0415
+        with loading:
+            from gpulse.profiling.view import summary_html  # noqa: PLC0415
 
         return summary_html(self.blocks)

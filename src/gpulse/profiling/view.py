@@ -189,9 +189,8 @@ def _remarks(report: Report) -> list[str]:
     if report.trouble is not None and report.trouble not in report.diagnosis.verdict:
         remarks.append(f"{report.trouble}.")
     elif report.gpus and report.is_estimate:
-        remarks.append(
-            f"An estimate: runs of {moment(report.run_seconds)}, and GPUs were read every {moment(report.interval_seconds)}."
-        )
+        runs = "" if report.run_seconds is None else f"runs of {moment(report.run_seconds)}, and "
+        remarks.append(f"An estimate: {runs}GPUs were read every {moment(report.interval_seconds)}.")
     elif report.gpus and report.measured_seconds < _COMPLETE * report.seconds and not report.is_open:
         remarks.append(f"Measured for {moment(report.measured_seconds)} of {moment(report.seconds)}.")
     return remarks
