@@ -24,7 +24,7 @@ case "$SLURM_JOB_ID" in '' | *[!0-9]*) exit 0 ;; esac
 # Each file is replaced as a whole, and only when all that is to stay could be written.
 release() (
     umask 022
-    flock -w 5 9
+    flock -w 2 9
     for file in "$MAP"/*; do
         grep -qs "^$SLURM_JOB_ID " "$file" || continue
         grep -v "^$SLURM_JOB_ID " "$file" >"$MAP/.left"
@@ -73,16 +73,17 @@ output() {
 [ -n "$GPULSE_HEAD" ] && export GPULSE_HEAD
 [ -n "$GPULSE_TOKEN_FILE" ] && export GPULSE_TOKEN_FILE
 export HOME="${HOME:-/root}"
-line=$(timeout "$PATIENCE" "$GPULSE" job "$SLURM_JOB_ID" --line 2>/dev/null </dev/null) || exit 0
+line=$(timeout -k 1 "$PATIENCE" "$GPULSE" job "$SLURM_JOB_ID" --line 2>/dev/null </dev/null) || exit 0
 [ -n "$line" ] || exit 0
 
 printf '%s\n' "$line"
-[ -n "$REPORTS" ] && printf '%s\n' "$line" >>"$REPORTS"
+# shellcheck disable=SC2016
+[ -n "$REPORTS" ] && printf '%s\n' "$line" | timeout -k 1 2 sh -c 'cat >>"$1"' sh "$REPORTS"
 # As the job's user: the path is the user's, and may lead anywhere.
 # shellcheck disable=SC2016
 if [ "$TELL_USER" = yes ] && [ "${SLURM_JOB_UID:-0}" -gt 0 ]; then
     printf '%s\n' "$line" |
-        timeout 5 setpriv --reuid="$SLURM_JOB_UID" --regid="${SLURM_JOB_GID:-65534}" --clear-groups -- \
+        timeout -k 1 2 setpriv --reuid="$SLURM_JOB_UID" --regid="${SLURM_JOB_GID:-65534}" --clear-groups -- \
             sh -c '[ -f "$1" ] && cat >>"$1"' sh "$(output)" 2>/dev/null
 fi
 exit 0

@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from gpulse.model.device import Device
 from gpulse.model.job import Job
+from gpulse.sources.jobs import JobReader
 from gpulse.sources.machine import LocalMachine
 from gpulse.sources.procfs import Roots
 from tests.fakes.nvml import FakeNvml
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="Slurm starts jobs of o
 
 CONTRIB = Path(__file__).parents[2] / "contrib" / "slurm"
 NOBODY, DAEMON = 65534, 1
+GPUS = [Device(index, f"GPU-{index}", "H200", minor_number=index) for index in range(4)]
 AS_NOBODY = """
 import json, os, sys, time
 from gpulse.model.device import Device
@@ -126,6 +131,36 @@ def test_two_jobs_of_two_users_are_told_apart(
     assert [] == [entry for entry in frame.health if entry.source == "jobs"]
 
 
+def test_nobody_is_in_a_job_by_saying_so(slurm: SlurmMachine, running: Running, fake_nvml: FakeNvml) -> None:
+    """A number in an environment counts for the job's own user, and for a job that there is."""
+
+    four(fake_nvml)
+    said = [(DAEMON, running.first), (NOBODY, running.first), (NOBODY, "99999999")]
+    with ExitStack() as stack:
+        liars = [stack.enter_context(_sleeping(uid, SLURM_JOB_ID=job)) for uid, job in said]
+        for pid in liars:
+            fake_nvml.add_process(0, pid, 1 << 30)
+        local = LocalMachine(
+            cadence=QUICK, patience=IMPATIENT, watch_xids=False, roots=Roots(dev=f"{slurm.folder}/dev")
+        )
+        try:
+            frame = frames_until(local, lambda frame: set(liars) <= {one.pid for one in frame.processes})
+        finally:
+            local.close()
+    jobs = {process.pid: process.identity.owner.job for process in frame.processes}
+
+    assert [None, f"slurm:{running.first}", None] == [jobs[pid] for pid in liars]
+
+
+@contextmanager
+def _sleeping(uid: int, **env: str) -> Iterator[int]:
+    with subprocess.Popen(["/bin/sleep", "600"], env=env, user=uid, group=uid) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def test_without_root_the_jobs_of_others_are_known_but_not_their_gpus(running: Running) -> None:
     """The control group says job and user; that an environment could not be read is said."""
 
@@ -163,7 +198,11 @@ def test_the_epilog_reports_and_gives_the_gpus_back(
         head = cluster.head()
         reports = slurm.folder / "reports"
         configure(
-            slurm.folder, GPULSE=str(program), GPULSE_HEAD=f"127.0.0.1:{head.port}", REPORTS=str(reports)
+            slurm.folder,
+            GPULSE=str(program),
+            GPULSE_HEAD=f"127.0.0.1:{head.port}",
+            REPORTS=str(reports),
+            TELL_USER="yes",
         )
         job, pid = slurm.submit(NOBODY, 1, "short")
         fake_nvml.add_process(3, pid, 5 << 30, sm=60)
@@ -178,6 +217,7 @@ def test_the_epilog_reports_and_gives_the_gpus_back(
         during = sorted(path.name for path in (slurm.folder / "map").glob("nvidia*"))
         slurm.cancel(job)
         line = until(lambda: reports.exists() and reports.read_text(encoding="utf-8"), "the epilog reports")
+    outputs = {path.name: path.read_text(encoding="utf-8") for path in (slurm.folder / "out").iterdir()}
 
     assert ["nvidia0", "nvidia1", "nvidia2", "nvidia3"] == during
     assert ["nvidia0", "nvidia1", "nvidia2"] == sorted(
@@ -187,3 +227,27 @@ def test_the_epilog_reports_and_gives_the_gpus_back(
     assert job in line
     assert "1 GPU" in line
     assert len(line) < 200
+    assert outputs[job].endswith(line)
+    assert [] == [name for name in outputs if not name.isdecimal()]
+
+
+@pytest.mark.usefixtures("running")
+def test_an_allocation_in_which_nothing_runs_is_seen(slurm: SlurmMachine) -> None:
+    """Its GPU is known from the prolog's directory; without that it is said that it is not."""
+
+    slurm.ask("salloc", "--no-shell", "--gres=gpu:1", "--job-name=empty")
+    job = slurm.ask("squeue", "-h", "-n", "empty", "-o", "%A")
+    name = f"slurm:{job}"
+    now = time.time()
+    without, with_map = JobReader(), JobReader(folders=[f"{slurm.folder}/map"])
+    until(lambda: name in {one.id for one in JobReader().read(now, GPUS)[0]}, "the job is there")
+    for reader in (without, with_map):
+        reader.read(now, GPUS)
+    seen = {
+        reader: {one.id: one for one in reader.read(now + 6, GPUS)[0]}[name].gpus
+        for reader in (without, with_map)
+    }
+    health = [entry.detail for entry in without.read(now + 6, GPUS)[1]]
+
+    assert {without: (), with_map: ("GPU-3",)} == seen
+    assert any(name in detail.split() and "nothing runs" in detail for detail in health)

@@ -58,15 +58,17 @@ def scripts(tmp_path: Path) -> Scripts:
 
 
 def test_the_gpus_of_a_job_are_written_down_and_given_back(scripts: Scripts) -> None:
-    """Two jobs that share a GPU both stand there, and only the one that ends is taken out."""
+    """Two jobs that share a GPU both stand there, and only the one that ends is taken out; of MIG instances the UUIDs count."""
 
     scripts.run("prolog.sh", **JOB)
     scripts.run("prolog.sh", SLURM_JOB_ID="77", SLURM_JOB_UID="0", CUDA_VISIBLE_DEVICES="2,MIG-1-2")
+    parts = {"SLURM_JOB_GPUS": "5", "CUDA_VISIBLE_DEVICES": "MIG-1-2"}
+    scripts.run("prolog.sh", SLURM_JOB_ID="78", SLURM_JOB_UID="0", **parts)
     during = scripts.mapped()
     scripts.run("epilog.sh", **JOB)
 
-    assert {"nvidia0": "7 1000\n", "nvidia2": "7 1000\n77 0\n", "MIG-1-2": "77 0\n"} == during
-    assert {"nvidia2": "77 0\n", "MIG-1-2": "77 0\n"} == scripts.mapped()
+    assert {"nvidia0": "7 1000\n", "nvidia2": "7 1000\n77 0\n", "MIG-1-2": "77 0\n78 0\n"} == during
+    assert {"nvidia2": "77 0\n", "MIG-1-2": "77 0\n78 0\n"} == scripts.mapped()
 
 
 @pytest.mark.parametrize(
@@ -166,9 +168,9 @@ def test_the_first_node_of_a_job_reports(
 
 
 def test_an_epilog_does_not_wait_for_long(scripts: Scripts) -> None:
-    """A head that does not answer keeps no node."""
+    """A head that does not answer keeps no node, nor does a program that does not want to end."""
 
-    scripts.configure("#!/bin/sh\nexec sleep 600\n", PATIENCE="0.2")
+    scripts.configure('#!/bin/sh\ntrap "" TERM\nwhile :; do sleep 600; done\n', PATIENCE="0.2")
     began = time.monotonic()
 
     assert "" == scripts.run("epilog.sh", **JOB)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.model.process import Owner
-from gpulse.sources.owners import container, find_owner, pod, user_name
+from gpulse.sources.owners import Register, container, find_owner, pod, user_name
 from gpulse.sources.slurm import slurm_job, slurm_job_of_environ
 
 ID = "4f5a9c0e1b2d" + "0123456789abcdef" * 3 + "dead"
@@ -27,6 +27,9 @@ POD = "8dbc5577-d0e2-4706-8787-57d52c03ddf2"
         "/../../job_2/step_interactive/user/task_special",
         "/slurm/uid_1000/job_2/step_0/docker/x",
         "/gpu.slice/node07_slurmstepd.scope/job_2/step_4294967291/slurm",
+        "/gpu.slice/gpu-batch.slice/slurmstepd.scope/job_2",
+        "/../../../uid_1000/job_2/step_0",
+        "/../slurmstepd.scope/job_2/step_0",
     ],
 )
 def test_a_slurm_job_is_read_off_its_control_group(path: str) -> None:
@@ -42,6 +45,52 @@ def test_other_control_groups_are_no_slurm_jobs(path: str) -> None:
     """A directory that only looks like a job's is not one."""
 
     assert slurm_job([path]) is None
+
+
+_DELEGATED = "/user.slice/user-1001.slice/user@1001.service"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{_DELEGATED}/app.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
+        f"{_DELEGATED}/app.slice/job_4711/step_0",
+        f"{_DELEGATED}/slurm/uid_0/job_4711/step_0",
+        f"{_DELEGATED}/app.slice/s5K1KKYAYG5D00/step_0",
+        f"/../../..{_DELEGATED}/app.slice/slurmstepd.scope/job_4711/step_0",
+        "/../user@1001.service/app.slice/slurmstepd.scope/job_4711/step_0",
+        "/user.slice/slurmstepd.scope/job_4711",
+        "/system.slice/hub-eve.service/slurmstepd.scope/job_4711/step_0",
+        "/system.slice/hub-eve.service/job_4711/slurmstepd.scope/job_4711/step_0",
+        "/lxc/eve/slurm/uid_0/job_4711/step_0",
+    ],
+)
+def test_a_place_that_users_can_make_is_no_slurm_job(path: str) -> None:
+    """Where control groups were handed over to them they choose the names."""
+
+    assert slurm_job([path]) is None
+
+
+@pytest.mark.parametrize(
+    ("register", "job"),
+    [
+        (Register(), "slurm:4711"),
+        (Register(users={"slurm:4711": 1000}), None),
+        (Register(users={"slurm:4711": 1001}), "slurm:4711"),
+        (Register(has_groups=True), None),
+        (Register(users={"slurm:4711": 1000}, has_groups=True), None),
+        (Register(users={"slurm:4711": 1001}, has_groups=True), "slurm:4711"),
+    ],
+)
+def test_an_environment_outside_of_slurms_control_groups_is_believed_of_ones_own_job(
+    register: Register, job: str | None
+) -> None:
+    """Anybody can write anybody's number; where Slurm has no groups at all nothing else is to be had."""
+
+    login = "/user.slice/user-1001.slice/session-3.scope"
+
+    assert job == find_owner(1001, [login], b"SLURM_JOB_ID=4711\0", register=register).job
+    assert "slurm:5" == find_owner(1001, ["/slurm/uid_9/job_5"], b"SLURM_JOB_ID=4711\0", None, register).job
 
 
 def test_the_environment_names_the_job_when_the_control_group_does_not() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpulse.model.device import Device
 from gpulse.model.process import Owner
-from gpulse.sources.owners import find_owner
+from gpulse.sources.owners import Register, find_owner
 from gpulse.sources.slurm import (
     Told,
     allocated,
@@ -70,7 +70,8 @@ def test_the_number_of_a_sluid_comes_from_the_step_daemon_or_the_environment() -
     path = f"/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0"
     said = environ(SLURM_JOB_ID="99")
 
-    assert "slurm:7" == find_owner(None, [path], said, numbers={f"slurm:{SLUID}": "slurm:7"}).job
+    assert "slurm:7" == find_owner(None, [path], said, register=Register({f"slurm:{SLUID}": "slurm:7"})).job
+    assert f"slurm:{SLUID}" == find_owner(1, [path], said, register=Register(users={"slurm:99": 2})).job
     assert "slurm:99" == find_owner(None, [path], said).job
     assert f"slurm:{SLUID}" == find_owner(None, [path]).job
     assert Owner(job="slurm:5") == find_owner(None, ["/slurm/uid_0/job_5/step_0"], said)
@@ -157,6 +158,8 @@ def test_what_an_environment_says_is_bounded() -> None:
         ([Told("j", gpus="1", step_gpus="0")], ("GPU-1",)),
         ([Told("j", visible="0,1")], ()),
         ([Told("j", visible="MIG-30")], ("MIG-30",)),
+        ([Told("j", gpus="2", visible="MIG-30")], ("MIG-30",)),
+        ([Told("j", gpus="2,3", visible="GPU-2")], ("GPU-2", "GPU-3")),
         ([Told("j", visible="gpu-2,GPU-77")], ("GPU-2",)),
         ([Told("j", gpus="7,x,1-x,-,99999999999")], ()),
         ([Told("j")], ()),
@@ -164,7 +167,7 @@ def test_what_an_environment_says_is_bounded() -> None:
     ],
 )
 def test_the_gpus_of_a_job_are_read_off_its_environments(told: list[Told], gpus: tuple[str, ...]) -> None:
-    """Slurm's numbers and UUIDs count; numbers for CUDA are renumbered in each job, and do not."""
+    """Slurm's numbers and UUIDs count; numbers for CUDA are renumbered in each job, and Slurm's for MIG instances: they do not."""
 
     assert gpus == allocated(told, [*GPUS, PART])
 

@@ -92,15 +92,16 @@ class JobGroups:
     def _find_tops(self) -> None:
         """Find the directories in which Slurm keeps its jobs."""
         self._mounts = _mounts(self._roots)
-        tops: list[str] = []
-        if (unified := self._mounts.get("")) is not None:
-            tops += _scopes(unified)
-        for hierarchy in _HIERARCHIES:
-            if (mount := self._mounts.get(hierarchy)) is not None:
-                tops += [f"{mount}/{name}" for name in list_names(mount) if name.startswith("slurm")]
-                self.is_used = self.is_used or bool(tops)
-        self._tops = tops
-        if not tops:
+        unified = self._mounts.get("")
+        scopes = [] if unified is None else _scopes(unified)
+        mounts = [mount for name in _HIERARCHIES if (mount := self._mounts.get(name)) is not None]
+        folders = [
+            f"{mount}/{name}" for mount in mounts for name in list_names(mount) if name.startswith("slurm")
+        ]
+        self._tops = scopes + folders
+        # A daemon may make its scope and track its jobs by other means.
+        self.is_used = self.is_used or bool(folders)
+        if not self._tops:
             self._known, self._found, self.numbers = {}, (), {}
 
     def _look(self, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpulse.model.device import Device
@@ -154,9 +154,9 @@ _SURE = frozenset({"devices", "map"})
 """Where GPUs are known from that nobody but root can claim."""
 
 
-def _without(job: Job, taken: Set[str]) -> Job:
+def _without(job: Job, taken: Collection[str]) -> Job:
     """A job without the GPUs that it claims and that others were given for sure."""
-    if job.source in _SURE or taken.isdisjoint(job.gpus):
+    if job.source in _SURE or not any(gpu in taken for gpu in job.gpus):
         return job
     gpus = tuple(gpu for gpu in job.gpus if gpu not in taken)
     return job._replace(gpus=gpus, source=job.source if gpus else None)

@@ -62,7 +62,8 @@ class Numbering:
         at, holds = self._held.get(pid, (None, None))
         if at is not None and not due(now, at, _HELD_SECONDS if holds else _NOT_HELD_SECONDS):
             return at, holds
-        return now, holds_gpu(self._roots, f"{self._roots.proc}/{pid}")
+        seen = holds_gpu(self._roots, f"{self._roots.proc}/{pid}")
+        return now, holds if seen is None else seen
 
     def _translated(self, now: float, numbers: Collection[int]) -> Mapping[int, int]:
         """Our namespace's numbers as an outer one's, in whose /proc we look; nothing unless all of them are ours."""
@@ -90,7 +91,10 @@ class Numbering:
 
 
 def holds_gpu(roots: Roots, folder: str) -> bool | None:
-    """Whether a process has a GPU's device file open, None when it does not let itself be asked."""
+    """Whether a process has a GPU's device file open, None when it does not let itself be asked.
+
+    One that is ending has given all its files back, and may stay on the driver's list for long after that.
+    """
     prefix = f"{roots.dev}/nvidia"
     try:
         descriptors = os.listdir(f"{folder}/fd")
@@ -98,5 +102,7 @@ def holds_gpu(roots: Roots, folder: str) -> bool | None:
         return None
     except OSError:
         return False
+    if not descriptors:
+        return None
     targets = (read_link(f"{folder}/fd/{descriptor}") for descriptor in descriptors)
     return any(target is not None and target.startswith(prefix) for target in targets)

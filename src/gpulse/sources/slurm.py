@@ -43,10 +43,9 @@ def slurm_job(paths: Iterable[str]) -> str | None:
     for path in paths:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for place, part in enumerate(parts):
-            if (job := job_of_folder(part)) is not None:
-                if _is_slurms(parts[:place], parts[place + 1 : place + 2]):
-                    return job
-                break  # whoever could make this could make anything below it
+            job = job_of_folder(part)
+            if job is not None and _is_slurms(parts[:place], parts[place + 1 : place + 2]):
+                return job
     return None
 
 
