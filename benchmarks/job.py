@@ -34,6 +34,8 @@ _NODE = 3
 _GPUS = 8
 _JOB = "slurm:4711"
 _TOLD_SECONDS = 30
+_OTHERS = 50_000
+"""Short jobs of others in that day, as arrays of them are."""
 _MOST_SECONDS = 1.0
 _POINTS = 240
 
@@ -50,6 +52,11 @@ def _tell(path: Path, size: Size) -> None:
         rows += [
             (float(moment), node, "findings", 1, told) for moment in range(begin, size.end, _TOLD_SECONDS)
         ]
+    for number in range(_OTHERS):
+        node, begun = number % size.nodes, begin + number * (_DAY - 60) / _OTHERS
+        other = {"id": f"slurm:{100_000 + number}", "user": "bob", "name": "sweep", "array": f"99_{number}"}
+        rows.append((begun, node, "job", 1, json.dumps(other)))
+        rows.append((begun + 30.0, node, "job_end", 1, json.dumps({"job": other["id"]})))
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(
             "UPDATE processes SET identity = json_set(identity, '$.owner.job', ?, '$.owner.user', 'ada') "
@@ -100,7 +107,8 @@ def run(*, quick: bool, takes: int) -> Report:
     finally:
         shutil.rmtree(base)
     report.notes.append(
-        f"{size.nodes * _GPUS} GPUs with {size.days} days of history, of which the cluster's average is made too; "
+        f"{size.nodes * _GPUS} GPUs with {size.days} days of history, of which the cluster's average is made too, and "
+        f"{_OTHERS:,} other jobs on that day; "
         "JSON is written, the way to the client is not measured."
     )
     return report

@@ -188,13 +188,13 @@ _ROW = """({user, held, harvested}) => ({
 
 @pytest.mark.parametrize("harvested", [0, 7200])
 def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> None:
-    """Beside what people held, with its energy, which is in nobody's sum, and only where something was harvested."""
+    """Beside what people held, with its energy, which is in nobody's sum; what is missing is told as it was written."""
     script = """async harvested => {
       const {mount} = await import('/pages/who.js');
       const row = ROW;
       const rows = [row({user: 'ada', held: 3600, harvested: 0}), ...(harvested ? [row({user: 'bob', held: 0, harvested})] : [])];
       const answer = {from: 0, to: 14400, step: 60, by: 'user', gpus: 1, capacity_seconds: 14400, gpu_seconds: 3600, idle_seconds: 0,
-        harvested_seconds: harvested, truncated: false, rows};
+        harvested_seconds: harvested, truncated: false, incomplete: harvested ? ['<b>much</b> is gone'] : [], rows};
       const before = window.fetch;
       window.fetch = async () => new Response(JSON.stringify(answer), {headers: {'content-type': 'application/json'}});
       const root = document.createElement('div');
@@ -202,7 +202,7 @@ def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> N
       while (!root.querySelector('tfoot')) await new Promise((resolve) => setTimeout(resolve));
       const words = (selector) => [...root.querySelectorAll(selector)].map((one) => one.textContent.replace(/\\s+/g, ' ').trim());
       const told = [words('.usage-summary dt').slice(2), words('.usage-summary dd').slice(2), words('[data-label=Harvested]'),
-        words('[data-label=Energy]')];
+        words('[data-label=Energy]'), words('.usage-summary p')];
       handle.leave();
       window.fetch = before;
       return told;
@@ -214,6 +214,7 @@ def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> N
             ["1.00 25 %", "0.00 0 %", "2.00 50 %", "1.00 25 %"],
             ["0.00", "2.00 3.0 kJ", "2.00 3.0 kJ"],
             ["1.0 kJ", "\N{EN DASH}", "1.0 kJ"],
+            ["Not all is known: <b>much</b> is gone."],
         ] == told
     else:
         assert [
@@ -221,6 +222,7 @@ def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> N
             ["1.00 25 %", "0.00 0 %", "3.00 75 %"],
             [],
             ["1.0 kJ", "1.0 kJ"],
+            [],
         ] == told
 
 

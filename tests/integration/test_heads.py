@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def test_a_head_is_killed_and_comes_back(pair: Pair, tmp_path: Path) -> None:
         assert 0 == head.end(signal.SIGTERM)
     pair.engine.settle()
     assert _taken(tmp_path) == _kept(pair.engine)
+    assert {"a": 24, "b": 24} == {name: _described(tmp_path / name / "data") for name in "ab"}
 
 
 def test_what_a_dead_head_had_not_sent(pair: Pair, tmp_path: Path) -> None:
@@ -157,6 +159,12 @@ def _scraped(head: HeadProcess) -> int:
     with urllib.request.urlopen(f"http://127.0.0.1:{head.http_port}/metrics", timeout=10) as answer:
         text: str = answer.read().decode()
     return sum(line.startswith("gpulse_gpu_power_watts{") for line in text.splitlines())
+
+
+def _described(directory: Path) -> int:
+    """Of how many GPUs a head knows what their agents told it, which is more than the engine knows."""
+    with closing(Archive(str(directory))) as archive:
+        return sum("memory_total_bytes" in gpu.device["facts"] for gpu in archive.gpus())
 
 
 def _taken(directory: Path) -> dict[str, set[int]]:
@@ -217,8 +225,8 @@ def test_what_an_engine_says_of_now(kind: type[EngineProcess], tmp_path: Path) -
         client = PromqlClient(engine.engine)
         newest = Newest(client, labels={})
         try:
-            until(lambda: len(newest.nodes()) == 2, "the engine has it")
-            heard = newest.nodes()
+            until(lambda: len(newest.nodes(now)) == 2, "the engine has it")
+            heard = newest.nodes(now)
             devices = newest.gpus(heard.keys())
             frames = newest.frames(heard, devices)
         finally:

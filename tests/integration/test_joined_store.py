@@ -15,12 +15,13 @@ import pytest
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.membership import Register
 from gpulse.cluster.head.past.past import Past
-from gpulse.errors import GpulseError
+from gpulse.errors import DiskError, GpulseError
 from gpulse.export.session.write import write_session
 from gpulse.model.session import Session
 from gpulse.store.archive import Archive
 from gpulse.store.base import HeadStore, Holding, Series, Share, Steps
 from gpulse.store.joined import JoinedStore
+from gpulse.store.merging import merged_shares
 from gpulse.store.remote.config import EngineError
 from gpulse.store.remote.engine_samples import EngineSamples
 from gpulse.store.remote.promql import PromqlClient
@@ -70,6 +71,8 @@ class Counting:
         self._nodes = nodes
         self.asked: list[tuple[float, float, list[int] | None]] = []
         self.error: GpulseError | None = None
+        self.own: Archive | None = None
+        """Whose shares are a part of the answer."""
 
     def _note(self, start: float, end: float, nodes: Collection[int] | None) -> None:
         self.asked.append((start - BEGIN, end - BEGIN, None if nodes is None else sorted(nodes)))
@@ -102,9 +105,11 @@ class Counting:
         """What it had then."""
         self._note(asked["start"], asked["end"], asked["nodes"])
         first, last = BEGIN + 10.0, BEGIN + 590.0
+        here = [] if self.own is None else self.own.shares(**asked)
         if asked["start"] > first:
-            return []
-        return [Share(1, 4000, None, "GPU-1-0", first, last, 580.0, 580.0, 290.0, 60.0, 1000.0, 9.0e9, 600.0)]
+            return here
+        there = Share(1, 4000, None, "GPU-1-0", first, last, 580.0, 580.0, 290.0, 60.0, 1000.0, 9.0e9, 600.0)
+        return merged_shares([*here, there])
 
 
 def past_of(store: HeadStore, directory: Path) -> Past:
@@ -214,6 +219,47 @@ def test_what_is_dropped_while_it_runs_is_found_elsewhere(lab: Lab, tmp_path: Pa
         assert 1 == len(engine.asked)
         assert [FRAMES - 12] == [len(series.times) for series in before]
         assert before[0].values.tolist() == after[0].values.tolist()
+
+
+def test_what_no_engine_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path) -> None:
+    """Old samples of GPUs and hosts come from the engine, and who held GPUs is told as before, also after a restart."""
+
+    now = BEGIN + 5000.0
+    with Archive(str(tmp_path)) as archive:
+        joined = JoinedStore(archive, lab.samples, None, now=lambda: now)
+        feeder = Feeder(archive, 1)
+        for numbers in (range(FRAMES), range(960, 972), range(972, 984)):
+            joined.committed(feeder.feed(numbers))
+            archive.seal()
+        before = all_told(joined)
+        assert before == all_told(archive)
+
+        assert [] == archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=1e6)
+
+        assert [True, False] == [segment.thinned is not None for segment in archive.segments]
+        assert [] == archive.query("gpu", "power_watts", start=BEGIN, end=END)
+        assert before == all_told(joined)
+    with Archive(str(tmp_path)) as archive:
+        joined = JoinedStore(archive, lab.samples, None, now=lambda: now)
+        assert before == all_told(joined)
+
+        dropped = archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=100.0)
+        assert 1 == len(dropped)
+        assert [] == joined.shares(start=BEGIN, end=END)
+
+
+def all_told(store: HeadStore) -> Any:
+    """What a store says of a node's samples and processes."""
+    span: Any = {"start": BEGIN, "end": END, "nodes": {1}}
+    shares = [one for share in store.shares(**span) for one in share]
+    power, busy = store.query("gpu", "power_watts", **span), store.query("host", METRICS["host"][0], **span)
+    steps = store.steps("gpu", ["power_watts", "memory_used_bytes"], step=60.0, **span)
+    return (
+        [(one.key, one.values.tolist()) for one in (*power, *busy)],
+        [(one.key, one.metric, one.counts.tolist()) for one in steps if one.counts is not None],
+        [one[:6] for one in store.holdings(**span)],
+        [pytest.approx(one, rel=1e-5) if isinstance(one, float) else one for one in shares],
+    )
 
 
 def test_frames_that_another_head_had_are_found_and_none_is_doubled(lab: Lab, tmp_path: Path) -> None:
@@ -337,8 +383,8 @@ def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
     """Added to what is on disk, and asked for only where that is not whole."""
 
     tables = Counting(None)
-    joined = JoinedStore(lab.stored.recent, None, tables, now=lambda: END)
-    here = lab.stored.recent
+    tables.own = here = lab.stored.recent
+    joined = JoinedStore(here, None, tables, now=lambda: END)
 
     held = {one[:4]: one for one in joined.holdings(start=BEGIN, end=END)}
     key = (1, 4000, None, "GPU-1-0")
@@ -356,3 +402,9 @@ def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
     tables.asked.clear()
     assert len(joined.shares(start=MIDDLE + 120.0, end=END - 60.0)) == 2 * len(NODES)
     assert [] == tables.asked
+
+    tables.error = DiskError("the file server is gone")
+    assert all_told(joined)[-1] == [
+        one for share in here.shares(start=BEGIN, end=END, nodes={1}) for one in share
+    ]
+    assert joined.trouble is not None

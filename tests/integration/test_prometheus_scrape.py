@@ -28,9 +28,6 @@ SOMETIMES = {
     "gpulse_gpu_power_cap_seconds_total": "no reading of the simulated GPU",
     "gpulse_gpu_thermal_slowdown_seconds_total": "no reading of the simulated GPU",
     "gpulse_gpu_hardware_thermal_slowdown_seconds_total": "no reading of the simulated GPU",
-    "gpulse_host_pressure_cpu_some_seconds_total": "no reading of the simulated host",
-    "gpulse_host_pressure_io_some_seconds_total": "no reading of the simulated host",
-    "gpulse_host_pressure_memory_some_seconds_total": "no reading of the simulated host",
     "increase(": "needs more of the past than this test has",
 }
 """What a query of our boards may be empty for."""

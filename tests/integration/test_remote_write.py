@@ -299,3 +299,23 @@ def test_a_head_without_what_sending_needs_says_so(tmp_path: Path, monkeypatch: 
     with pytest.raises(MissingExtraError) as told:
         Forwarder(str(tmp_path), Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30).start()
     assert "pip install 'gpulse[head]'" == told.value.hint
+
+
+def test_a_sending_process_that_says_nothing_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it said last; and no longer once it speaks again."""
+
+    forwarder = Forwarder(str(tmp_path), Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30)
+    forwarder.start()
+    try:
+        until(lambda: forwarder.pid is not None and forwarder.state().state == "ok", "the process")
+        os.kill(forwarder.pid or 0, signal.SIGSTOP)
+        monkeypatch.setattr("gpulse.store.remote.forwarder._SILENT_SECONDS", 0.0)
+        assert "failing" == forwarder.state().state
+        assert "has not said anything" in (forwarder.state().error or "")
+        monkeypatch.undo()
+        assert "ok" == forwarder.state().state
+    finally:
+        os.kill(forwarder.pid or 0, signal.SIGCONT)
+        forwarder.close()

@@ -212,11 +212,10 @@ def test_when_to_come_again_is_said_in_seconds_or_as_a_date(text: str, seconds: 
 
 
 def test_requests_say_who_sends_them(tmp_path: Path) -> None:
-    """The headers of the protocol, our name, and whatever the engine wants; a password in the address is not shown."""
+    """The headers of the protocol, our name, and whatever the engine wants."""
 
     with fake_engine() as fake:
-        url = fake.engine.write_url.replace("http://", "http://me:secret%40@")
-        engine = Engine(f"{url}?extra=1", headers={"X-Scope-OrgID": "gpus"})
+        engine = Engine(fake.engine.write_url, headers={"X-Scope-OrgID": "gpus"})
         with lab_in(tmp_path, engine, in_thread=True) as lab:
             lab.tick()
             lab.sent()
@@ -228,16 +227,16 @@ def test_requests_say_who_sends_them(tmp_path: Path) -> None:
         "X-Prometheus-Remote-Write-Version": "0.1.0",
         "User-Agent": f"gpulse/{__version__}",
         "X-Scope-OrgID": "gpus",
-        "Authorization": "Basic bWU6c2VjcmV0QA==",
     }
     assert wanted.items() <= fake.asked[0].items()
-    assert fake.engine.write_url == state.url == shown_url(engine.write_url)
+    assert fake.engine.write_url == state.url
+    assert "http://h:1/w" == shown_url("http://me:secret@h:1/w?token=1")
 
 
 def test_when_the_log_gets_too_long_the_oldest_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that stays away does not fill the disk; how much was given up is counted."""
+    """An engine that stays away does not fill the disk; how much was given up is counted, and where is known for good."""
 
     monkeypatch.setattr("gpulse.store.archive._SEGMENT_BYTES", 16 << 10)
     with fake_engine() as fake:
@@ -259,6 +258,16 @@ def test_when_the_log_gets_too_long_the_oldest_is_given_up(
             newest = max(stored(lab.archive)["gpulse_gpu_power_watts", "host-1", "GPU-1-0"])
             assert any(time_bytes(newest) in series for series in fake.taken)
             assert not complete(lab, fake)
+            begun, left = lab.forwarder.begun, lab.archive._log.first
+            assert left <= begun <= lab.archive.accepted
+
+        with lab_in(tmp_path, fake.engine, in_thread=True) as lab:
+            until(lambda: lab.forwarder.begun, "where it begins is told")
+            assert left - 1 <= lab.forwarder.begun <= begun
+        fresh = fake.engine._replace(write_url=f"{fake.engine.write_url}/other")
+        with lab_in(tmp_path, fresh, in_thread=True) as lab:
+            until(lambda: lab.forwarder.begun, "where it begins is told")
+            assert left - 1 == lab.forwarder.begun
 
 
 def test_a_log_that_was_sent_and_sealed_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +287,7 @@ def test_a_log_that_was_sent_and_sealed_is_dropped(tmp_path: Path, monkeypatch: 
 
         assert lab.shorten() < held / 2
         assert complete(lab, fake)
+        assert 0 == lab.forwarder.begun
 
 
 def test_an_engine_behind_tls_is_spoken_to_when_somebody_vouches_for_it(tmp_path: Path) -> None:

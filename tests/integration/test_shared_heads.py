@@ -93,6 +93,11 @@ def processes(head: HeadProcess) -> set[tuple[str, int]]:
     return {(one["node"], one["pid"]) for one in found}
 
 
+def used(head: HeadProcess, begin: float, end: float) -> float:
+    """How much GPU time processes used, in seconds."""
+    return float(head.get(f"/api/v1/usage?from={begin}&to={end}")["gpu_seconds"])
+
+
 def events(head: HeadProcess, kind: str) -> list[dict[str, Any]]:
     """What happened, of one kind."""
     found: list[dict[str, Any]] = head.get(f"/api/v1/events?kinds={kind}")["events"]
@@ -105,6 +110,7 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     a, b = heads.start("a"), heads.start("b")
     heads.agent("n1")
     until(lambda: a.nodes().get("n1") == "healthy", "the node at the first head")
+    began = time.time()
     a.post("/profiling/start", {"name": "run"})
     until(lambda: state(b, "run") == "active", "the session at the second head")
     until(lambda: processes(a), "processes")
@@ -123,9 +129,17 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     until(lambda: state(a, "run") == "finished", "the end of the session at the first head")
     exported = json.loads((b.output_dir / "run.json").read_text())
     assert len(exported["frames"]) > 10
+    assert [] == [
+        frame
+        for frame in exported["frames"]
+        if [one is None for one in frame["gpu_util"]] != [one is None for one in frame["gpu_memory"]]
+    ]
     assert "interrupted" not in {state(head, "run") for head in (a, b)}
 
-    until(lambda: list(heads.shared.glob("*/history/0*/process-*")), "tables in the shared directory")
+    window = began + 0.7, max(began + 6.0, time.time())  # processes are looked at every few seconds
+    until(lambda: time.time() > window[1] and used(a, *window) > 8.0, "what processes used")
+    seconds = used(a, *window)
+    until(lambda: used(b, *window) == pytest.approx(seconds, rel=0.05), "the same at both heads")
     for head in (a, b):
         head.kill()
     for name in "ab":
@@ -133,11 +147,10 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     c = heads.start("c")
     until(lambda: state(c, "run") == "finished", "the session at a new head")
     until(lambda: processes(c), "the processes at a new head")
-    assert processes(c) <= known
+    assert processes(c) == known
+    until(lambda: used(c, *window) == pytest.approx(seconds, rel=0.05), "what processes used at a new head")
     starts = heads.told("agent_started")
     until(lambda: len(events(c, "agent_started")) == starts, "what happened at a new head, each of it once")
-    usage = c.get(f"/api/v1/usage?from={time.time() - 3600}&to={time.time() + 60}")
-    assert usage["rows"]
     assert c.end() == 0, c.text
 
 

@@ -78,11 +78,12 @@ def test_jobs_by_number_and_by_sluid_are_told_apart(scope: Scope) -> None:
     second = scope.start("job_9/step_0/user/task_0", 1, SLURM_JOB_ID="9", SLURM_STEP_GPUS="0,1")
     scope.leave("job_8/step_0")
     now, reader = time.time(), JobReader()
-    numbers = reader.numbers(now)
+    register = reader.register(now)
     jobs = {job.id: job for job in reader.read(now, GPUS)[0]}
-    processes, _, _ = ProcessReader().read(now, [first, second], None, numbers)
+    processes, _, _ = ProcessReader().read(now, [first, second], None, register)
 
-    assert "slurm:42" == numbers[f"slurm:{SLUID}"]
+    assert "slurm:42" == register.numbers[f"slurm:{SLUID}"]
+    assert (65534, 1) == (register.users["slurm:42"], register.users["slurm:9"])
     assert Job("slurm:42", "nobody", 65534, "a b", gpus=("GPU-3",), source="environment") == jobs["slurm:42"]
     assert Job("slurm:9", "daemon", 1, gpus=("GPU-0", "GPU-1"), source="environment") == jobs["slurm:9"]
     assert "slurm:8" not in jobs

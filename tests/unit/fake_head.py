@@ -231,6 +231,7 @@ class FakeHead:
         return {
             "metric": metric,
             "scope": scope,
+            "incomplete": [],
             "series": [{"node": "alpha", "times": [NOW], "values": [0.5]}],
         }
 
@@ -261,7 +262,8 @@ class FakeHead:
             {"node": "alpha", "subject": "GPU-0", "gpu": "0", "metric": metric, "unit": "1", "values": [None]}
             for metric in metrics
         ]
-        return {"scope": scope, "from": NOW - 1, "to": NOW, "step": 1.0, "times": [NOW - 1], "series": series}
+        span = {"from": NOW - 1, "to": NOW, "step": 1.0, "times": [NOW - 1]}
+        return {"scope": scope, **span, "incomplete": [], "series": series}
 
     async def processes(
         self,
@@ -274,7 +276,7 @@ class FakeHead:
         jobs: Sequence[str] = (),
     ) -> Document:
         self._heard("processes", start=start, end=end, nodes=nodes, gpus=gpus, users=users, jobs=jobs)
-        return {"from": NOW - 3600, "to": NOW, "truncated": False, "processes": []}
+        return {"from": NOW - 3600, "to": NOW, "truncated": False, "incomplete": [], "processes": []}
 
     async def usage(
         self,
@@ -312,6 +314,7 @@ class FakeHead:
             "idle_seconds": 0.0,
             "harvested_seconds": 0.0,
             "truncated": False,
+            "incomplete": [],
             "rows": [row],
         }
 

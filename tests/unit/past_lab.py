@@ -156,6 +156,13 @@ class Lab:
         machine.sequence += len(packed)
         self.archive.commit([*facts, Entry.of_batch(batch, tuple(events_of(batch)))])
 
+    def restart(self, node: int = 1) -> None:
+        """Start a node's agent again: it tells everything anew."""
+        machine = self.machines[node]
+        machine.changes = Changes(version="1", pid=2)
+        machine.run = bytes([machine.run[0] + 100] * 16)
+        machine.sequence = 0
+
     async def history(self, metrics: Sequence[str], **asked: Any) -> Document:
         """Several metrics; seconds count from the beginning."""
         given = {"scope": "gpu", "nodes": (), "gpus": (), "points": 600, "spread": False, **_times(asked)}

@@ -79,6 +79,23 @@ def test_what_a_store_drops_while_it_runs_is_noticed() -> None:
     assert [(11 * DAY, 12 * DAY)] == [hole[:2] for hole in coverage.holes(11 * DAY, 12 * DAY, [1], began)]
 
 
+def test_what_is_thin_does_not_count_as_here() -> None:
+    """Whether it became so while this runs or earlier: the minutes that are left of it are not every sample."""
+
+    disk: Any = Disk(10 * DAY, 13 * DAY)
+    began = 13 * DAY
+    running = Coverage()
+    learner = Learner(disk, running, began)
+    learner.learn(11 * DAY, 12 * DAY, began)
+    first, *others = disk.segments
+    disk.segments = (first._replace(thinned=int(11.5 * DAY * 1e6)), *others)
+    started = Coverage()
+    for coverage, one in ((running, learner), (started, Learner(disk, started, began))):
+        one.learn(11 * DAY, 12 * DAY, began)
+        holes = coverage.holes(11 * DAY, 12 * DAY, [1], began)
+        assert [(11 * DAY, 11.5 * DAY + 60.0)] == [hole[:2] for hole in holes]
+
+
 def holes(coverage: Coverage, start: float, end: float, *nodes: int) -> list[tuple[float, float, list[int]]]:
     """What is missing, of node 1 when none is named."""
     found: list[Hole] = coverage.holes(start, end, nodes or (1,), NOW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
@@ -18,7 +19,8 @@ from gpulse.model.frame import Frame, GpuReading
 from gpulse.store.book.facts import apply_fact
 from gpulse.store.book.schema import prepare
 from gpulse.store.remote.config import EngineError
-from gpulse.store.remote.newest import Heard
+from gpulse.store.remote.newest import Heard, Newest
+from gpulse.store.remote.promql import Sample
 from gpulse.store.shared.facts import told_of
 from tests.unit.test_ingest import NOW, Scene, batch, settled
 
@@ -32,12 +34,13 @@ class Engine:
         self.heard: dict[str, Heard] = {}
         self.asked: list[str] = []
         self.error: EngineError | None = None
+        self.frames_error: EngineError | None = None
 
     def hears(self, name: str, time: float, **labels: str) -> None:
         """Another head has written something of a node."""
         self.heard[name] = Heard({"node": name, "host": name, "machine": f"m-{name}", **labels}, time)
 
-    def nodes(self) -> dict[str, Heard]:
+    def nodes(self, _now: float) -> dict[str, Heard]:
         """Who they are."""
         self.asked.append("nodes")
         if self.error is not None:
@@ -54,6 +57,8 @@ class Engine:
     ) -> dict[str, Frame]:
         """How they are."""
         self.asked.append(f"frames of {','.join(sorted(heard))}")
+        if self.frames_error is not None:
+            raise self.frames_error
         return {
             name: Frame(
                 node.time,
@@ -231,6 +236,23 @@ async def test_an_engine_that_does_not_answer(fleet: Fleet, caplog: pytest.LogCa
     assert fleet.elsewhere.trouble is None
 
 
+async def test_an_engine_that_answers_one_question_of_two(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it does not answer is told once, and stays trouble as long as that is so."""
+
+    fleet.engine.hears("far", NOW)
+    fleet.engine.frames_error = EngineError("too many series")
+    for _ in range(3):
+        await fleet.look()
+        assert fleet.elsewhere.trouble is not None
+    assert 1 == len(caplog.messages)
+
+    fleet.engine.frames_error = None
+    await fleet.look()
+    assert fleet.elsewhere.trouble is None
+
+
 @pytest.mark.parametrize("labels", [{"host": "x" * 300}, {"machine": "m\n"}, {"version": "\x1b[31m"}])
 async def test_words_that_no_head_would_have_taken(fleet: Fleet, labels: dict[str, str]) -> None:
     """What stands in an engine may come from anybody."""
@@ -272,3 +294,19 @@ async def test_a_connection_that_broke_without_a_word(fleet: Fleet) -> None:
 
     assert {"near": ("healthy", True, True, NOW + 52.0)} == fleet.shown()
     await call.hang_up()
+
+
+@pytest.mark.parametrize("odd", [NOW + 3600.0, math.inf, math.nan])
+def test_nobody_was_heard_of_in_the_future(odd: float) -> None:
+    """An engine may hold anything; such a node would never be late."""
+
+    class Client:
+        def vector(self, query: str) -> list[Sample]:
+            info = [Sample({"node": "far"}, NOW, NOW - 5.0), Sample({"node": "odd"}, NOW, odd)]
+            return info if "node_info" in query else [Sample({"node": "far"}, NOW, odd)]
+
+    client: Any = Client()
+
+    assert {"far": NOW - 5.0} == {
+        name: heard.time for name, heard in Newest(client, labels={}).nodes(NOW).items()
+    }

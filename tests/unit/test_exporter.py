@@ -5,18 +5,19 @@ import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from gpulse.cli import agent
-from gpulse.cli.exporting import MetricsOptions
+from gpulse.cli.exporting import MetricsOptions, _access
 from gpulse.cluster.agent import exporter
 from gpulse.cluster.agent.alone import run_alone
 from gpulse.cluster.agent.board import Board
 from gpulse.cluster.agent.exporter import Exporter
 from gpulse.cluster.agent.identity import Identity
-from gpulse.cluster.security import Access
+from gpulse.cluster.security import Access, HttpRequest
 from gpulse.errors import GpulseError, UsageError
 from gpulse.model.device import Node
 from gpulse.model.finding import Finding
@@ -140,7 +141,8 @@ async def test_old_frames_are_not_served_as_fresh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "age", "is_fresh"), [(1.0, 10, True), (1.0, 11, False), (30.0, 149, True), (30.0, 151, False)]
+    ("interval", "age", "is_fresh"),
+    [(1.0, 10, True), (1.0, 11, False), (30.0, 149, True), (30.0, 151, False)],
 )
 def test_a_frame_is_fresh_for_ten_seconds_or_five_intervals(
     interval: float, age: float, is_fresh: bool
@@ -233,6 +235,7 @@ async def test_who_may_ask() -> None:
         (get("/metrics", method="POST", host="localhost"), 405),
         (get("/metrics", "Content-Length: 3", "Content-Type: text/plain", method="POST"), 415),
         (get("/metrics?x=1"), 200),
+        (get("/metrics", "Host: rebound.example"), 400),
         ("nonsense\r\n\r\n", 400),
         ("GET /metrics HTTP/2.0\r\n\r\n", 400),
         ("GET http://localhost/metrics HTTP/1.1\r\n\r\n", 400),
@@ -249,24 +252,28 @@ async def test_odd_requests(request_text: str, status: int) -> None:
 
 
 async def test_slow_and_many_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who says nothing is cut off after a while, and beyond so many at once the next is."""
+    """Beyond so many at once, who has said nothing for longest is cut off; and so is everybody after a while."""
 
     monkeypatch.setattr(exporter, "_REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(exporter, "_MOST_CONNECTIONS", 4)
     async with opened(board_by(Clock())) as port:
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-        await asyncio.sleep(0.05)
-        others = await asyncio.open_connection("127.0.0.1", port)
+        silent = []
+        for _ in range(4):
+            silent.append(await asyncio.open_connection("127.0.0.1", port))
+            await asyncio.sleep(0.01)
         try:
             started = time.monotonic()
-            assert b"" == await asyncio.wait_for(others[0].read(), 5)
+            assert 200 == (await ask(port, get("/-/healthy")))[0]
+            assert b"" == await asyncio.wait_for(silent[0][0].read(), 5)
             assert time.monotonic() - started < 0.2
-            assert [b""] * 4 == [await asyncio.wait_for(reader.read(), 5) for reader, _ in silent]
+            assert [b""] * 3 == [await asyncio.wait_for(reader.read(), 5) for reader, _ in silent[1:]]
+            assert time.monotonic() - started > 0.2
             assert 200 == (await ask(port, get("/-/healthy")))[0]
         finally:
-            for _, writer in (*silent, others):
+            for _, writer in silent:
                 writer.close()
-                await writer.wait_closed()
+                with suppress(OSError):
+                    await writer.wait_closed()
 
 
 async def test_a_port_that_is_taken() -> None:
@@ -307,3 +314,27 @@ def test_an_agent_needs_somebody_to_sample_for() -> None:
     for wrong in (MetricsOptions(dcgm_names=True), MetricsOptions(insecure=True), MetricsOptions(host="::")):
         with pytest.raises(UsageError, match="a port that is not served"):
             agent.start(head="localhost", metrics=wrong)
+
+
+def test_an_agent_takes_back_its_own_note_alone(tmp_path: Path) -> None:
+    """Where two share a directory, the one that ends first leaves the other's process number there."""
+
+    note = tmp_path / "agent.pid"
+    agent._note_pid(note)
+    agent._remove(note)
+    assert not note.exists()
+    note.write_text("1\n", encoding="ascii")
+    agent._remove(note)
+    agent._remove(tmp_path / "none")
+
+    assert "1\n" == note.read_text(encoding="ascii")
+
+
+def test_the_address_that_is_told_is_one_that_answers() -> None:
+    """Also where it is another one of this machine's own."""
+
+    access = _access(MetricsOptions(0, "127.0.0.2"), None, None)
+    request = HttpRequest("127.0.0.1", "127.0.0.2:9400")
+
+    assert None is access.http(request)
+    assert None is not access.http(request._replace(host="127.0.0.3:9400"))

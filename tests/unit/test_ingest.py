@@ -16,6 +16,7 @@ from gpulse.cluster.head.ingest import Ingest
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run, Settings
 from gpulse.errors import DiskError
 from gpulse.model.columns import Block, BlockPacker, PackedFrame
+from gpulse.model.metric import Scope
 from gpulse.store.entry import Entry
 
 RUN = b"r" * 16
@@ -450,6 +451,7 @@ async def test_a_hello_that_makes_no_sense_is_refused(given: dict[str, Any]) -> 
         {"batch": batch(1, frames=zlib.compress(b"\0" * (wire.MOST_BATCH_BYTES + 1)), zipped=True)},
         {"layout": Layout(text=b"nonsense")},
         {"layout": Layout(text=b"{}")},
+        {"layout": Layout(text=b'{"scope":"process","subjects":[{"pid":"one"}],"wide":[],"narrow":[]}')},
     ],
 )
 async def test_a_message_that_makes_no_sense_ends_the_connection(message: dict[str, Any]) -> None:
@@ -464,6 +466,27 @@ async def test_a_message_that_makes_no_sense_ends_the_connection(message: dict[s
     assert scene.sequences() == []
     again = await scene.connected()
     await again.hang_up()
+
+
+@pytest.mark.parametrize(
+    ("scope", "subject"), [("filesystem", {"mount_point": "/"}), ("network", {"name": "x"})]
+)
+async def test_what_an_agent_leaves_out_does_not_hide_the_other_nodes(
+    scope: Scope, subject: dict[str, Any]
+) -> None:
+    """Whatever it says of its disks and links, all nodes can be looked at."""
+
+    scene, packer = Scene(), BlockPacker(scope)
+    block, _ = packer.pack([subject], [({}, {})])
+    call = await scene.connected()
+    call.say(layout=Layout(text=packer.text))
+    call.say(batch=batch(1, frames=PackedFrame(round(NOW * 1e6), 0, (BLOCK, block)).to_bytes()))
+    await settled(scene, call)
+
+    [node] = scene.fleet.live()
+    assert node.frame is not None
+    assert 1 == len(node.frame.filesystems) + len(node.frame.network)
+    await call.hang_up()
 
 
 async def test_bytes_that_are_no_message_end_the_connection() -> None:

@@ -16,8 +16,10 @@ from gpulse.cluster.head.past.chart import Grid
 from gpulse.cluster.head.past.efficiency import Figure, figure, together
 from gpulse.cluster.head.past.grants import Grant, grants
 from gpulse.cluster.head.past.missing import Missing, missing, seconds_of
+from gpulse.model.job import Job
 from gpulse.store.base import SeriesKey, Steps, StoredEvent
-from tests.unit.past_lab import Held, Lab
+from gpulse.store.book.events import _JOB_ENDS, _JOBS
+from tests.unit.past_lab import BEGIN, Held, Lab
 
 NOW = 10_000.0
 
@@ -68,6 +70,14 @@ def test_an_agent_that_starts_again_tells_what_is_still_there() -> None:
     assert [Grant(1, 10, None, frozenset("a"))] == grants(over[:2], "slurm:1", 110.0)
     again = [*over, told(400, "a")]
     assert [(10, 100), (400, None)] == [grant[1:3] for grant in grants(again, "slurm:1", NOW)]
+
+
+def test_other_gpus_are_another_grant() -> None:
+    """What is told first holds from the beginning, what is told later from then on; nothing told changes nothing."""
+    events = [told(10), told(20, "a"), told(30), told(40, "b"), ended(50)]
+    assert [Grant(1, 10, 40, frozenset("a")), Grant(1, 40, 50, frozenset("b"))] == grants(
+        events, "slurm:1", NOW
+    )
 
 
 @given(
@@ -126,7 +136,36 @@ def test_jobs_in_the_book(tmp_path: Path) -> None:
             "EXPLAIN QUERY PLAN SELECT pid FROM processes WHERE json_extract(identity, '$.owner.job') IN (?)",
             ["x"],
         ).fetchall()
+        told = database.execute(f"EXPLAIN QUERY PLAN {_JOBS}", ["x"] * 4 + [9, "x", 9]).fetchall()
+        over = database.execute(f"EXPLAIN QUERY PLAN {_JOB_ENDS}", ["x"]).fetchall()
     assert "processes_job" in str(plan)
+    for index in ("events_job ", "events_job_array", "events_job_name"):
+        assert index in str(told)
+    assert "events_job_end" in str(over)
+    assert "SCAN events" not in str([*told, *over])
+
+
+def test_events_of_a_job_in_the_book(tmp_path: Path) -> None:
+    """By its number with the scheduler or without, its task, its array or its name, and by nothing else."""
+    jobs = (
+        Job("slurm:12", name="train", array="10_2"),
+        Job("flux:12", name="other"),
+        Job("slurm:13", name="12", array="10_3"),
+        Job("slurm:14", name="train", array="101_1"),
+    )
+    with Lab(tmp_path, ("0",)) as lab:
+        lab.fill([0], jobs=jobs)
+        lab.fill([5], jobs=jobs[:1])
+
+        def found(word: str) -> list[str]:
+            return [event.detail["id"] for event in lab.archive.job_events(word)]
+
+        assert ["slurm:12", "flux:12", "slurm:13"] == found("12")
+        assert {"slurm:12", "flux:12"} == set(found("slurm:12"))
+        assert (["slurm:13"], ["slurm:12", "slurm:13"]) == (found("10_3"), found("10"))
+        assert (["slurm:12", "slurm:14"], []) == (found("train"), found("1"))
+        assert [5.0] == [event.time - BEGIN for event in lab.archive.job_ends("slurm:13")]
+        assert [] == lab.archive.job_ends("slurm:12")
 
 
 def test_what_is_missing_of_several_nodes_at_once_counts_once() -> None:

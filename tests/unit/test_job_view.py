@@ -39,6 +39,8 @@ def gpu(number: int, **more: Any) -> dict[str, Any]:
         "allocated_seconds": 7200.0,
         "unused_seconds": 0.0,
         "gpu_seconds": 7200.0,
+        "held_seconds": 7200.0,
+        "known_seconds": 7200.0,
         "idle_seconds": 360.0,
         "utilization_mean": 0.83,
         "energy_joules": 3.6e6,
@@ -69,12 +71,20 @@ def finding(label: str | None, **more: Any) -> dict[str, Any]:
 def report(**more: Any) -> dict[str, Any]:
     """A report about a job."""
     untouched = gpu(
-        2, use="untouched", gpu_seconds=0.0, idle_seconds=None, utilization_mean=None, energy_joules=None
+        2,
+        use="untouched",
+        gpu_seconds=0.0,
+        held_seconds=0.0,
+        known_seconds=0.0,
+        idle_seconds=None,
+        utilization_mean=None,
+        energy_joules=None,
     )
     return {
         "job": "slurm:4711",
         "kind": "job",
         "state": "ended",
+        "to_now": False,
         "name": "llama",
         "user": "ada",
         "partition": "gpu",
@@ -89,6 +99,8 @@ def report(**more: Any) -> dict[str, Any]:
         "unused_seconds": 7200.0,
         "untouched_gpus": 1,
         "gpu_seconds": 14400.0,
+        "held_seconds": 14400.0,
+        "known_seconds": 14400.0,
         "idle_seconds": 720.0,
         "utilization_mean": 0.83,
         "energy_joules": 7.2e6,
@@ -101,6 +113,7 @@ def report(**more: Any) -> dict[str, Any]:
         },
         "cluster": {
             "gpu_seconds": 1e6,
+            "known_seconds": 1e6,
             "idle_seconds": 120_000.0,
             "utilization_mean": 0.61,
             "power_watts_mean": 410.0,
@@ -217,7 +230,9 @@ def test_sessions_and_processes_have_words_of_their_own() -> None:
     text = shown(report(kind="session", job="training", user=None, program=None, **bare))
     assert text.startswith("session training\n")
     assert "1 GPU that nobody held" in text
-    text = shown(report(kind="process", job="n#2:77", untouched_gpus=None, state="running", **bare))
+    text = shown(
+        report(kind="process", job="n#2:77", untouched_gpus=None, state="running", to_now=True, **bare)
+    )
     assert text.startswith("process 77 on n#2 of ada\nrunning, ")
     assert " to now, " in text
 

@@ -49,6 +49,20 @@ def test_a_process_that_just_ended_proves_nothing(tmp_path: Path) -> None:
     assert {7: 7, 52: 52} == numbering.believed(NOW + 30, {7, 52}, gone={52})
 
 
+def test_a_process_that_is_ending_proves_nothing(tmp_path: Path) -> None:
+    """It has given back its files and may take long to be gone: it is known still when it was, and nobody else is doubted."""
+
+    numbering = Numbering(container(tmp_path, holding=(7, 8)))
+    numbering.believed(NOW, {7, 8})
+    (tmp_path / "proc/8/fd/3").unlink()
+
+    assert [{7: 7, 8: 8}] * 3 == [numbering.believed(NOW + later, {7, 8}) for later in (1, 31, 90)]
+    assert [{7: 7}] * 2 == [numbering.believed(NOW + later, {7}) for later in (91, 3600)]
+    found = Numbering(container(tmp_path / "later", holding=(7,)))
+    (tmp_path / "later/proc/9/fd").mkdir(parents=True)
+    assert [{7: 7}] * 2 == [found.believed(NOW + later, {7, 9}) for later in (0, 10)]
+
+
 def test_numbers_of_an_inner_namespace_are_found_in_an_outer_ones_proc(tmp_path: Path) -> None:
     """Whoever looks there from within is given the inner numbers; each process has both in its status."""
 

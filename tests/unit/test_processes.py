@@ -9,6 +9,7 @@ import pytest
 from gpulse.model.frame import CgroupReading
 from gpulse.model.metric import names
 from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
+from gpulse.sources.owners import Register
 from gpulse.sources.processes import ProcessReader, device_holders
 from gpulse.sources.procfs import Roots
 from tests.unit.trees import grow, pid_stat
@@ -101,6 +102,23 @@ def test_a_process_is_read_in_base_units(tmp_path: Path) -> None:
     assert {"gpu_memory_bytes", "sm_ratio"} == set(names("process", derived=False)) - readings[
         0
     ].values.keys()
+
+
+def test_what_a_process_says_of_its_job_is_judged_anew_when_more_is_known(tmp_path: Path) -> None:
+    """At once, not when it is next looked at: its job is heard of later, and so is that it is somebody else's."""
+
+    files = process(7, pid_stat(7, start=100 * HZ), environ=b"SLURM_JOB_ID=12\0")
+    reader = ProcessReader(machine(tmp_path, files))
+    registers = [
+        Register(),
+        Register(has_groups=True),
+        Register(users={"slurm:12": 0}, has_groups=True),
+        Register(users={"slurm:12": 1001}, has_groups=True),
+    ]
+    seen = [reader.read(NOW + 0.1 * tick, [7], None, one)[0] for tick, one in enumerate(registers)]
+
+    assert ["slurm:12", None, "slurm:12", None] == [reading.identity.owner.job for [reading] in seen]
+    assert [] == reader.spoken()
 
 
 def test_a_kernel_that_does_not_count_disk_waits_is_not_believed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpulse.export.prometheus import own
-from gpulse.export.prometheus.exposed import Exposed, stale_after
+from gpulse.export.prometheus.exposed import Census, Exposed, stale_after
 from gpulse.export.prometheus.page import exposition
 from gpulse.export.prometheus.text import accepts_gzip
 from gpulse.model.device import Device, Node
@@ -91,7 +91,7 @@ def test_a_node_has_so_many_subjects_and_no_more() -> None:
         for place in ("/run/", "/home/")
     ]
     gpus = [GpuReading(Device(n, f"GPU-{n}", "X"), {"power_watts": 1.0}) for n in range(520)]
-    health = [Health(f"source_{number}", "failed", "x") for number in range(100)]
+    health = [Health(f"source_{number}", "failed", "x", NOW) for number in range(100)]
     frame = Frame(NOW, NOW, Node("x"), tuple(gpus), filesystems=tuple(mounts), health=tuple(health))
     page = text([Exposed("a", frame), Exposed("b", demo())])
     dcgm = "".join(
@@ -403,7 +403,6 @@ def test_xids_are_counted_by_code() -> None:
     ledger.add(Xid("GPU-1", "0", 79, 1, NOW - 5))
     ledger.add(Xid("GPU-1", "0", 31, 4, NOW - 9))
     ledger.add(Xid("GPU-1", "0", 31, 2, NOW - 7))
-    ledger.add(Xid("GPU-elsewhere", "0", 31, 2, NOW - 7))
     written = text([Exposed("a", small("x"), xids=ledger)])
 
     totals = {
@@ -412,6 +411,48 @@ def test_xids_are_counted_by_code() -> None:
     assert {"31": 6.0, "79": 1.0} == totals
     seen = samples(written, "gpulse_gpu_xid_last_seen_timestamp_seconds")
     assert {"31": NOW - 7, "79": NOW - 5} == {dict(labels)["xid"]: value for labels, value in seen.items()}
+
+
+def test_xids_of_a_gpu_that_fell_off_the_bus_stay() -> None:
+    """It is in no frame any more, and its error may have been its last word; its labels are those it had."""
+
+    ledger = XidLedger()
+    ledger.add(Xid("GPU-1", "0", 79, 1, NOW - 5))
+    ledger.add(Xid("GPU-2", "1:3", 79, 1, NOW - 5))
+    listed = samples(text([Exposed("a", small("NVIDIA H200"), xids=ledger)]), "gpulse_gpu_xid_total")
+    gone = Exposed("a", Frame(NOW, NOW, Node("x")), xids=ledger)
+
+    assert listed == samples(text([gone]), "gpulse_gpu_xid_total")
+    assert [("0", "GPU-1", "NVIDIA H200"), ("1:3", "GPU-2", "")] == [
+        tuple(dict(labels)[name] for name in ("gpu", "uuid", "name")) for labels in listed
+    ]
+
+
+def test_who_holds_gpus_is_told_of_so_many_a_day() -> None:
+    """What processes call their job is their own word, and each is a series."""
+
+    census = Census()
+    told = {}
+    for number in range(600):
+        owner = Owner("ada", 1000, f"slurm:{number}")
+        process = ProcessReading(ProcessIdentity(7, owner=owner), "R", {})
+        gpu = GpuReading(Device(0, "GPU-1", "X"), {"power_watts": 1.0}, (GpuProcess(7, "compute"),))
+        nodes = [Exposed("a", Frame(NOW, NOW, Node("x"), (gpu,), processes=(process,)))]
+        for dcgm_names in (False, True):
+            page = exposition(
+                nodes, now=NOW, interval_seconds=1.0, version="1", dcgm_names=dcgm_names, census=census
+            )
+            told.update(dict.fromkeys(re.findall(r'.*(?:job|hpc_job)="(?:slurm:)?\d+".*', "".join(page))))
+    later = exposition(
+        [nodes[0]._replace(frame=Frame(NOW + 86_400, NOW, Node("x"), (gpu,), processes=(process,)))],
+        now=NOW + 86_400,
+        interval_seconds=1.0,
+        version="1",
+        census=census,
+    )
+
+    assert 2 * 500 == len(told)
+    assert 'job="slurm:599"' in "".join(later)
 
 
 def test_a_heads_own_numbers() -> None:

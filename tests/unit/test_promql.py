@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from gpulse.store.remote import promql
+from gpulse.store.remote import posting, promql
 from gpulse.store.remote.config import Engine, EngineError
 from gpulse.store.remote.promql import PromqlClient
 from tests.integration.cluster import free_port
@@ -230,3 +230,66 @@ def test_an_authority_that_is_none_is_refused() -> None:
         PromqlClient(Engine("", "https://engine", ca="/no/such/file"))
 
     assert "--remote-ca" in str(refused.value.hint)
+
+
+@contextmanager
+def dripping(beginning: bytes) -> Iterator[str]:
+    """A server that begins an answer at once and then sends a byte now and then, and where it is."""
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(beginning)
+                    while not is_over.wait(0.02):
+                        connection.sendall(b"1")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            is_over.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"HTTP/1.1 200 OK\r\nX: a",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+    ],
+)
+def test_an_engine_that_drips_is_not_waited_for(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is no answer: of the whole of it there is one time, for questions and for samples."""
+
+    monkeypatch.setattr(posting, "_TIMEOUT_SECONDS", 0.15)
+    monkeypatch.setattr(posting, "_METRICS_SECONDS", 0.15)
+    late = pytest.raises(EngineError, match=r"did not answer within 0\.15 s")
+    with dripping(beginning) as url, asking(url, timeout_seconds=0.15) as client, late:
+        client.vector("up")
+    with dripping(beginning) as url, pytest.raises(posting.Broken, match="did not answer within") as broken:
+        posting.Poster(Engine(f"{url}/api/v1/write")).post(b"")
+    assert not broken.value.hard
+    with dripping(beginning) as url:
+        assert posting.Poster(Engine("http://x/", url)).started() is None
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        [{"metric": {}, "value": [1, int("9" * 400)]}],
+        [{"metric": {"node": ["q"]}, "value": [1, "1"]}],
+        [{"metric": {"host": 5}, "value": [1, "1"]}],
+    ],
+)
+def test_an_answer_that_no_engine_would_give(result: object) -> None:
+    """It is an error of the engine's, and not one of ours."""
+
+    odd = pytest.raises(EngineError, match="does not speak Prometheus")
+    with desk(found("vector", result)) as (_, url), asking(url) as client, odd:
+        client.vector("up")

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from gpulse.model.columns import Block, BlockPacker, PackedFrame
+from gpulse.cluster.head.fleet import Fleet as HeadFleet
+from gpulse.cluster.head.upkeep import Rules, Upkeep
+from gpulse.model.columns import Block, BlockPacker, PackedFrame, split
+from gpulse.model.series import MOST_SUBJECTS
 from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
 from gpulse.store.journal import BATCH, Batch, fact_bytes
@@ -195,3 +199,74 @@ def test_a_node_that_makes_up_new_disks_without_end_gets_no_series_for_them(tmp_
 
     assert MOST_SUBJECTS + 1 == len(found)
     assert f"n had more than {MOST_SUBJECTS} different subjects of the kind disk" in (requests.crowded or "")
+
+
+async def test_a_layout_is_not_forgotten_while_frames_of_it_wait_to_be_sent(tmp_path: Path) -> None:
+    """An engine may be away for hours; a sending process that begins then finds what the numbers mean."""
+
+    made, noted = Fleet(), Notebook()
+    facts = [
+        Entry.of_fact("node", id=1, name="host-1", host="h", machine="m", time=BEGIN),
+        Entry.of_fact("node", id=2, name="host-2", host="h", machine="n", time=BEGIN),
+    ]
+    batches = [made.batch(1, 1), made.batch(2, 3)]
+    layouts = [
+        Entry.of_fact("layout", id=str(number), text=text.decode()) for number, text in made.texts.items()
+    ]
+    with Archive(str(tmp_path)) as archive:
+        archive.layouts.update(made.layouts)
+        archive.commit([*facts, *layouts])
+        confirmed = archive.accepted
+        archive.commit([Entry.of_batch(batch, ()) for batch in batches])
+        archive.holds.append(lambda: confirmed)
+        fleet = HeadFleet(archive.nodes(), {}, archive.layouts)
+        for batch in batches:
+            fleet.used(list(split(batch.frames)), batch.received_us / 1e6)
+        upkeep = Upkeep(archive, fleet, noted, Rules(), now=lambda: BEGIN + 86_400.0)
+
+        await upkeep._seal()
+        assert BEGIN + 2 == archive.needed_since()
+        assert [] == noted.facts
+
+        confirmed = archive.accepted
+        await upkeep._seal()
+        assert math.inf == archive.needed_since()
+        assert ["forget"] == noted.facts
+
+
+def test_what_is_forgotten_further_on_in_the_log_is_sent(tmp_path: Path) -> None:
+    """The book of a head of before has forgotten it, the log has it yet."""
+
+    fleet = Fleet()
+    batches = [fleet.batch(node, 1) for node in (1, 2)]
+    names_of = [
+        Entry.of_fact("node", id=node, name=f"host-{node}", host="h", machine=f"m{node}", time=BEGIN)
+        for node in (1, 2)
+    ]
+    layouts = [Entry.of_fact("layout", id=str(n), text=text.decode()) for n, text in fleet.texts.items()]
+    other = Entry.of_fact("event", time=BEGIN, kind="other", node=None, detail={})
+    with Archive(str(tmp_path), layouts=fleet.layouts) as archive:
+        archive.commit([*names_of, *layouts])
+        after = archive.accepted
+        archive.commit([Entry.of_batch(batches[0], ()), other, Entry.of_batch(batches[1], ())])
+        archive.commit([Entry.of_fact("forget", layouts=[str(number) for number in fleet.texts]), other])
+
+    parts = everything(tmp_path, after)
+
+    assert {1: 13, 2: 13} == {
+        node: sum(part.samples for part in parts if part.layout and part.node == node) for node in (1, 2)
+    }
+
+
+class Notebook:
+    """Where facts are written down."""
+
+    def __init__(self) -> None:
+        self.facts: list[str] = []
+
+    def note(self, fact: str, **_: object) -> None:
+        """Write a fact."""
+        self.facts.append(fact)
+
+    def event(self, kind: str, node: int | None, **detail: object) -> None:
+        """Write down that something happened."""

@@ -92,10 +92,10 @@ def test_an_engine_that_keeps_complaining_gets_on_nevertheless() -> None:
 def test_a_place_is_kept_by_engine_and_log(tmp_path: Path) -> None:
     """Another engine begins anew, and so does another log under the same name."""
 
-    write_place(str(tmp_path), "http://a", "log-1", 17, [20, 30])
+    write_place(str(tmp_path), "http://a", "log-1", 17, [20, 30], 9)
     write_place(str(tmp_path), "http://b", "log-1", 5, [])
 
-    assert Place(17, (20, 30)) == read_place(str(tmp_path), "http://a", "log-1")
+    assert Place(17, (20, 30), 9) == read_place(str(tmp_path), "http://a", "log-1")
     assert Place(5) == read_place(str(tmp_path), "http://b", "log-1")
     assert Place() == read_place(str(tmp_path), "http://c", "log-1")
     assert Place() == read_place(str(tmp_path), "http://a", "log-2")

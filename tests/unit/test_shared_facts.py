@@ -20,6 +20,7 @@ from gpulse.cluster.head.membership import node_fact
 from gpulse.cluster.head.sessions import interrupted, stopped
 from gpulse.store import archive
 from gpulse.store.base import HEARSAY
+from gpulse.store.book.book import Book
 from gpulse.store.shared import folder, outbox, reading
 from gpulse.store.shared.reading import read_on
 from tests.unit.books import gpu_layout, layout_facts
@@ -168,12 +169,71 @@ def test_heads_that_go_to_another_directory_do_not_tell_each_other_what_they_kno
         head.end()
     shutil.rmtree(tmp_path / "shared")
     (tmp_path / "shared").mkdir()
-    a, b = make("a"), make("b")
+    a, b = make("a", now=START + 9.0), make("b", now=START + 9.0)
     a.frame(1, 2, {"event": "two"})
     for head in (a, b, a, b):
         head.look()
 
     assert ["one", "two"] == a.kinds() == b.kinds()
+
+
+def test_another_directory_gets_everything_that_is_not_in_the_log_any_more(
+    make: Make, tmp_path: Path
+) -> None:
+    """From the head that it was told to; those that knew it take nothing in twice."""
+
+    a, b = make("a"), make("b")
+    node = a.node("n1")
+    a.frame(node, 1, {"event": "one"}, process(7))
+    a.event("two", node)
+    a.event("three", None)
+    for head in (a, b, a):
+        head.look()
+    for head in (a, b):
+        head.end()
+    shutil.rmtree(tmp_path / "shared")
+    (tmp_path / "shared").mkdir()
+    a, b, c = (make(name, now=START + 9.0) for name in "abc")
+    for head in (a, b, c, a, b, c):
+        head.look()
+
+    assert ["one", "three", "two"] == sorted(a.kinds()) == sorted(b.kinds()) == sorted(c.kinds())
+    assert {7: None} == a.lives() == b.lives() == c.lives()
+
+
+@pytest.mark.parametrize("how", ["folder", "directory", "mounted"])
+def test_a_folder_that_goes_while_its_head_runs_is_begun_anew(make: Make, tmp_path: Path, how: str) -> None:
+    """With everything in it, though the head has a file open that nobody else sees."""
+
+    a = make("a")
+    node = a.node("n1")
+    a.frame(node, 1, {"event": "one"})
+    a.look()
+    shared = tmp_path / "shared"
+    if how == "folder":
+        shutil.rmtree(a.folder)
+    else:
+        shared.rename(tmp_path / "gone")
+    if how == "directory":
+        a.look()
+        assert a.sharing.trouble is not None
+    shared.mkdir(exist_ok=True)
+    a.time += 9.0
+    a.frame(node, 2, {"event": "two"})
+    a.look()
+    b = make("b")
+    b.look()
+    assert ["one", "two"] == b.kinds()
+    assert a.sharing.trouble is None
+
+    if how == "mounted":
+        shutil.rmtree(shared)
+        (tmp_path / "gone").rename(shared)
+        a.frame(node, 3, {"event": "three"})
+        a.look()
+        c = make("c")
+        c.look(5)
+        assert ["one", "two", "three"] == c.kinds()
 
 
 @pytest.mark.parametrize("place", ["before", "between", "after"])
@@ -310,7 +370,11 @@ GOOD = {
     "process": {"node": ["n1", "m1", "n1"], "pid": 3, "first_seen": START, "identity": {}, "start_time": 1.0},
     "node": {"node": ["n9", "m9", "n9"], "time": START, "facts": {}, "labels": {}},
     "session": {
-        **{"id": "odd", "name": "odd", "start": START, "created": START, "interval_ms": 1000},
+        "id": "odd",
+        "name": "odd",
+        "start": START,
+        "created": START,
+        "interval_ms": 1000,
         "interruptions": [[START, None]],
         "state": "interrupted",
     },
@@ -948,7 +1012,11 @@ def test_an_older_book_gets_what_it_lacks(make: Make, tmp_path: Path) -> None:
         for table in ("shared", "told", "early_ends"):
             database.execute(f"DROP TABLE {table}")
         database.execute("ALTER TABLE processes DROP COLUMN sequence")
+        for table in ("nodes", "gpus", "events", "processes"):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN via")
     database.close()
+    with Book(str(tmp_path / "a" / "book.sqlite"), read_only=True) as book:
+        assert ({}, []) == (book.nodes(), book.gpus())
     a, b = make("a"), make("b")
     b.frame(b.node("n1"), 1, process(7))
     b.look()

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from gpulse.store.base import Holding, Share, Steps, StoredNode
 from gpulse.store.history import compaction
 from gpulse.store.history.sealer import Workshop
 from gpulse.store.history.segments import list_names
-from gpulse.store.merging import merged_shares
+from gpulse.store.left_out import noticing
 from gpulse.store.shared import copying, life, tables
 from gpulse.store.shared.copying import Copier, drop_tables
 from gpulse.store.shared.division import Part, Span, contested, divided
 from gpulse.store.shared.errands import Errands
+from gpulse.store.shared.life import Life, write_life
 from gpulse.store.shared.tables import SharedTables
 from tests.unit.past_lab import BEGIN, Held, Lab
 
@@ -159,24 +161,62 @@ def test_what_two_heads_had_adds_up_to_what_one_would_have(
         )
 
 
-def test_minutes_that_a_head_has_itself_are_left_out_of_shares(heads: Heads) -> None:
-    """What it has and what others have can be added, and is never counted twice."""
+def test_shares_of_a_part_of_a_minute_are_those_of_one_store(heads: Heads) -> None:
+    """Sessions do not begin and end with minutes."""
+
+    lab = heads.lab("a")
+    lab.add(frames(lab, range(0, 600, 5)))
+    heads.had(HEADS[0], lab)
+    store = heads.tables()
+    for start, end in ((10, 130), (70, 110), (50, 200), (130, 135), (55, 65)):
+        asked: dict[str, Any] = {"start": float(BEGIN + start), "end": float(BEGIN + end)}
+        check_alike(renumbered(lab.archive.shares(**asked)), store.shares(**asked))
+
+
+def test_shares_are_those_of_all_heads_and_this_one(heads: Heads) -> None:
+    """Each minute once, from whoever has most of it: an agent that changes heads sends its last minutes again."""
 
     first, second = heads.lab("a"), heads.lab("b")
-    first.add(frames(first, range(0, 1320, 5)))
-    second.add(frames(second, range(1200, 2400, 5)))
+    first.add(frames(first, range(0, 1330, 5)))
+    second.add(frames(second, range(1215, 2400, 5)))
     for head, lab in zip(HEADS, (first, second), strict=True):
         heads.had(head, lab)
     heads.truth.add(frames(heads.truth, range(0, 2400, 5)))
     tables = SharedTables(str(heads.shared), second.archive.nodes, own=second.archive)
     asked: dict[str, Any] = {"start": float(BEGIN), "end": float(BEGIN + 2400)}
     with closing(tables):
-        both = merged_shares([*tables.shares(**asked), *second.archive.shares(**asked)])
+        both = tables.shares(**asked)
 
     wanted = heads.truth.archive.shares(**asked)
     assert [one[:4] for one in wanted] == [one[:4] for one in both]
     assert [one.seconds for one in wanted] == pytest.approx([one.seconds for one in both])
     assert [one.seen_seconds for one in wanted] == pytest.approx([one.seen_seconds for one in both])
+
+
+def test_a_head_whose_tables_cannot_be_read_keeps_nobody_from_being_asked(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out, and told of until it can be."""
+
+    monkeypatch.setattr(tables, "_REFRESH_SECONDS", 0.0)
+    lab = heads.lab("a")
+    lab.add(frames(lab, range(0, 300, 5)))
+    heads.had(HEADS[0], lab)
+    stranger = heads.shared / "cafebabe0"
+    stranger.mkdir()
+    (stranger / "nodes.json").write_text("[")
+    store = heads.tables()
+    asked: dict[str, Any] = {"start": float(BEGIN), "end": float(BEGIN + 300)}
+
+    with noticing() as incomplete:
+        assert 3 == len(store.shares(**asked))
+    assert [True] == ["cafebabe0/nodes.json" in text for text in incomplete]
+    assert store.trouble is not None
+    assert "cafebabe0/nodes.json" in store.trouble.message
+
+    (stranger / "nodes.json").write_text("{}")
+    assert 3 == len(store.shares(**asked))
+    assert store.trouble is None
 
 
 def test_only_the_nodes_that_are_asked_for_are_told(heads: Heads) -> None:
@@ -355,3 +395,53 @@ def test_each_disputed_minute_is_asked_of_the_head_that_has_most_of_it() -> None
         Part("b", 5 * MINUTE, 9 * MINUTE, frozenset({2})),
         Part("b", 11 * MINUTE, 30 * MINUTE, frozenset({2})),
     ] == divided(0, 30 * MINUTE, nodes, disputes, minutes)
+
+
+def test_damaged_tables_of_one_head_take_nothing_from_the_others(heads: Heads) -> None:
+    """Whatever of them cannot be read; answers say that something is missing, and so does the status."""
+
+    for head, seconds in zip(HEADS, (range(0, 600, 5), range(570, 1200, 5)), strict=True):
+        lab = heads.lab(head)
+        lab.add(frames(lab, seconds))
+        heads.had(head, lab)
+    heads.truth.add(frames(heads.truth, range(570, 1200, 5)))
+    asked: dict[str, Any] = {"start": float(BEGIN), "end": float(BEGIN + 1200)}
+    wanted = renumbered(heads.truth.archive.shares(**asked))
+    for damaged in (heads.shared / HEADS[0] / "history").glob("*/*.parquet"):
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+
+    store = heads.tables()
+    with noticing() as incomplete:
+        check_alike(wanted, store.shares(**asked))
+    assert 1 == len(incomplete)
+    assert "what a head shares is missing" in incomplete[0]
+    assert store.trouble is not None
+    assert HEADS[0] in store.trouble.message
+
+    with noticing() as incomplete:
+        assert store.holdings(start=BEGIN + 900.0, end=BEGIN + 1200.0)
+    assert [] == incomplete
+
+
+@pytest.mark.parametrize(
+    ("newest", "end", "is_told"), [(400.0, 500.0, True), (400.0, 290.0, False), (299.0, 500.0, False)]
+)
+def test_what_another_head_has_not_shared_yet_is_told(
+    heads: Heads, newest: float, end: float, is_told: bool
+) -> None:
+    """Where the question is about it, and there is something; this head's own is not missing from its answers."""
+
+    lab = heads.lab("a")
+    lab.add(frames(lab, range(0, 300, 5)))
+    heads.had(HEADS[0], lab)
+    write_life(str(heads.shared), Life(HEADS[0], "n9", BEGIN - 50.0, BEGIN + newest, BEGIN + newest))
+    asked: dict[str, Any] = {"start": float(BEGIN), "end": BEGIN + end}
+
+    with noticing() as incomplete:
+        assert 3 == len(heads.tables().shares(**asked))
+    moment = datetime.fromtimestamp(BEGIN + 295, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert is_told == (incomplete == [f"what processes did since {moment} is not shared by all heads yet"])
+    assert is_told == bool(incomplete)
+    with noticing() as incomplete:
+        heads.tables(own_id=HEADS[0]).shares(**asked)
+    assert [] == incomplete

@@ -10,6 +10,7 @@ import pytest
 from gpulse.model.device import Device
 from gpulse.model.job import Job
 from gpulse.sources.jobs import JobReader
+from gpulse.sources.owners import Register
 from gpulse.sources.procfs import Roots
 from gpulse.sources.slurm import Told
 from tests.unit.trees import grow, pid_stat
@@ -120,7 +121,7 @@ def test_a_job_that_goes_by_its_sluid(tmp_path: Path) -> None:
     )
     reader = JobReader(grow(tmp_path, files))
 
-    assert {f"slurm:{SLUID}": "slurm:2"} == reader.numbers(NOW)
+    assert Register({f"slurm:{SLUID}": "slurm:2"}, {"slurm:2": 1001}, has_groups=True) == reader.register(NOW)
     assert (JOB_2,) == read(Roots(), NOW, reader)
 
 
@@ -252,6 +253,106 @@ def test_nobody_speaks_for_another_users_job(tmp_path: Path) -> None:
 
     assert (Job("slurm:2", "1001", 1001),) == JobReader(roots).read(NOW, GPUS, [(told, 1002)])[0]
     assert ("GPU-3",) == JobReader(roots).read(NOW, GPUS, [(told._replace(gpus="3"), 1001)])[0][0].gpus
+
+
+def test_the_oldest_process_speaks_for_a_job(tmp_path: Path) -> None:
+    """It has what Slurm gave it; those that came later have what the job's user made of it."""
+
+    group = {f"{SCOPE}/job_2/step_batch/user/task_0/cgroup.procs": "30\n20\n"}
+    later = process(30, SLURM_JOB_ID="2", SLURM_JOB_GPUS="0,1,2,3", SLURM_JOB_NAME="forged")
+    roots = grow(tmp_path, version_2(group, later, {**BATCH_2, "proc/20/stat": pid_stat(20, start=1)}))
+
+    assert (JOB_2,) == read(roots)
+
+
+def test_nobody_can_claim_a_gpu_that_another_job_was_given(tmp_path: Path) -> None:
+    """What a directory of root's says of others is left out of an environment; a job without any left has an unknown number."""
+
+    groups = {
+        f"{SCOPE}/job_2/step_batch/user/task_0/cgroup.procs": "20\n",
+        f"{SCOPE}/job_4/step_batch/user/task_0/cgroup.procs": "40\n",
+        f"{SCOPE}/job_5/step_batch/user/task_0/cgroup.procs": "50\n",
+        "map/nvidia1": "2 1001\n",
+        "map/nvidia2": "2 1001\n",
+    }
+    greedy = process(40, 1002, SLURM_JOB_ID="4", SLURM_JOB_GPUS="0-3")
+    liar = process(50, 1002, SLURM_JOB_ID="5", SLURM_JOB_GPUS="1")
+    roots = grow(tmp_path, version_2(groups, BATCH_2, greedy, liar))
+
+    assert [
+        (("GPU-1", "GPU-2"), "map"),
+        (("GPU-0", "GPU-3"), "environment"),
+        ((), None),
+    ] == [(job.gpus, job.source) for job in read(roots, NOW, JobReader(roots, folders=[f"{tmp_path}/map"]))]
+
+
+def test_a_job_in_which_nothing_runs_that_knows_its_gpus_is_said(tmp_path: Path) -> None:
+    """After a while, for a job begins so; not where there is no GPU, nor where a prolog writes down who has one."""
+
+    files = {f"{SCOPE}/job_2/step_extern/user/task_special/cgroup.procs": "22\n", "map/.lock": ""}
+    roots = grow(tmp_path, version_2(files, process(22, 0, cmdline=b"sleep\x00100000000\0")))
+    reader = JobReader(roots)
+    young = reader.read(NOW, GPUS)
+    jobs, [health] = reader.read(NOW + 6, GPUS)
+
+    assert ((Job("slurm:2"),), []) == young
+    assert (Job("slurm:2"),) == jobs
+    assert ("not_visible", "which GPUs slurm:2 was given: nothing runs in it that knows") == health[1:3]
+    assert [] == reader.read(NOW + 7, [])[1]
+    with_map = JobReader(roots, folders=[f"{tmp_path}/map"])
+    assert [[], []] == [with_map.read(NOW + later, GPUS)[1] for later in (0, 6)]
+
+
+def test_a_job_that_was_given_no_gpu_is_nothing_to_complain_about(tmp_path: Path) -> None:
+    """Its processes say all that there is to say."""
+
+    group = {f"{SCOPE}/job_2/step_batch/user/task_0/cgroup.procs": "20\n"}
+    reader = JobReader(grow(tmp_path, version_2(group, process(20, SLURM_JOB_ID="2", SLURM_JOB_NAME="cpu"))))
+
+    assert [[], []] == [reader.read(NOW + later, GPUS)[1] for later in (0, 6)]
+
+
+def test_whose_a_job_is_stands_in_control_groups_and_mapping_directories(tmp_path: Path) -> None:
+    """Both are root's; where a job has had a group all of them have one, also after it is gone."""
+
+    files = {
+        f"{SCOPE}/job_2/step_batch/user/task_0/cgroup.procs": "20\n",
+        "map/0": "2 7\n",
+        "map/1": "9 1002\n",
+    }
+    roots = grow(tmp_path, version_2(files, BATCH_2))
+    reader = JobReader(roots, folders=[f"{tmp_path}/map"])
+    reader.read(NOW, GPUS)
+    register = reader.register(NOW)
+    again = reader.register(NOW + 1)
+    (tmp_path / SCOPE / "job_2").rename(tmp_path / SCOPE / "gone")
+    after = reader.register(NOW + 2)
+
+    assert Register({}, {"slurm:2": 1001, "slurm:9": 1002}, has_groups=True) == register
+    assert register is again
+    assert Register({}, {"slurm:2": 7, "slurm:9": 1002}, has_groups=True) == after
+
+
+def test_a_scope_without_jobs_does_not_say_that_jobs_have_groups(tmp_path: Path) -> None:
+    """A daemon may make it and track its jobs by other means; version 1 has directories only where they are used."""
+
+    empty = {"proc/self/mounts": V1 + V2, f"{SCOPE}/system/cgroup.procs": "9\n"}
+    used = version_1({"sys/fs/cgroup/freezer/slurm_n1/cgroup.procs": ""})
+
+    assert not JobReader(grow(tmp_path / "a", empty)).register(NOW).has_groups
+    assert JobReader(grow(tmp_path / "b", used)).register(NOW).has_groups
+
+
+def test_a_scope_in_a_users_part_of_the_tree_holds_no_jobs(tmp_path: Path) -> None:
+    """Nor is a slice within a slice overlooked."""
+
+    users, nested = "sys/fs/cgroup/user.slice", "sys/fs/cgroup/gpu.slice/gpu-batch.slice"
+    files = {
+        f"{users}/slurmstepd.scope/job_5/step_batch/user/task_0/cgroup.procs": "20\n",
+        f"{nested}/slurmstepd.scope/job_2/step_batch/user/task_0/cgroup.procs": "20\n",
+    }
+
+    assert (JOB_2,) == read(grow(tmp_path, version_2(files, BATCH_2)))
 
 
 def test_a_machine_without_slurm_has_no_jobs(tmp_path: Path) -> None:

@@ -233,10 +233,34 @@ async def test_metrics_and_health(local: httpx.AsyncClient, head: FakeHead) -> N
     assert "gpulse_gpu_" not in (await local.get("/metrics")).text
 
 
+async def test_nodes_that_left_are_not_missed(local: httpx.AsyncClient, head: FakeHead) -> None:
+    """A node that falls silent is told for a day, one whose agent was ended in order or is at another head is not."""
+
+    alpha, silent = head.nodes[0], head.nodes[1]._replace(connected=False, frame=None)
+    day = 86_400.0
+    head.nodes = [
+        alpha._replace(left=True),  # connected: its next agent has not said so yet
+        silent,
+        silent._replace(name="gone", seen=NOW - day - 60),
+        silent._replace(name="left", left=True),
+        silent._replace(name="elsewhere", elsewhere=True),
+    ]
+
+    text = (await local.get("/metrics")).text
+
+    assert ['gpulse_up{node="alpha"} 1', 'gpulse_up{node="beta"} 0'] == [
+        line for line in text.splitlines() if line.startswith("gpulse_up{")
+    ]
+
+
 async def test_nothing_beyond_loopback_without_the_token(remote: httpx.AsyncClient, head: FakeHead) -> None:
     """Every path of every operation, and all others, answer 401 and nothing else to strangers."""
 
-    paths = [path.replace("{name}", "one").replace("{job}", "7") for operation in OPERATIONS for path in operation.paths]
+    paths = [
+        path.replace("{name}", "one").replace("{job}", "7")
+        for operation in OPERATIONS
+        for path in operation.paths
+    ]
     for path in [
         *paths,
         "/openapi.json",

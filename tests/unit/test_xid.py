@@ -198,3 +198,17 @@ def test_counts_outlive_agents_and_heads() -> None:
     assert node.xids is not None
     assert {79: Counted(3, NOW + 25), 31: Counted(1, NOW + 35)} == node.xids.of("GPU-0")
     assert ("a.example", "m") == (node.host, node.machine)
+
+
+def test_a_head_remembers_who_left_in_order() -> None:
+    """Also what the head before it was told; a new agent on the node is a new beginning."""
+
+    ended, started = {"event": "agent_stopping"}, {"event": "agent_started"}
+    fleet = Fleet({}, {}, {})
+    fleet.restore(Before([StoredEvent(NOW, "agent_stopping", 1, {})]), NOW + 10)
+    seen = [fleet.live()[0].left]
+    for document in (started, ended):
+        fleet.members[1].happened(json.dumps([document]).encode())
+        seen.append(fleet.live()[0].left)
+
+    assert [True, False, True] == seen

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _LONGEST_NAME = 253
 """As in DNS, and at heads."""
-_WITHOUT_HEAD = "alone"
+_WITHOUT_HEAD = "alone-{}"
 _USUAL_INTERVAL_SECONDS = 1.0
 
 OpenSource = Callable[[], "tuple[Source, Callable[[bool], None]]"]
@@ -156,7 +156,7 @@ def start(
     token = target.token(token_file, is_local=all(address.is_local for address in addresses))
     told = service.labels(labels)
     targets = tuple(address.target for address in addresses)
-    name = state_name(targets) if targets else _WITHOUT_HEAD
+    name = state_name(targets) if targets else _WITHOUT_HEAD.format(metrics.port)
     directory = (state_dir or service.state_dir("agent", name)).absolute()
     ready = service.into_background("agent", directory, log_file) if background else service.Ready()
     signals = service.EndSignals()
@@ -251,8 +251,10 @@ def _note_pid(pid_file: Path) -> None:
 
 
 def _remove(pid_file: Path) -> None:
+    """Take the note of this process back; another's stays."""
     with suppress(OSError):
-        pid_file.unlink(missing_ok=True)
+        if pid_file.read_text(encoding="ascii") == f"{os.getpid()}\n":
+            pid_file.unlink(missing_ok=True)
 
 
 def _source(

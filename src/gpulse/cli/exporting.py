@@ -129,7 +129,7 @@ def _access(wanted: MetricsOptions, token: str | None, token_file: Path | None) 
     from gpulse.cluster.security import Access, is_loopback, load_or_make_token  # noqa: PLC0415
 
     is_here = wanted.host == "localhost" or is_loopback(wanted.host)
-    names: set[str] = set() if is_here else {socket.gethostname(), socket.getfqdn(), wanted.host}
+    names = {wanted.host} if is_here else {socket.gethostname(), socket.getfqdn(), wanted.host}
     if wanted.insecure:
         log.warning("--insecure: whoever reaches the metrics port can read it")
         token = None

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_RETENTION_SECONDS = 3600.0
 _LEAST_DISK_LIMIT = 64 << 20
+_SEAL_SECONDS, _SHARED_SEAL_SECONDS = 600.0, 60.0
 _AGENT_PAUSE_SECONDS = 5.0
 _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.entry import main; main()"
 """An agent that is ended (SIGTERM) together with the head that started it, even by kill -9."""
@@ -95,9 +96,8 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     "--seal-after",
     type=service.duration,
     metavar="TIME",
-    default="10m",
-    show_default=True,
-    help="How long frames stay in the log alone before they become history.",
+    show_default="10m, 1m with --shared-dir",
+    help="How long frames stay in the log alone before they become history, and other heads can read it.",
 )
 @engine.options
 @click.option(
@@ -174,7 +174,7 @@ def start(
     output_dir: Path,
     retention: float,
     disk_limit: int,
-    seal_after: float,
+    seal_after: float | None,
     auto_resume: bool,
     token_file: Path | None,
     insecure: bool,
@@ -234,7 +234,7 @@ def start(
             interval_ms=freq,
             bandwidth=enable_bandwidth,
             nvlink=enable_nvlink,
-            rules=Rules(local_seconds, disk_limit, max(1.0, seal_after), retention),
+            rules=Rules(local_seconds, disk_limit, _seal_seconds(seal_after, shared_dir), retention),
             places=Places(remote, engine_options.limit, str(shared_dir.absolute()) if shared_dir else None),
             auto_resume=auto_resume,
             local_port=with_agent,
@@ -374,6 +374,13 @@ def _local_seconds(local: float | None, retention: float, remote: Engine | None)
     if local < _SHORTEST_RETENTION_SECONDS or local > retention:
         raise UsageError("--local-retention is out of range", hint="from an hour (1h) to --retention")
     return local
+
+
+def _seal_seconds(given: float | None, shared_dir: Path | None) -> float:
+    """How long frames stay in the log alone: other heads read tables of processes once they are sealed."""
+    if given is None:
+        return _SEAL_SECONDS if shared_dir is None else _SHARED_SEAL_SECONDS
+    return max(1.0, given)
 
 
 def _own_names(host: str) -> set[str]:

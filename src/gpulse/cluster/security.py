@@ -96,9 +96,8 @@ class Access:
         self._insecure = insecure
         self._clock = clock
         self._who_is_asked = who
-        self._how = (
-            f"give the token of the {who}: the file gpulse/token in the configuration directory of whoever started it"
-        )
+        where = "the file gpulse/token in the configuration directory of whoever started it"
+        self._how = f"give the token of the {who}: {where}"
 
     def grpc(self, peer: str, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
         """None when a call may go on, else why it may not."""

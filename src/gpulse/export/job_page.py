@@ -7,7 +7,7 @@ from typing import Any
 
 from gpulse.export import job_words as words
 from gpulse.export.job_curves import LEVELS, over_time, safe, severity_color
-from gpulse.model.units import UNKNOWN, energy, hours, share, size, sizes, watts
+from gpulse.model.units import UNKNOWN, energy, share, size, sizes, watts
 
 Document = Mapping[str, Any]
 
@@ -66,9 +66,9 @@ def _cards(report: Document) -> Iterator[str]:
     cluster = report.get("cluster") or {}
     busy, others = (words.number(one.get("utilization_mean")) for one in (report, cluster))
     cards = [
-        (words.gpu_hours(report.get("gpu_seconds")), "held"),
+        (words.gpu_hours(report.get("held_seconds")), "held"),
         (share(busy), "GPU busy" + ("" if others is None else f", cluster {share(others)}")),
-        (words.part(report.get("idle_seconds"), report.get("gpu_seconds")), "of the time held but idle"),
+        (words.idle_share(report), "of the time held but idle"),
         (energy(words.number(report.get("energy_joules"))), "energy"),
     ]
     if report.get("untouched_gpus") is not None:
@@ -174,9 +174,9 @@ def _cells(row: Document) -> list[str]:
         words.gpu_name(row),
         words.text(row.get("model") or UNKNOWN, 40),
         "shared" if use == "used" and row.get("shared") else "" if use == "used" else use,
-        _hours(row.get("allocated_seconds")),
-        _hours(row.get("gpu_seconds")),
-        _hours(row.get("idle_seconds")),
+        words.span_hours(row.get("allocated_seconds")),
+        words.span_hours(row.get("held_seconds")),
+        words.span_hours(row.get("idle_seconds")),
         share(words.number(row.get("utilization_mean"))),
         *(share(figure(name)) for name in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")),
         size(used) if total is None else sizes(used, total),
@@ -186,14 +186,9 @@ def _cells(row: Document) -> list[str]:
     ]
 
 
-def _hours(value: object) -> str:
-    seconds = words.number(value)
-    return UNKNOWN if seconds is None else hours(seconds)
-
-
 def _untold(report: Document) -> Iterator[str]:
-    gaps = report.get("data_gaps") or ()
+    gaps = words.untold(report)
     if gaps:
         yield "<h2>What is not known</h2><ul>"
-        yield from (f"<li>{safe(words.text(gap, 400))}</li>" for gap in gaps)
+        yield from (f"<li>{safe(gap)}</li>" for gap in gaps)
         yield "</ul>"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from gpulse.model.device import ranges
@@ -14,6 +16,11 @@ Document = Mapping[str, Any]
 
 LINE_CHARACTERS = 198
 _MOST_NODES = 8
+_STATES = {"running": "running", "lost": "not heard of any more"}
+_WHOLE = 0.995
+"""What is less than that of something is less, not rounded."""
+_MOMENT = re.compile(r"\b\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d(?:\.\d+)?Z")
+"""How heads tell moments in words."""
 _MOST_PLACES = 4
 
 
@@ -72,10 +79,10 @@ def headline(report: Document) -> str:
 def subtitle(report: Document) -> str:
     """When it was, for how long, and where."""
     start, end = number(report.get("from")) or 0.0, number(report.get("to")) or 0.0
-    is_running = report.get("state") == "running"
-    until = "now, " if is_running else ""
+    until = "now, " if report.get("to_now") else ""
     when = f"{moment(start)} to {until}{moment(end, start)} {zone(end)} ({duration(end - start)})"
-    return f"{'running' if is_running else 'ended'}, {when}, {many(report.get('gpus'), 'GPU')} on {_nodes(report)}"
+    state = _STATES.get(str(report.get("state")), "ended")
+    return f"{state}, {when}, {many(report.get('gpus'), 'GPU')} on {_nodes(report)}"
 
 
 def facts(report: Document) -> Iterator[tuple[str, str]]:
@@ -136,10 +143,10 @@ def line(report: Document) -> str:
         f"{many(report.get('gpus'), 'GPU')} for {duration(seconds)}",
         gpu_hours(report.get("gpu_seconds")),
         f"busy {share(number(report.get('utilization_mean')))}{beside}",
-        f"idle {part(report.get('idle_seconds'), report.get('gpu_seconds'))}",
+        f"idle {idle_share(report)}",
         *(f"{word} {known[name].mean}" for name, word in _SHORT if name in known),
         *(f"mem {known[name].peak}" for name in ("memory_used_bytes",) if name in known),
-        energy(number(report.get("energy_joules"))),
+        *([energy(joules)] if (joules := number(report.get("energy_joules"))) is not None else []),
         *_troubles(report),
     ]
     user = f" {text(report['user'], 24)}" if report.get("user") else ""
@@ -147,6 +154,8 @@ def line(report: Document) -> str:
 
 
 def _troubles(report: Document) -> Iterator[str]:
+    if report.get("state") == "lost":
+        yield _STATES["lost"]
     if untouched := report.get("untouched_gpus"):
         yield f"{many(untouched, 'GPU')} untouched"
     if missing := number(report.get("missing_seconds")):
@@ -220,24 +229,44 @@ def gpu_hours(value: object) -> str:
 
 
 def _gpu_time(report: Document) -> str:
-    held, allocated = number(report.get("gpu_seconds")) or 0.0, number(report.get("allocated_seconds"))
+    held, allocated = number(report.get("held_seconds")) or 0.0, number(report.get("allocated_seconds"))
+    own = number(report.get("gpu_seconds")) or 0.0
     said = f"{gpu_hours(held)} held"
-    if allocated is None:
-        return said
-    return (
-        f"{said} of {gpu_hours(allocated)} allocated"
-        if held < allocated
-        else f"{said}, all that was allocated"
-    )
+    if allocated is not None:
+        said += f" of {gpu_hours(allocated)} allocated" if held < allocated else ", all that was allocated"
+    if own < _WHOLE * held:
+        said += f"; {gpu_hours(own)} is its part where others held them too"
+    return said
 
 
 def _idle(report: Document, cluster: Document) -> str:
-    idle, held = number(report.get("idle_seconds")), number(report.get("gpu_seconds"))
+    idle = number(report.get("idle_seconds"))
     if idle is None:
         return UNKNOWN
-    others = part(cluster.get("idle_seconds"), cluster.get("gpu_seconds"))
+    others = idle_share(cluster)
     beside = f" (cluster {others})" if others != UNKNOWN else ""
-    return f"{gpu_hours(idle)}, {part(idle, held)} of the time held{beside}" if idle else f"none{beside}"
+    return f"{gpu_hours(idle)}, {idle_share(report)} of the time held{beside}" if idle else f"none{beside}"
+
+
+def idle_share(had: Document) -> str:
+    """How much of the time for which it is known GPUs did nothing, in percent."""
+    return part(had.get("idle_seconds"), had.get("known_seconds"))
+
+
+def untold(report: Document) -> list[str]:
+    """What is not known, in words, with moments in local time."""
+    return [_MOMENT.sub(_local, text(gap, 400)) for gap in report.get("data_gaps") or ()]
+
+
+def _local(told: re.Match[str]) -> str:
+    when = datetime.fromisoformat(told[0]).timestamp()
+    return f"{moment(when)} {zone(when)}"
+
+
+def span_hours(value: object) -> str:
+    """Seconds of one GPU: `1.8 h`, `30 min`."""
+    seconds = number(value)
+    return UNKNOWN if seconds is None else hours(seconds)
 
 
 def part(value: object, whole: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpulse.model.codec import plain
@@ -173,6 +173,7 @@ def unpack_frame(
         by_scope.setdefault(layout.scope, []).extend(zip(layout.subjects, rows, strict=True))
     own = [(subject, values) for subject, values in by_scope.get("process", []) if "gpu" not in subject]
     holdings = [(subject, values) for subject, values in by_scope.get("process", []) if "gpu" in subject]
+    holding = {subject["pid"] for subject, _ in holdings}
     host = by_scope.get("host")
     # What agents of other versions may add is not handed on.
     return Frame(
@@ -187,15 +188,20 @@ def unpack_frame(
         ),
         filesystems=tuple(
             FilesystemReading(
-                str(s["mount_point"]), str(s["device"]), str(s["type"]), s.get("disk"), s.get("kind"), values
+                str(s["mount_point"]),
+                str(s.get("device", "")),
+                str(s.get("type", "")),
+                s.get("disk"),
+                s.get("kind"),
+                values,
             )
             for s, values in by_scope.get("filesystem", ())
         ),
         network=tuple(
-            NetworkReading(str(s["name"]), str(s["kind"]), s.get("up"), values)
+            NetworkReading(str(s["name"]), str(s.get("kind", "")), s.get("up"), values)
             for s, values in by_scope.get("network", ())
         ),
-        processes=tuple(_process(subject, values, identities or {}, holdings) for subject, values in own),
+        processes=tuple(_process(subject, values, identities or {}, holding) for subject, values in own),
         cgroups=tuple(CgroupReading(str(s["path"]), values) for s, values in by_scope.get("cgroup", ())),
         jobs=tuple((jobs or {}).values()),
     )
@@ -235,10 +241,25 @@ def device_of(subject: Mapping[str, Any]) -> Device:
     return device
 
 
+def _known_device(subject: Mapping[str, Any]) -> Device:
+    """The same, put together once for all frames of a layout."""
+    known = _DEVICES.get(id(subject))
+    if known is None:
+        if len(_DEVICES) >= _MOST_DEVICES:
+            _DEVICES.clear()
+        known = _DEVICES[id(subject)] = (subject, device_of(subject))
+    return known[1]
+
+
+_MOST_DEVICES = 20_000
+_DEVICES: dict[int, tuple[Mapping[str, Any], Device]] = {}
+"""By the identity of a layout's subject, which is kept, so that no other can have it."""
+
+
 def _gpu(
     subject: dict[str, Any], values: Values, holdings: Iterable[tuple[dict[str, Any], Values]]
 ) -> GpuReading:
-    device = device_of(subject)
+    device = _known_device(subject)
     processes = [
         GpuProcess(
             int(held["pid"]),
@@ -260,8 +281,8 @@ def _process(
     subject: dict[str, Any],
     values: Values,
     identities: Mapping[int, ProcessIdentity],
-    holdings: Iterable[tuple[dict[str, Any], Values]],
+    holding: Collection[int],
 ) -> ProcessReading:
     pid = int(subject["pid"])
     identity = identities.get(pid) or ProcessIdentity(pid, start_time=subject.get("start_time"))
-    return ProcessReading(identity, None, values, on_gpu=any(held["pid"] == pid for held, _ in holdings))
+    return ProcessReading(identity, None, values, on_gpu=pid in holding)

@@ -100,12 +100,12 @@ def _checked(session: Session) -> Session:
         "texts": all(isinstance(text, str) for text in texts) and bool(session.id),
         "moments": all(map(_is_moment, moments)),
         "ends": all(moment is None or _is_moment(moment) for moment in (session.end, last_end)),
-        "interval": type(session.interval_ms) is int and session.interval_ms > 0,
+        "interval": _is_moment(session.interval_ms) and session.interval_ms > 0,
         "state": session.state in get_args(State),
         "interruption": session.state != "interrupted" or bool(gaps),
         "end": session.state != "finished" or session.end is not None,
         "output": session.output is None or isinstance(session.output, str),
-        "bandwidth": isinstance(session.bandwidth, bool) and isinstance(session.nvlink, bool),
+        "bandwidth": {type(session.bandwidth), type(session.nvlink)} == {bool},
     }
     wrong = [name for name, is_right in held.items() if not is_right]
     if wrong:

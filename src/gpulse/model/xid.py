@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from gpulse.model.device import Device
 from gpulse.model.frame import Frame
 
 XID = "xid"
@@ -43,6 +44,8 @@ class XidLedger:
         self._counted: dict[str, dict[int, Counted]] = {}
         self._newest: dict[tuple[str, int], float] = {}
         """By GPU and code the time of the last errors that were told, on the node's clock."""
+        self._devices: dict[str, Device] = {}
+        """By UUID what is known of GPUs that had errors."""
 
     def follow(self, frame: Frame) -> list[Xid]:
         """Take the next frame of a source; the errors that are new with it.
@@ -80,6 +83,7 @@ class XidLedger:
             if len(self._counted) >= _MOST_GPUS:
                 return
             codes = self._counted[xid.uuid] = {}
+            self._devices[xid.uuid] = _device(xid)
         known = codes.get(xid.code)
         if known is None and len(codes) >= _MOST_CODES:
             return
@@ -87,9 +91,24 @@ class XidLedger:
         codes[xid.code] = Counted(errors + xid.errors, max(moment, xid.time + shift_seconds))
         self._newest[xid.uuid, xid.code] = xid.time
 
+    def meet(self, devices: Iterable[Device]) -> None:
+        """Learn what GPUs are that had errors; one that has fallen off the bus is told by nobody any more."""
+        if self._devices:
+            self._devices.update({d.uuid: d for d in devices if d.uuid in self._devices})
+
+    def counted(self) -> list[tuple[Device, Mapping[int, Counted]]]:
+        """The GPUs that had errors, as far as they are known, and their codes."""
+        return [(self._devices[uuid], codes) for uuid, codes in list(self._counted.items())]
+
     def of(self, uuid: str) -> Mapping[int, Counted]:
         """The codes of one GPU."""
         return self._counted.get(uuid, {})
+
+
+def _device(xid: Xid) -> Device:
+    """The GPU that errors speak of, as far as they say what it is."""
+    index, mig = (int(part) if part.isdecimal() else None for part in xid.gpu.partition(":")[::2])
+    return Device(-1 if index is None else index, xid.uuid, "", mig_index=mig)
 
 
 def from_document(raw: Mapping[str, Any]) -> Xid | None:

@@ -23,7 +23,7 @@ from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.sealing import Sealer
 from gpulse.store.history.segments import Segment
-from gpulse.store.journal import NOTHING
+from gpulse.store.journal import BATCH, NOTHING, Batch
 from gpulse.store.log.log import Log
 from gpulse.store.remote.forwarder import Forwarder
 from gpulse.store.view import StoreView
@@ -247,6 +247,21 @@ class Archive(StoreView):
             kept = min(kept, forwarder.confirmed)
         self._log.drop_before(kept + 1)
 
+    def needed_since(self) -> float:
+        """When the oldest frames came that somebody has yet to read from the log; infinite when there are none.
+
+        Raises:
+            GpulseError: The log cannot be read.
+        """
+        readers = [needless() for needless in self.holds]
+        if self._forwarder is not None:
+            readers.append(self._forwarder.confirmed)
+        if readers:
+            for record in self._log.read(min(readers) + 1):
+                if record.kind == BATCH:
+                    return Batch.from_bytes(record.payload).received_us / 1e6
+        return math.inf
+
     def relieve(self) -> None:
         """Forget the older half of what is in memory: it is in the log, and will be found again once it is sealed."""
         self._recent.drop_through((self._history.sealed_to + self._recent.last) // 2)
@@ -258,9 +273,11 @@ class Archive(StoreView):
 
         Args:
             now: Epoch seconds.
-            keep_seconds: How long samples are kept.
+            keep_seconds: How long samples are kept; for ever when infinite, and then everything is. Where that is less than
+                `book_seconds`, those that the engine did not get stay as long as the rest.
             limit_bytes: How much all of it may take.
-            book_seconds: How long everything else is kept, the same when None.
+            book_seconds: How long is kept what no engine takes: processes, and everything that is not a sample; as long as
+                samples when None.
 
         Raises:
             GpulseError: It could not be done; nothing is lost, and it can be tried again.
@@ -269,11 +286,17 @@ class Archive(StoreView):
             self._history.refresh()
         if limit_bytes is not None:
             limit_bytes = max(0, limit_bytes - self._own_log_bytes() - self.book.size_bytes)
-        forever = math.isinf(keep_seconds)
-        dropped = self._sealer.retain(now, None if forever else keep_seconds, limit_bytes)
+        longest = keep_seconds if book_seconds is None else max(keep_seconds, book_seconds)
+        whole_seconds = keep_seconds if keep_seconds < longest else None
+        forever = math.isinf(longest)
+        sent = None
+        if self._forwarder is not None:
+            confirmed = self._forwarder.confirmed  # first: where it begins is known before that
+            sent = self._forwarder.begun, confirmed
+        dropped = self._sealer.retain(now, None if forever else longest, limit_bytes, whole_seconds, sent)
         self._history.refresh()
         if not forever:
-            self.book.drop_before(now - (keep_seconds if book_seconds is None else book_seconds))
+            self.book.drop_before(now - longest)
         return list(dropped)
 
     @property

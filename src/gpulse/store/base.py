@@ -289,6 +289,16 @@ class HeadStore(Store, SummarySource, Protocol):
     ) -> list[StoredProcess]:
         """The processes of some pids that lived in `[start, end)`: most have descendants that nobody asks for."""
 
+    def job_events(self, word: str) -> list[StoredEvent]:
+        """What schedulers told of jobs that a word may mean, whenever that was; oldest first.
+
+        It may be an id with its scheduler or without, the name of an array's task, or that of the array; of those for whom
+        it is only what somebody called their job, a hundred of the newest.
+        """
+
+    def job_ends(self, name: str) -> list[StoredEvent]:
+        """When a job was over, on each of its nodes; oldest first."""
+
     def job_names(self) -> list[str]:
         """The jobs that processes belong to, whenever they lived."""
 

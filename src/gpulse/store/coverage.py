@@ -160,6 +160,24 @@ def _in_minutes(span: Span, start: float, end: float) -> Span:
     return Span(max(start, first), min(end, last))
 
 
+def outside(holes: Iterable[Hole], start: float, end: float, nodes: Iterable[int]) -> list[Hole]:
+    """What of a time lies outside of holes, nodes of which it is the same together."""
+    by_node: dict[int, list[Hole]] = {node: [] for node in nodes}
+    for hole in sorted(holes, key=lambda hole: hole[:2]):
+        for node in hole.nodes & by_node.keys():
+            by_node[node].append(hole)
+    found: dict[tuple[float, float], set[int]] = {}
+    for node, known in by_node.items():
+        begin = start
+        for hole in known:
+            if begin < hole.start:
+                found.setdefault((begin, hole.start), set()).add(node)
+            begin = max(begin, hole.end)
+        if begin < end:
+            found.setdefault((begin, end), set()).add(node)
+    return [Hole(*span, frozenset(which)) for span, which in sorted(found.items())]
+
+
 def apart(holes: Iterable[Hole]) -> list[Hole]:
     """A few holes that do not overlap, in order: those that lie closest together as one."""
     found = [_as_one(group) for group in _touching(sorted(holes, key=lambda hole: hole[:2]))]

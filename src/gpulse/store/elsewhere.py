@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from gpulse.errors import GpulseError, UsageError
 from gpulse.store.base import SummarySource
+from gpulse.store.left_out import left_out
 from gpulse.store.trouble import Trouble
 
 _PAUSE_SECONDS = 5.0
@@ -40,6 +41,7 @@ class Elsewhere:
             return self._answered(question, self.source, is_strict=is_strict)
         begin, end = self._pause
         if begin <= self._now() < end or not self._trying.acquire(blocking=False):
+            _missing(self.trouble)
             return []
         try:
             return self._answered(question, self.source, is_strict=False)
@@ -61,6 +63,12 @@ class Elsewhere:
             self.trouble = Trouble(asked_at if before is None else before.since, error.message, error.hint)
             if is_strict:
                 raise
+            _missing(self.trouble)
             return []
         self.trouble = None
         return found
+
+
+def _missing(trouble: Trouble | None) -> None:
+    if trouble is not None:
+        left_out(f"a part is missing: {trouble.message}")

@@ -35,7 +35,7 @@ class JoinedStore(StoreView):
         Args:
             local: What is on this head's disk.
             engine: Where all samples are that are series.
-            tables: Where those of processes are that other heads had, or that this one had once.
+            tables: Where those of processes are that other heads had, or that this one had once; of shares of GPUs, all.
             now: The time in epoch seconds.
         """
         self._local = local
@@ -47,6 +47,16 @@ class JoinedStore(StoreView):
     def trouble(self) -> Trouble | None:
         """Why what is not on this head's disk is missing from answers; None when it is not."""
         return self._joined.trouble
+
+    @property
+    def engine_trouble(self) -> Trouble | None:
+        """The same of what the engine has."""
+        return self._joined.engine_trouble
+
+    @property
+    def tables_trouble(self) -> Trouble | None:
+        """The same of what heads share."""
+        return self._joined.tables_trouble
 
     @property
     def whole(self) -> StoreView:

@@ -9,7 +9,7 @@ from gpulse.model.metric import Scope
 from gpulse.model.series import EXPOSED
 from gpulse.store.archive import Archive
 from gpulse.store.base import Holding, Samples, Series, Share, Statistic, Steps, SummarySource
-from gpulse.store.coverage import Coverage, Hole, apart
+from gpulse.store.coverage import Coverage, Hole, apart, outside
 from gpulse.store.elsewhere import Elsewhere
 from gpulse.store.history.series import check_metrics, microseconds, step_microseconds
 from gpulse.store.learning import Learner
@@ -60,7 +60,17 @@ class JoinedSamples:
     @property
     def trouble(self) -> Trouble | None:
         """Why something is missing from answers; None when nothing is."""
-        return self._engine.trouble or self._tables.trouble
+        return self.engine_trouble or self.tables_trouble
+
+    @property
+    def engine_trouble(self) -> Trouble | None:
+        """Why series of elsewhere are missing."""
+        return self._engine.trouble
+
+    @property
+    def tables_trouble(self) -> Trouble | None:
+        """Why tables of processes of elsewhere are missing."""
+        return self._tables.trouble
 
     def query(
         self,
@@ -222,15 +232,24 @@ class JoinedSamples:
 
     def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
         """As `SummarySource.shares`; what is elsewhere and cannot be had is left out, and `trouble` says so."""
-        found = self._local.shares(start=start, end=end, nodes=nodes)
-        there: list[Share] = []
-        for hole in self._holes("process", start, end, nodes):
+        holes = self._holes("process", start, end, nodes)
+        if not holes:
+            return self._local.shares(start=start, end=end, nodes=nodes)
+        found: list[Share] = []
+        answered: list[Hole] = []
+        for hole in holes:
 
             def ask(source: SummarySource, hole: Hole = hole) -> list[Share]:
-                return source.shares(start=hole.start, end=hole.end, nodes=hole.nodes)
+                told = source.shares(start=hole.start, end=hole.end, nodes=hole.nodes)
+                answered.append(hole)
+                return told
 
-            there += self._tables.asked(ask, is_strict=self.is_strict)
-        return merged_shares([*found, *there]) if there else found
+            found += self._tables.asked(ask, is_strict=self.is_strict)
+        known = self._local.nodes()
+        wanted = known if nodes is None else [node for node in nodes if node in known]
+        for rest in outside(answered, start, end, wanted):
+            found += self._local.shares(start=rest.start, end=rest.end, nodes=rest.nodes)
+        return merged_shares(found)
 
     def _elsewhere(self, scope: Scope) -> Elsewhere:
         return self._engine if scope in EXPOSED else self._tables

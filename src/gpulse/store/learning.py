@@ -10,6 +10,7 @@ from gpulse.model.metric import Scope
 from gpulse.store.archive import Archive
 from gpulse.store.base import Steps
 from gpulse.store.coverage import MINUTE, Coverage
+from gpulse.store.history.segments import Segment
 
 _DAY = 86_400.0
 _COARSE_SECONDS = 5 * MINUTE
@@ -42,7 +43,7 @@ class Learner:
         self._lock = threading.Lock()
         self._learnt_at: dict[int, float] = {}
         """By day, when it was looked at last; infinity when no more can come."""
-        self._segments = local.segments
+        self._segments: tuple[Segment, ...] = ()
 
     def learn(self, start: float, end: float, now: float) -> None:
         """See that what is on disk of a stretch of time is known.
@@ -65,12 +66,13 @@ class Learner:
                     self._learnt_at[day] = math.inf if is_complete else now
 
     def _notice_drops(self) -> None:
-        """What is too old goes, the oldest first."""
+        """What is too old goes, the oldest first; of what is thin only the engine has every sample."""
         before, after = self._segments, self._local.segments
         if before is after:
             return
         kept = after[0].first if after else 0
         dropped = [segment.end for segment in before if segment.last < kept and segment.end is not None]
+        dropped += [segment.thinned for segment in after if segment.thinned is not None]
         if dropped:
             self._coverage.forget_before(max(dropped) / 1e6 + MINUTE)
         self._segments = after

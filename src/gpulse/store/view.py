@@ -71,6 +71,14 @@ class StoreView:
         """The processes of some pids; see `store.base.HeadStore`."""
         return self._book.processes(start=start, end=end, nodes=nodes, pids=pids)
 
+    def job_events(self, word: str) -> list[StoredEvent]:
+        """What was told of jobs that a word may mean; see `store.base.HeadStore`."""
+        return self._book.job_events(word)
+
+    def job_ends(self, name: str) -> list[StoredEvent]:
+        """When a job was over, on each of its nodes; oldest first."""
+        return self._book.job_ends(name)
+
     def job_names(self) -> list[str]:
         """The jobs that processes belong to, whenever they lived."""
         return self._book.job_names()

@@ -91,9 +91,9 @@ def _gpu(row: Document) -> list[Cell | str]:
         f.plain(words.text(row.get("node"), 60)),
         f.plain(words.text(row.get("gpu") or f.UNKNOWN, 10)),
         f.plain(words.text(row.get("model") or f.UNKNOWN, 40)),
-        _hours(row.get("allocated_seconds")),
-        _hours(row.get("gpu_seconds")),
-        _hours(row.get("idle_seconds")),
+        words.span_hours(row.get("allocated_seconds")),
+        words.span_hours(row.get("held_seconds")),
+        words.span_hours(row.get("idle_seconds")),
         f.share(words.number(row.get("utilization_mean"))),
         f.share(mean("sm_active_ratio")),
         f.share(mean("tensor_active_ratio")),
@@ -103,11 +103,6 @@ def _gpu(row: Document) -> list[Cell | str]:
         f.energy(words.number(row.get("energy_joules"))),
         Cell(remark, _USES.get(remark, "dim")),
     ]
-
-
-def _hours(value: object) -> str:
-    seconds = words.number(value)
-    return f.UNKNOWN if seconds is None else f.hours(seconds)
 
 
 def _findings(report: Document, width: int, paint: Paint) -> Iterator[str]:
@@ -124,8 +119,8 @@ def _findings(report: Document, width: int, paint: Paint) -> Iterator[str]:
 
 
 def _untold(report: Document, width: int, paint: Paint) -> Iterator[str]:
-    gaps = report.get("data_gaps") or ()
+    gaps = words.untold(report)
     if gaps:
         yield paint("title", "What is not known")
     for gap in gaps:
-        yield from wrapped(f"  {f.plain(words.text(gap, 400))}", width, "    ")
+        yield from wrapped(f"  {f.plain(gap)}", width, "    ")

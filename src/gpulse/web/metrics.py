@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from gpulse._version import __version__
 from gpulse.cluster.api.interface import HeadInterface, LiveNode
 from gpulse.export.prometheus import own
-from gpulse.export.prometheus.exposed import Exposed
+from gpulse.export.prometheus.exposed import Census, Exposed
 from gpulse.export.prometheus.page import exposition
 from gpulse.export.prometheus.text import CONTENT_TYPE, Family, accepts_gzip
 from gpulse.web.answer import json_response, refused, without_holding
@@ -48,7 +48,7 @@ def routes(
 
 
 def _metrics(head: HeadInterface, clock: Callable[[], float], *, dcgm_names: bool) -> Answer:
-    started = clock()
+    started, census = clock(), Census()
 
     async def answer(request: Request) -> Response:
         headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
@@ -63,6 +63,7 @@ def _metrics(head: HeadInterface, clock: Callable[[], float], *, dcgm_names: boo
             version=__version__,
             dcgm_names=dcgm_names,
             more=_own(status, started),
+            census=census,
         )
         if not accepts_gzip(request.headers.get("accept-encoding")):
             return StreamingResponse(without_holding(pieces, _HOLD_SECONDS), headers=headers)

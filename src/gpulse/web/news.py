@@ -27,7 +27,9 @@ class Shown(NamedTuple):
     def of(cls, node: LiveNode) -> Shown:
         """A node as it is now."""
         time = None if node.frame is None else node.frame.time
-        return cls(node.state, node.connected or node.elsewhere, time, tuple(device.uuid for device in node.devices))
+        return cls(
+            node.state, node.connected or node.elsewhere, time, tuple(device.uuid for device in node.devices)
+        )
 
 
 class Sent(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from gpulse._version import __version__
 from gpulse.cluster.agent.identity import Identity
 from gpulse.export.prometheus import own
-from gpulse.export.prometheus.exposed import Exposed, stale_after
+from gpulse.export.prometheus.exposed import Census, Exposed, stale_after
 from gpulse.export.prometheus.page import exposition
 from gpulse.export.prometheus.text import Family
 from gpulse.model.finding import Finding
@@ -84,6 +84,7 @@ class Board:
         self._monotonic = monotonic
         self._started = clock()
         self._xids = XidLedger()
+        self._census = Census()
         self._frames = 0
         self._me = Exposed(me.host, None, (), self._xids, me.host, me.machine, __version__)
         self._newest = _Newest()
@@ -110,6 +111,7 @@ class Board:
             version=__version__,
             dcgm_names=self._dcgm_names,
             more=self._own(),
+            census=self._census,
         )
 
     def trouble(self) -> str | None:

@@ -59,6 +59,8 @@ class Exporter:
         self._access = access
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], None] = {}
+        """Those that have not said what they want, the oldest first."""
         self.address = ""
         """Where it listens."""
 
@@ -99,29 +101,35 @@ class Exporter:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  handlers run in tasks
-        if len(self._open) >= _MOST_CONNECTIONS:
+        if len(self._open) >= _MOST_CONNECTIONS and not self._has_ended_one():
             writer.transport.abort()
             return
         self._open.add(task)
+        self._silent[task] = None
         try:
-            await self._serve(reader, writer)
+            raw = await _request(reader)
+            self._silent.pop(task, None)
+            if raw is not None:
+                await self._serve(raw, writer)
         except (OSError, TimeoutError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
             self._open.discard(task)
+            self._silent.pop(task, None)
             with suppress(OSError, asyncio.CancelledError):
                 writer.close()
                 await writer.wait_closed()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_REQUEST_SECONDS):
-            try:
-                raw = await reader.readuntil(b"\r\n\r\n")
-            except asyncio.IncompleteReadError:
-                return
-            except asyncio.LimitOverrunError:
-                raw = None
-        asked = _TOO_LONG if raw is None else _read(raw)
+    def _has_ended_one(self) -> bool:
+        """Make room by ending who has been silent for longest: who says nothing must not keep others out."""
+        for task in self._silent:
+            del self._silent[task]
+            task.cancel()
+            return True
+        return False
+
+    async def _serve(self, raw: bytes, writer: asyncio.StreamWriter) -> None:
+        asked = _read(raw) if raw else _TOO_LONG
         answer = (
             asked if isinstance(asked, _Answer) else self._answer(asked, writer.get_extra_info("peername"))
         )
@@ -168,6 +176,17 @@ def _healthy(_asked: _Asked) -> _Answer:
     return _document(HTTPStatus.OK, {"status": "ok", "version": __version__})
 
 
+async def _request(reader: asyncio.StreamReader) -> bytes | None:
+    """A request, its body aside; empty when it is too long, None when none comes."""
+    async with asyncio.timeout(_REQUEST_SECONDS):
+        try:
+            return await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return None
+        except asyncio.LimitOverrunError:
+            return b""
+
+
 def _read(raw: bytes) -> _Asked | _Answer:
     """The request in some bytes, or what is said to them when they are none."""
     line, _, rest = raw.partition(b"\r\n")
@@ -178,6 +197,8 @@ def _read(raw: bytes) -> _Asked | _Answer:
         headers = parse_headers(io.BytesIO(rest))
     except HTTPException:  # so it says of too many, and of lines that are too long
         return _TOO_LONG
+    if len(headers.get_all("host", ())) > 1:
+        return _refused(HTTPStatus.BAD_REQUEST, "it is addressed to two names", "one Host header")
     return _Asked(words[0], words[1].partition("?")[0], headers)
 
 

@@ -45,6 +45,9 @@ def optional(schema: Schema) -> Schema:
     return {**schema, "optional": True}
 
 
+INCOMPLETE = several(TEXT)
+"""What is missing from an answer, in words; empty when nothing is."""
+
 _SESSION = record(
     name=TEXT,
     session_id=TEXT,
@@ -106,12 +109,13 @@ SESSION = _SESSION
 STARTED = record(success=FLAG, message=TEXT, output_file=or_null(TEXT), session={})
 STOPPED = record(success=FLAG, message=TEXT, output_file={}, sessions=several({}))
 DONE = ANY_OBJECT
-QUERY = record(metric=TEXT, series=several(ANY_OBJECT))
+QUERY = record(metric=TEXT, series=several(ANY_OBJECT), incomplete=INCOMPLETE)
 HISTORY = record(
     **{"from": NUMBER, "to": NUMBER},
     scope=TEXT,
     step=NUMBER,
     times=several(NUMBER),
+    incomplete=INCOMPLETE,
     series=several(
         record(
             node=TEXT,
@@ -128,6 +132,7 @@ HISTORY = record(
 PROCESSES = record(
     **{"from": NUMBER, "to": NUMBER},
     truncated=FLAG,
+    incomplete=INCOMPLETE,
     processes=several(
         record(
             node=TEXT,
@@ -164,6 +169,7 @@ USAGE = record(
     idle_seconds=or_null(NUMBER),
     harvested_seconds=NUMBER,
     truncated=FLAG,
+    incomplete=INCOMPLETE,
     rows=several(
         record(
             user=or_null(TEXT),
@@ -189,6 +195,7 @@ USAGE = record(
 )
 _HAD = {
     "gpu_seconds": NUMBER,
+    "known_seconds": NUMBER,
     "idle_seconds": or_null(NUMBER),
     "utilization_mean": or_null(NUMBER),
     "energy_joules": or_null(NUMBER),
@@ -216,7 +223,8 @@ JOB = record(
     **{"from": NUMBER, "to": NUMBER},
     job=TEXT,
     kind={"type": "string", "enum": ["job", "session", "process"]},
-    state={"type": "string", "enum": ["running", "ended"]},
+    state={"type": "string", "enum": ["running", "ended", "lost"]},
+    to_now=FLAG,
     name=or_null(TEXT),
     array=or_null(TEXT),
     user=or_null(TEXT),
@@ -231,6 +239,7 @@ JOB = record(
     unused_seconds=or_null(NUMBER),
     untouched_gpus=or_null(WHOLE),
     **_HAD,
+    held_seconds=NUMBER,
     memory_bytes_max=or_null(WHOLE),
     metrics=_FIGURES,
     cluster=record(
@@ -250,6 +259,7 @@ JOB = record(
             allocated_seconds=or_null(NUMBER),
             unused_seconds=or_null(NUMBER),
             **_HAD,
+            held_seconds=NUMBER,
             memory_bytes_max=or_null(WHOLE),
             metrics=_FIGURES,
         )

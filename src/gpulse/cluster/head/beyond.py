@@ -169,12 +169,13 @@ class Beyond:
         if self._client is not None:
             found["remote_query"] = {"url": self._client.url, **_told(self._query_trouble())}
         if self._sharing is not None:
-            found["shared"] = self._sharing.state()
+            tables = None if self._joined is None else self._joined.tables_trouble
+            found["shared"] = self._sharing.state(tables)
         return found
 
     def _query_trouble(self) -> Trouble | None:
         elsewhere = None if self._elsewhere is None else self._elsewhere.trouble
-        return elsewhere or (None if self._joined is None else self._joined.trouble)
+        return elsewhere or (None if self._joined is None else self._joined.engine_trouble)
 
 
 def _told(trouble: Trouble | None) -> Document:

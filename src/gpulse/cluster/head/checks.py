@@ -56,7 +56,9 @@ def checked_layout(text: bytes) -> Layout:
             name = _NAMED_BY.get(layout.scope)
             if layout.scope == "gpu":
                 device_of(subject)
-            elif name is not None and not isinstance(subject.get(name), str | int):
+            elif name is not None and not isinstance(
+                subject.get(name), int if layout.scope == "process" else str | int
+            ):
                 raise ValueError(f"a {layout.scope} without {name}")
     except ValueError as error:
         raise _refused(str(error)) from error

@@ -60,12 +60,17 @@ class Elsewhere:
         self._devices: dict[str, tuple[Device, ...]] = {}
         """Both by the name that the engine knows a node by."""
         self._devices_at = 0.0
-        self.trouble: Trouble | None = None
-        """Why the engine cannot be asked at the moment."""
+        self._troubles: dict[str, Trouble] = {}
+        """By question why the engine does not answer it at the moment."""
 
     async def run(self) -> None:
         """Look until cancelled; an engine that does not answer is asked again, and hurts nobody."""
         await asyncio.gather(self._follow(), self._watch())
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why the engine cannot be asked at the moment."""
+        return next(iter(self._troubles.values()), None)
 
     async def _follow(self) -> None:
         """Know all the time who there is."""
@@ -83,10 +88,13 @@ class Elsewhere:
     async def _asked(self, step: Callable[[], Awaitable[None]]) -> float:
         """Ask the engine something; how long to rest then."""
         began = time.monotonic()
+        what = step.__name__
         try:
             await step()
+            if self._troubles.pop(what, None) is not None:
+                log.info("the engine says again what other heads have")
         except GpulseError as error:
-            self._failed(error)
+            self._failed(what, error)
         except Exception:  # the guard: what is strange in an engine must not end the head
             log.exception("a fault in gpulse; other heads' nodes are not seen for now")
         return max(LOOK_SECONDS, _SHARE * (time.monotonic() - began))
@@ -104,9 +112,6 @@ class Elsewhere:
             member.version = heard.labels.get("version", "") or member.version
             self._fleet.heard_elsewhere(member, heard.time)
         self._fleet.asked = asked
-        if self.trouble is not None:
-            log.info("the engine says again what other heads have")
-            self.trouble = None
         if self._heard:
             self._notes.changed()
 
@@ -126,7 +131,7 @@ class Elsewhere:
         """The nodes that are not here, and their GPUs; it waits for the answers."""
         heard = {
             name: node
-            for name, node in self._newest.nodes().items()
+            for name, node in self._newest.nodes(self._now()).items()
             if name not in here and all(_is_word(label, node.labels.get(label, "")) for label in _LONGEST)
         }
         if len(heard) > _MOST_NODES:
@@ -163,11 +168,12 @@ class Elsewhere:
         if devices:
             member.known = tuple(known.get(_who(device), device) for device in devices)
 
-    def _failed(self, error: GpulseError) -> None:
-        if self.trouble is None:
+    def _failed(self, what: str, error: GpulseError) -> None:
+        before = self._troubles.get(what)
+        if before is None:
             log.warning("other heads' nodes are not seen for now: %s", error.message)
-        since = self._now() if self.trouble is None else self.trouble.since
-        self.trouble = Trouble(since, error.message, error.hint)
+        since = self._now() if before is None else before.since
+        self._troubles[what] = Trouble(since, error.message, error.hint)
 
 
 def _who(device: Device) -> tuple[str, str]:

@@ -277,6 +277,8 @@ class Fleet:
             member = self.members.get(event.node or 0)
             if member is not None:
                 member.happened(json.dumps([{**event.detail, "event": XID}]).encode())
+        for member in self.members.values():
+            member.xids.meet(member.known)
 
     @staticmethod
     def _jobs(store: Past, now: float) -> dict[int, list[dict[str, Any]]]:

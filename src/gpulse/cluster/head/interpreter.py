@@ -35,6 +35,8 @@ class Interpreter:
         kind = told["fact"]
         if kind == "session":
             return told
+        if kind == "event" and not fact["position"]:
+            told["past"] = True
         if told.get("node") is None:
             return {**told, "detail": {**told["detail"], "head": head}}
         node = self._number(head, told["node"], fact)

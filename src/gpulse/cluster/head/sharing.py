@@ -96,12 +96,11 @@ class Sharing:
         """When the head before this one got frames last."""
         self._left_active = {session.id for session in sessions.active()}
         self._is_awake = False
-        self._is_past_told = archive.book.is_past_told
         self._is_ending = False
         self._hold = 0
         """Up to which position the log may go although it is not told."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.tables = SharedTables(directory, archive.nodes, own=archive)
+        self.tables = SharedTables(directory, archive.nodes, own=archive, own_id=head_id)
         """What processes did that other heads saw."""
         self._copier = Copier(archive.directory, f"{directory}/{head_id}", archive.nodes)
         self.facts_courier = Courier(
@@ -129,9 +128,9 @@ class Sharing:
         couriers = self.facts_courier.trouble or self.tables_courier.trouble
         return couriers or self._exchange.trouble or self.tables.trouble
 
-    def state(self) -> Document:
-        """How it is, for people."""
-        trouble, exchange = self.trouble, self._exchange
+    def state(self, reading: Trouble | None = None) -> Document:
+        """How it is, for people; `reading` is why somebody could not read what others share."""
+        trouble, exchange = self.trouble or reading, self._exchange
         return {
             "state": "ok" if trouble is None else "failing",
             "directory": self.directory,
@@ -256,9 +255,6 @@ class Sharing:
 
     def _tell(self) -> None:
         self._exchange.tell(is_ending=self._is_ending)
-        if not self._is_past_told:
-            self._is_past_told = True
-            self._call(lambda: self._notes.note("sharing", time=self._now(), past=True))
 
     def _hear(self) -> None:
         if not self._is_ending:

@@ -91,12 +91,13 @@ class Upkeep:
         if missing:
             log.error("%d records of the log were gone before they became history", missing)
             self._notes.event("records_lost", None, records=missing)
-        self._forget_layouts(began)
+        needed = await asyncio.to_thread(self._archive.needed_since)
+        self._forget_layouts(min(began, needed))
 
-    def _forget_layouts(self, sealed: float) -> None:
-        """Frames that came before `sealed` are history, which needs no layouts."""
+    def _forget_layouts(self, done: float) -> None:
+        """Frames that came before `done` are history, which needs no layouts, and nobody has yet to send them on."""
         now = self._now()
-        before = min(sealed - _MARGIN_SECONDS, now - wire.FORGET_SECONDS)
+        before = min(done - _MARGIN_SECONDS, now - wire.FORGET_SECONDS)
         old = self._fleet.forget_layouts(before, now)
         if old:
             self._notes.note("forget", layouts=[str(layout) for layout in old])

@@ -7,10 +7,9 @@ from functools import lru_cache
 from operator import methodcaller
 from typing import Any, NamedTuple
 
-from gpulse.export.prometheus.exposed import MOST_KEPT, Fresh, Holder, finite, holders, known, naming
+from gpulse.export.prometheus.exposed import MOST_KEPT, Fresh, Holder, finite, known, naming
 from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Kind, spelled, title
 from gpulse.model.device import Device
-from gpulse.model.frame import Frame
 from gpulse.model.metric import CATALOGUE, Metric, Value, Values
 
 _NODES_A_TURN = 25
@@ -44,7 +43,7 @@ def pieces(nodes: Sequence[Fresh]) -> Iterator[str]:
     subjects: list[_Subject] = []
     told: set[str] = set()
     for count, fresh in enumerate(nodes, 1):
-        for subject in _subjects(fresh.node.name, fresh.frame):
+        for subject in _subjects(fresh):
             labels = tuple(each for each in subject.labels if each not in told)  # a series is told once
             told.update(labels)
             subjects.append(subject._replace(labels=labels))
@@ -70,13 +69,13 @@ def _family(field: Field, subjects: Sequence[_Subject]) -> Iterator[str]:
         head = "" if lines else head
 
 
-def _subjects(node: str, frame: Frame) -> Iterator[_Subject]:
+def _subjects(fresh: Fresh) -> Iterator[_Subject]:
+    node, frame, held = fresh.node.name, fresh.frame, fresh.held
     parents = {gpu.device.uuid: gpu for gpu in frame.gpus if gpu.device.parent_uuid is None}
     instances: dict[str, list[Values]] = {}
     for gpu in frame.gpus:
         if gpu.device.parent_uuid is not None:
             instances.setdefault(gpu.device.parent_uuid, []).append(finite(known(gpu)))
-    held = holders(frame)
     for gpu in frame.gpus:
         device = gpu.device
         board = parents.get(device.parent_uuid or "", gpu).device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpulse.model.device import Device
@@ -29,6 +29,9 @@ _READINGS: dict[Scope, str] = {
 """The fields of a frame that hold the subjects of a scope."""
 _MOST_HOLDERS = 16
 """Of one GPU: each is a series."""
+MOST_HOLDERS_A_DAY = 500
+"""Of one GPU; who comes later that day is not told."""
+_DAY_SECONDS = 86_400
 
 
 class Exposed(NamedTuple):
@@ -51,6 +54,8 @@ class Fresh(NamedTuple):
 
     node: Exposed
     frame: Frame
+    held: Mapping[str, Sequence[Holder]]
+    """By UUID who holds a GPU now."""
 
 
 class Holder(NamedTuple):
@@ -60,6 +65,35 @@ class Holder(NamedTuple):
     user: str | None = None
     pod: str | None = None
     container: str | None = None
+
+
+class Census:
+    """Counts the holders of each GPU in a day: each is a series, and what a process calls its job is its own word."""
+
+    def __init__(self) -> None:
+        self._day = -1
+        self._seen: dict[tuple[str, str], set[Holder]] = {}
+
+    def admitted(
+        self, node: str, held: Mapping[str, Sequence[Holder]], now: float
+    ) -> Mapping[str, Sequence[Holder]]:
+        """Those holders of a node's GPUs that are among the first of the day."""
+        if not held:
+            return held
+        day = int(now // _DAY_SECONDS)
+        if day != self._day:
+            self._day = day
+            self._seen.clear()
+        return {
+            uuid: [holder for holder in holders if self._admits((node, uuid), holder)]
+            for uuid, holders in held.items()
+        }
+
+    def _admits(self, gpu: tuple[str, str], holder: Holder) -> bool:
+        seen = self._seen.setdefault(gpu, set())
+        if holder not in seen and len(seen) < MOST_HOLDERS_A_DAY:
+            seen.add(holder)
+        return holder in seen
 
 
 def known(gpu: GpuReading) -> Values:
@@ -89,19 +123,27 @@ def stale_after(interval_seconds: float) -> float:
     return max(STALE_SECONDS, _STALE_INTERVALS * interval_seconds)
 
 
-def fresh(nodes: Sequence[Exposed], *, now: float, interval_seconds: float) -> list[Fresh]:
+def fresh(
+    nodes: Sequence[Exposed], *, now: float, interval_seconds: float, census: Census | None = None
+) -> list[Fresh]:
     """The nodes whose newest frame is young enough to pass for the present."""
+    census = census or Census()
     return [
-        Fresh(node, bounded(node.frame))
-        for node in nodes
-        if node.frame is not None
-        and now - node.frame.time <= stale_after(node.interval_seconds or interval_seconds)
+        Fresh(node, frame, census.admitted(node.name, holders(frame), now))
+        for node, frame in _young(nodes, now, interval_seconds)
     ]
+
+
+def _young(nodes: Sequence[Exposed], now: float, interval_seconds: float) -> Iterator[tuple[Exposed, Frame]]:
+    for node in nodes:
+        limit = stale_after(node.interval_seconds or interval_seconds)
+        if node.frame is not None and now - node.frame.time <= limit:
+            yield node, bounded(node.frame)
 
 
 def bounded(frame: Frame) -> Frame:
     """A frame with no more subjects than get series; itself, nearly always."""
-    crowded = {
+    crowded: dict[str, Any] = {
         name: _with_series(scope, getattr(frame, name))[:MOST_SUBJECTS]
         for scope, name in _READINGS.items()
         if len(getattr(frame, name)) > MOST_SUBJECTS

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, get_args
 
-from gpulse.export.prometheus.exposed import MOST_KEPT, Exposed, Fresh, finite, holders, known, naming
+from gpulse.export.prometheus.exposed import MOST_KEPT, Exposed, Fresh, finite, known, naming
 from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Family, Kind, added, spelled, title, written
 from gpulse.model import series
 from gpulse.model.device import Device, Node
@@ -134,13 +134,13 @@ def _others(nodes: Sequence[Fresh], gpus: Sequence[_Gpu], now: float) -> Iterato
         "gpulse_gpu_xid_total",
         "counter",
         "Xid errors of the GPU, by code",
-        ((labels, counted.errors) for labels, counted in _xids(gpus)),
+        ((labels, counted.errors) for labels, counted in _xids(nodes)),
     )
     yield Family(
         "gpulse_gpu_xid_last_seen_timestamp_seconds",
         "gauge",
         "When an Xid error of this code was last seen, in epoch seconds",
-        ((labels, round(counted.time, 3)) for labels, counted in _xids(gpus)),
+        ((labels, round(counted.time, 3)) for labels, counted in _xids(nodes)),
     )
     yield Family(
         "gpulse_finding",
@@ -157,13 +157,13 @@ def _others(nodes: Sequence[Fresh], gpus: Sequence[_Gpu], now: float) -> Iterato
 
 
 def _node_infos(nodes: Sequence[Fresh]) -> _Samples:
-    for node, frame in nodes:
+    for node, frame, _ in nodes:
         named: Node = frame.node._replace(name=node.name)
         yield series.node_info(named, host=node.host, machine=node.machine, version=node.version), 1
 
 
 def _gpu_infos(nodes: Sequence[Fresh]) -> _Samples:
-    for node, frame in nodes:
+    for node, frame, _ in nodes:
         for gpu in frame.gpus:
             yield _info_labels(node.name, naming(gpu.device)), 1
 
@@ -174,8 +174,7 @@ def _processes(gpus: Sequence[_Gpu]) -> _Samples:
 
 
 def _jobs(nodes: Sequence[Fresh]) -> _Samples:
-    for node, frame in nodes:
-        held = holders(frame)
+    for node, frame, held in nodes:
         for gpu in frame.gpus if held else ():
             for holder in held.get(gpu.device.uuid, ()):
                 labels = {"node": node.name, "gpu": gpu.device.label, "uuid": gpu.device.uuid}
@@ -188,10 +187,16 @@ def _ages(gpus: Sequence[_Gpu], now: float) -> _Samples:
             yield added(labels, group=group), round(max(0.0, now - moment), 3)
 
 
-def _xids(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, Counted]]:
-    for labels, node, gpu in gpus:
-        if node.xids is not None:
-            for code, counted in sorted(node.xids.of(gpu.device.uuid).items()):
+def _xids(nodes: Sequence[Fresh]) -> Iterator[tuple[str, Counted]]:
+    """Also of GPUs that are not there any more: an error may have been their last word."""
+    for fresh in nodes:
+        ledger = fresh.node.xids
+        if ledger is None:
+            continue
+        ledger.meet(gpu.device for gpu in fresh.frame.gpus)
+        for device, codes in ledger.counted():
+            labels = _gpu_labels(fresh.node.name, naming(device))
+            for code, counted in sorted(codes.items()):
                 yield added(labels, xid=str(code)), counted
 
 
@@ -201,7 +206,7 @@ def _gpus(fresh: Fresh) -> Iterator[_Gpu]:
 
 
 def _findings(nodes: Sequence[Fresh]) -> _Samples:
-    for node, _ in nodes:
+    for node, _, _ in nodes:
         for item in node.findings[:_MOST_FINDINGS]:
             found: Mapping[str, Any] = item if isinstance(item, Mapping) else item._asdict()
             confidence = found.get("confidence")
@@ -226,7 +231,7 @@ def _is_known(finding: object, family: object, severity: object) -> bool:
 
 
 def _problems(nodes: Sequence[Fresh]) -> _Samples:
-    for node, frame in nodes:
+    for node, frame, _ in nodes:
         for (source, code), count in islice(_counted(frame).items(), _MOST_PROBLEMS):
             yield {"node": node.name, "source": source, "code": code}, count
 

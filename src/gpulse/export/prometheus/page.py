@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpulse.export.prometheus import dcgm, native
-from gpulse.export.prometheus.exposed import Exposed, fresh, left_out
+from gpulse.export.prometheus.exposed import Census, Exposed, fresh, left_out
 from gpulse.export.prometheus.text import Family, written
 
 
@@ -17,6 +17,7 @@ def exposition(
     version: str,
     dcgm_names: bool = False,
     more: Iterable[Family] = (),
+    census: Census | None = None,
 ) -> Iterator[str]:
     """The text, in pieces of some thousand lines (or none), so that a loop can do other things between them.
 
@@ -29,8 +30,9 @@ def exposition(
         version: Of the gpulse that serves it.
         dcgm_names: Readings under DCGM's names and with its labels, not under ours.
         more: What whoever serves it has to say about itself.
+        census: Counts who holds GPUs, from one page to the next.
     """
-    young = fresh(nodes, now=now, interval_seconds=interval_seconds)
+    young = fresh(nodes, now=now, interval_seconds=interval_seconds, census=census)
     yield from written(_about(nodes, {node.node.name for node in young}, now, version))
     yield from written(more)
     yield from dcgm.pieces(young) if dcgm_names else native.pieces(young, now)

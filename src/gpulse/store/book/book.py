@@ -18,11 +18,11 @@ from gpulse.errors import LogError
 from gpulse.model.columns import Layout
 from gpulse.model.session import Session
 from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
-from gpulse.store.book.events import find_events, last_events
+from gpulse.store.book.events import find_events, job_ends, job_events, last_events
 from gpulse.store.book.file import BookFile
 from gpulse.store.book.foreign import Reached, take_fact
 from gpulse.store.book.frames import FrameEvents, apply_frame
-from gpulse.store.book.past import last_numbers, past_events, past_processes
+from gpulse.store.book.past import Newest, newest, past_events, past_processes
 from gpulse.store.book.step import Step, steps_of
 from gpulse.store.book.told import Told
 from gpulse.store.log.record import Record
@@ -181,8 +181,12 @@ class Book:
     def nodes(self) -> dict[int, StoredNode]:
         """All nodes, by their numbers."""
         return {
-            row[0]: StoredNode(*row[:5], json.loads(row[5]), json.loads(row[6]), row[7])
-            for row in self._file.rows(_NODES.format(via="via" if self._has_via else "NULL"))
+            number: StoredNode(
+                number, name, host, machine, first_seen, json.loads(facts), json.loads(labels), via
+            )
+            for number, name, host, machine, first_seen, facts, labels, via in self._file.rows(
+                _NODES.format(via="via" if self._has_via else "NULL")
+            )
         }
 
     def gpus(self) -> list[StoredGpu]:
@@ -262,6 +266,14 @@ class Book:
             for node, pid, began, first_seen, ended, identity in rows
         ]
 
+    def job_events(self, word: str) -> list[StoredEvent]:
+        """What was told of jobs that a word may mean; see `store.base.HeadStore`."""
+        return job_events(self._file, word)
+
+    def job_ends(self, name: str) -> list[StoredEvent]:
+        """When a job was over, on each of its nodes; oldest first."""
+        return job_ends(self._file, name)
+
     def job_names(self) -> list[str]:
         """The jobs that processes belong to, whenever they lived."""
         rows = self._file.rows(f"SELECT DISTINCT {_JOB} FROM processes WHERE {_JOB} IS NOT NULL")
@@ -304,21 +316,16 @@ class Book:
                 found[int(layout)] = Layout.from_json(text)
         return found
 
-    @property
-    def is_past_told(self) -> bool:
-        """Whether other heads were told of everything that was before this one began to share."""
-        return bool(self._file.rows("SELECT 1 FROM meta WHERE key = 'past_told'"))
-
-    def last_numbers(self) -> tuple[int, int]:
-        """The numbers of the newest event and the newest process; they are numbered as they come."""
-        return last_numbers(self._file)
+    def newest(self) -> Newest:
+        """How far it is at this moment."""
+        return newest(self._file)
 
     def past_events(self, last: int) -> Iterator[StoredEvent]:
-        """Every event up to a number, in the order in which they came, without holding many."""
+        """Every event up to a number that no other head told, in the order in which they came, without holding many."""
         return past_events(self._file, last)
 
     def past_processes(self, last: int) -> Iterator[StoredProcess]:
-        """Every process up to a number, without holding many."""
+        """Every process up to a number that no other head told first, without holding many."""
         return past_processes(self._file, last)
 
     def shared(self) -> dict[str, Reached]:

@@ -30,6 +30,37 @@ ORDER BY {_ORDER}
 """
 
 
+_JOBS = f"""
+SELECT {_COLUMNS} FROM events WHERE id IN (
+    SELECT id FROM events WHERE kind = 'job'
+        AND substr(json_extract(detail, '$.id'), instr(json_extract(detail, '$.id'), ':') + 1) = ?
+    UNION ALL SELECT id FROM events WHERE kind = 'job' AND json_extract(detail, '$.array') = ?
+    UNION ALL SELECT * FROM (
+        SELECT id FROM events WHERE kind = 'job' AND json_extract(detail, '$.array') > ? || '_'
+            AND json_extract(detail, '$.array') < ? || '`' LIMIT ?)
+    UNION ALL SELECT * FROM (
+        SELECT id FROM events WHERE kind = 'job' AND json_extract(detail, '$.name') = ?
+        ORDER BY time DESC LIMIT ?)
+)
+ORDER BY {_ORDER}
+"""
+_MOST_NAMESAKES = 100
+_JOB_ENDS = f"""
+SELECT {_COLUMNS} FROM events WHERE kind = 'job_end' AND json_extract(detail, '$.job') = ? ORDER BY {_ORDER}
+"""
+
+
+def job_events(file: BookFile, word: str) -> list[StoredEvent]:
+    """What was told of jobs that a word may mean; see `store.base.HeadStore`."""
+    number = word.partition(":")[2] or word
+    return _events(file, _JOBS, [number, word, word, word, _MOST_NAMESAKES, word, _MOST_NAMESAKES])
+
+
+def job_ends(file: BookFile, name: str) -> list[StoredEvent]:
+    """When a job was over, on each of its nodes; oldest first."""
+    return _events(file, _JOB_ENDS, [name])
+
+
 def find_events(
     file: BookFile,
     *,

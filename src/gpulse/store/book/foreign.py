@@ -28,6 +28,7 @@ INSERT INTO shared VALUES (?, ?, ?, ?) ON CONFLICT (head) DO UPDATE SET
 _PROCESS = """
 INSERT OR IGNORE INTO processes (node, pid, start_time, run, first_seen, ended, identity) VALUES (?, ?, ?, x'', ?, ?, ?)
 """
+_SAME = "SELECT 1 FROM events WHERE node IS ? AND time = ? AND kind = ? AND detail = ?"
 
 
 class Reached(NamedTuple):
@@ -51,8 +52,7 @@ def take_fact(database: sqlite3.Connection, fact: Fact) -> None:
             with suppress(*UNREADABLE):
                 _take_stretch(database, fact)
         case "sharing":
-            rows = [("sharing", 1), *([("past_told", 1)] if fact.get("past") else [])]
-            database.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", rows)
+            database.execute("INSERT OR IGNORE INTO meta VALUES ('sharing', 1)")
         case _:
             apply_fact(database, fact)
 
@@ -65,15 +65,22 @@ def _take_stretch(database: sqlite3.Connection, fact: Fact) -> None:
     if known[:2] != begin[:2]:
         return
     now = number(fact["time"])
+    newest = {table: _newest(database, table) for table in ("events", "processes")}
     for told in fact["facts"]:
         try:
             _FACTS[told["fact"]](database, {**told, "via": head})
         except UNREADABLE as error:
             detail = spelled({"head": head, "fact": str(told)[:100], "reason": str(error)[:200]})
             add_event(database, now, None, "unreadable_fact", detail, from_frame=False)
+    for table, last in newest.items():
+        database.execute(f"UPDATE {table} SET via = ? WHERE id > ?", (head, last))
     database.execute(_REACHED, (head, *end))
     for table in ("told", "early_ends"):
         database.execute(f"DELETE FROM {table} WHERE time < ?", (now - _TOLD_SECONDS,))
+
+
+def _newest(database: sqlite3.Connection, table: str) -> int:
+    return int(database.execute(f"SELECT ifnull(max(id), 0) FROM {table}").fetchone()[0])
 
 
 def _devices(database: sqlite3.Connection, fact: Fact) -> None:
@@ -94,6 +101,16 @@ def _session(database: sqlite3.Connection, fact: Fact) -> None:
     found = database.execute("SELECT document FROM sessions WHERE id = ?", (told.id,)).fetchone()
     if found is None or newer(Session.from_dict(json.loads(found[0])), told) is told:
         put_session(database, document)
+
+
+def _event(database: sqlite3.Connection, fact: Fact) -> None:
+    """Something that happened; what was before the other head began to tell here may be known."""
+    if fact.get("past"):
+        row = whole(fact["node"]) if fact.get("node") is not None else None, number(fact["time"])
+        known = database.execute(_SAME, (*row, text(fact["kind"]), spelled(fact["detail"])))
+        if known.fetchone() is not None:
+            return
+    apply_fact(database, fact)
 
 
 def _frame(database: sqlite3.Connection, fact: Fact) -> None:
@@ -121,7 +138,7 @@ def _process(database: sqlite3.Connection, fact: Fact) -> None:
 _FACTS: Mapping[str, Callable[[sqlite3.Connection, dict[str, Any]], None]] = {
     "devices": _devices,
     "session": _session,
-    "event": apply_fact,
+    "event": _event,
     "frame": _frame,
     "process": _process,
 }

@@ -38,7 +38,7 @@ CREATE INDEX sessions_end ON sessions ("end");
 CREATE INDEX sessions_state ON sessions (state);
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, node INTEGER, kind TEXT NOT NULL, from_frame INTEGER NOT NULL,
-    detail TEXT NOT NULL
+    detail TEXT NOT NULL, via TEXT
 );
 CREATE INDEX events_time ON events (time);
 CREATE INDEX events_node ON events (node, time);
@@ -47,7 +47,8 @@ CREATE TABLE latest (
 ) WITHOUT ROWID;
 CREATE TABLE processes (
     id INTEGER PRIMARY KEY, node INTEGER NOT NULL, pid INTEGER NOT NULL, start_time REAL, run BLOB NOT NULL,
-    first_seen REAL NOT NULL, ended REAL, identity TEXT NOT NULL, sequence INTEGER NOT NULL DEFAULT 0
+    first_seen REAL NOT NULL, ended REAL, identity TEXT NOT NULL, sequence INTEGER NOT NULL DEFAULT 0,
+    via TEXT
 );
 CREATE UNIQUE INDEX processes_key ON processes (node, pid, ifnull(start_time, -1));
 CREATE INDEX processes_open ON processes (node) WHERE ended IS NULL;
@@ -55,6 +56,11 @@ CREATE INDEX processes_ended ON processes (ended, first_seen);
 """
 _LATER = """
 CREATE INDEX IF NOT EXISTS events_kind ON events (node, kind, time);
+CREATE INDEX IF NOT EXISTS events_job ON events (
+    substr(json_extract(detail, '$.id'), instr(json_extract(detail, '$.id'), ':') + 1)) WHERE kind = 'job';
+CREATE INDEX IF NOT EXISTS events_job_array ON events (json_extract(detail, '$.array')) WHERE kind = 'job';
+CREATE INDEX IF NOT EXISTS events_job_name ON events (json_extract(detail, '$.name'), time) WHERE kind = 'job';
+CREATE INDEX IF NOT EXISTS events_job_end ON events (json_extract(detail, '$.job')) WHERE kind = 'job_end';
 CREATE INDEX IF NOT EXISTS processes_job ON processes (json_extract(identity, '$.owner.job'));
 CREATE TABLE IF NOT EXISTS shared (
     head TEXT PRIMARY KEY, file INTEGER NOT NULL, offset INTEGER NOT NULL, position INTEGER NOT NULL
@@ -72,6 +78,8 @@ _LATER_COLUMNS = (
     ("processes", "sequence", "INTEGER NOT NULL DEFAULT 0"),
     ("nodes", "via", "TEXT"),
     ("gpus", "via", "TEXT"),
+    ("events", "via", "TEXT"),
+    ("processes", "via", "TEXT"),
 )
 """What older files of this version lack; they can be read without it."""
 

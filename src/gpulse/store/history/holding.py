@@ -73,7 +73,7 @@ def shares(history: History, sources: Sources, window: Window) -> list[Share]:
     if inner is not None:
         questions += [files.question(part) for part in files.parts(inner)]
     for question in questions:
-        for share in _answered(history, question):
+        for share in _answered(history, question, window):
             before = found.get(share[:4])
             found[share[:4]] = share if before is None else joined(before, share)
     return sorted(
@@ -89,9 +89,9 @@ class _Question(NamedTuple):
     settled: Relation | None = None
 
 
-def _answered(history: History, question: _Question) -> list[Share]:
+def _answered(history: History, question: _Question, window: Window) -> list[Share]:
     held, worked, settled = question
-    query = divided(minutes_held(held.query), minutes_worked(worked.query))
+    query = divided(minutes_held(held.query), minutes_worked(worked.query), window)
     bound, files = held.bound + worked.bound, held.files + worked.files
     if settled is not None:
         query = f"SELECT * FROM ({query}) UNION ALL {settled.query}"
@@ -106,7 +106,8 @@ def _answered(history: History, question: _Question) -> list[Share]:
 def _both(sources: Sources, window: Window) -> tuple[Relation, Relation]:
     """The minutes of processes and of GPUs."""
     held = relation(sources, window, OF_PROCESS, grain=FINE)
-    return held, relation(sources, window._replace(scope="gpu"), OF_GPU, grain=FINE, name="worked")
+    gpus = window._replace(scope="gpu")
+    return held, relation(sources, gpus, OF_GPU, grain=FINE, name="worked", nearly=True)
 
 
 class _Mixed(NamedTuple):

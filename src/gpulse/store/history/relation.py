@@ -52,6 +52,7 @@ def relation(
     *,
     grain: int,
     name: str = "held",
+    nearly: bool = False,
 ) -> Relation:
     """Everything there is of a window.
 
@@ -62,17 +63,20 @@ def relation(
         grain: How many seconds a row may stand for where there are such rows: 0 for every sample, else `rollup.FINE` or
             `rollup.COARSE`, and rows begin at multiples of it.
         name: What the tables in memory are called; another one for each relation of a query.
+        nearly: Where samples are gone and rows of minutes are not, a part of such a row stands for a part of its minute.
     """
     parts: list[str] = []
     bound: list[Any] = []
     used: Files = []
-    for part, files, seconds in _pieces(sources, window, grain):
-        condition, values = part.condition()
+    for part, files, seconds in _pieces(sources, window, grain, nearly=nearly):
+        whole = _covering(part, seconds) if seconds else part
+        condition, values = whole.condition()
         for columns, group in _alike(files, metrics, is_rolled=seconds > 0):
             select = (
                 _rolled(window, metrics, columns, seconds) if seconds else _samples(window, metrics, columns)
             )
-            parts.append(f"SELECT {select} FROM read_parquet(?) WHERE {condition}")
+            query = f"SELECT {select} FROM read_parquet(?) WHERE {condition}"
+            parts.append(query if whole == part else _cut(query, part, seconds))
             bound += [sources.paths(group), *values]
             used += group
     tables: dict[str, dict[str, NDArray[Any]]] = {}
@@ -85,39 +89,63 @@ def relation(
     return Relation(" UNION ALL ".join(parts), bound, used, tables)
 
 
-def _pieces(sources: Sources, window: Window, grain: int) -> Iterator[tuple[Window, Files, int]]:
+def _cut(query: str, window: Window, seconds: int) -> str:
+    """Rows of minutes, as far as these lie in a window."""
+    length = seconds * 1_000_000
+    share = f"(least(time + {length}, {window.end}) - greatest(time, {window.start})) / {length}.0"
+    return (
+        f"SELECT * REPLACE (greatest(first, {window.start}) AS first, least(last, {window.end - 1}) AS last, "
+        f"greatest(1, round(samples * {share}))::INTEGER AS samples) "
+        f"FROM ({query}) WHERE first < {window.end} AND last >= {window.start}"
+    )
+
+
+def _pieces(
+    sources: Sources, window: Window, grain: int, *, nearly: bool
+) -> Iterator[tuple[Window, Files, int]]:
     """Which files answer for which part of the window, and for how many seconds their rows stand."""
     summaries = [item for item in sources.summaries if item.segment.has(window.scope, COARSE)]
     inner = _aligned(window, COARSE)
     if grain < COARSE or not summaries or inner.start >= inner.end:
-        yield from _finer(sources.segments, window, grain)
+        yield from _finer(sources.segments, window, grain, nearly=nearly)
         return
     yield inner, inner.files([item.segment for item in summaries], seconds=COARSE), COARSE
     members = [segment for item in summaries for segment in item.members]
     for edge in edges_of(window, inner):
-        yield from _finer(members, edge, FINE)
+        yield from _finer(members, edge, FINE, nearly=nearly)
     covered = {segment.first for segment in members}
     rest = [segment for segment in sources.segments if segment.first not in covered]
-    yield from _finer(rest, window, FINE)
+    yield from _finer(rest, window, FINE, nearly=nearly)
 
 
-def _finer(segments: Sequence[Segment], window: Window, grain: int) -> Iterator[tuple[Window, Files, int]]:
+def _finer(
+    segments: Sequence[Segment], window: Window, grain: int, *, nearly: bool
+) -> Iterator[tuple[Window, Files, int]]:
     inner = _aligned(window, FINE)
+    rolled = [segment for segment in segments if segment.has_minutes(window.scope)]
+    bare = [segment for segment in rolled if nearly and not segment.has(window.scope)]
     if not grain or inner.start >= inner.end:
         yield window, window.files(segments), 0
+        yield window, _covering(window, FINE).files(bare, seconds=FINE), FINE
         return
-    rolled = [segment for segment in segments if segment.has_minutes(window.scope)]
     whole = [segment for segment in segments if not segment.has_minutes(window.scope)]
     yield inner, inner.files(rolled, seconds=FINE), FINE
     yield window, window.files(whole), 0
     for edge in edges_of(window, inner):
         yield edge, edge.files(rolled), 0
+        yield edge, _covering(edge, FINE).files(bare, seconds=FINE), FINE
 
 
 def _aligned(window: Window, seconds: int) -> Window:
     """The part of a window between multiples of a length of time."""
     length = seconds * 1_000_000
     return window._replace(start=-(-window.start // length) * length, end=window.end // length * length)
+
+
+def _covering(window: Window, seconds: int) -> Window:
+    """The least window between multiples of a length of time that a window lies within."""
+    length = seconds * 1_000_000
+    return window._replace(start=window.start // length * length, end=-(-window.end // length) * length)
 
 
 def edges_of(window: Window, inner: Window) -> list[Window]:

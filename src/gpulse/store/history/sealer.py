@@ -22,7 +22,7 @@ from typing import Any
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.store.disk import disk_errors
-from gpulse.store.history import compaction, conversion, retention, summing
+from gpulse.store.history import compaction, conversion, retention, summing, thinning
 from gpulse.store.history.parquet import connect
 from gpulse.store.history.segments import Segment, read_segments, remove_lost_summaries, sealed_to, tidy
 from gpulse.store.history.words import Words
@@ -35,6 +35,8 @@ _SEGMENT_BYTES = 64 << 20
 """So much of the log at most goes into one segment, so that it can be held in memory."""
 _SUM_SECONDS = 5.0
 """So long at once a summary is worked on, about; it is made file by file."""
+_THIN_SECONDS = 20.0
+"""So long at once segments are thinned, about."""
 _LOCK_SECONDS = 30.0
 """A process whose head was killed ends within a moment; one that stays that long belongs to somebody else."""
 
@@ -121,14 +123,36 @@ class Workshop:
         if unfinished is not None:
             unfinished.close()
 
-    def retain(self, now: float, keep_seconds: float | None, limit_bytes: int | None) -> dict[str, Any]:
-        """Remove the oldest segments."""
-        removed = retention.apply_retention(
-            self.history, now=now, keep_seconds=keep_seconds, limit_bytes=limit_bytes
-        )
-        if removed:
-            self._stop_summing()  # some of them may belong to the summary
-        return {"removed": removed}
+    def retain(
+        self,
+        now: float,
+        keep_seconds: float | None,
+        limit_bytes: int | None,
+        whole_seconds: float | None = None,
+        sent: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """Thin old segments, and remove the oldest."""
+        thinned: list[str] = []
+        try:
+            if whole_seconds is not None:
+                self._thin(now, whole_seconds, sent, thinned)
+        finally:
+            removed = retention.apply_retention(
+                self.history, now=now, keep_seconds=keep_seconds, limit_bytes=limit_bytes
+            )
+            if removed or thinned:
+                self._stop_summing()  # some of them may belong to the summary
+        return {"removed": removed, "thinned": thinned}
+
+    def _thin(self, now: float, whole_seconds: float, sent: tuple[int, int] | None, done: list[str]) -> None:
+        """Take what an engine has out of the oldest segments, for a while: sealing must not wait long."""
+        deadline = time.monotonic() + _THIN_SECONDS
+        segments = read_segments(self.history)
+        for segment in thinning.thinnable(segments, now=now, whole_seconds=whole_seconds, sent=sent):
+            thinning.thin(self._database, self.history, segment)
+            done.append(segment.name)
+            if time.monotonic() >= deadline:
+                break
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a request asks for."""
@@ -137,8 +161,8 @@ class Workshop:
                 return self.seal(position)
             case {"do": "compact"}:
                 return self.compact()
-            case {"do": "retain", "now": now, "keep_seconds": keep_seconds, "limit_bytes": limit_bytes}:
-                return self.retain(now, keep_seconds, limit_bytes)
+            case {"do": "retain", **asked}:
+                return self.retain(**asked)
         raise GpulseError(f"the sealing process was asked for {request!r}")
 
     def _log_number(self) -> str:

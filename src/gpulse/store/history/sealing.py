@@ -78,13 +78,34 @@ class Sealer:
         """
         return tuple(self._run(lambda: self._ask({"do": "compact"}))["compacted"])
 
-    def retain(self, now: float, keep_seconds: float | None, limit_bytes: int | None) -> tuple[str, ...]:
+    def retain(
+        self,
+        now: float,
+        keep_seconds: float | None,
+        limit_bytes: int | None,
+        whole_seconds: float | None = None,
+        sent: tuple[int, int] | None = None,
+    ) -> tuple[str, ...]:
         """Remove the oldest segments by age and size; gives their names.
+
+        Args:
+            now: Epoch seconds.
+            keep_seconds: What is older goes; None to keep everything.
+            limit_bytes: How much may stay at most; None for no limit.
+            whole_seconds: What is older keeps only what no engine takes; None to keep all of it.
+            sent: After which log position, and up to which one, an engine has the rest; None when it has everything.
 
         Raises:
             GpulseError: As for `seal`.
         """
-        request = {"do": "retain", "now": now, "keep_seconds": keep_seconds, "limit_bytes": limit_bytes}
+        request = {
+            "do": "retain",
+            "now": now,
+            "keep_seconds": keep_seconds,
+            "limit_bytes": limit_bytes,
+            "whole_seconds": whole_seconds,
+            "sent": sent,
+        }
         return tuple(self._run(lambda: self._ask(request))["removed"])
 
     def close(self) -> None:

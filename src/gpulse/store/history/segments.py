@@ -22,7 +22,8 @@ from gpulse.store.disk import disk_errors, sync_directory
 
 FORMAT = 1
 META = "meta.json"
-_NAME = re.compile(r"(\d{20})-(\d{20})")
+_THIN = "-thin"
+_NAME = re.compile(rf"(\d{{20}})-(\d{{20}})({_THIN})?")
 _SUMMARY = re.compile(r"summary-\d{20}-\d{20}")
 _UNFINISHED = ".unfinished-"
 _REMOVED = ".removed-"
@@ -64,12 +65,13 @@ class Segment(NamedTuple):
     files: tuple[SealedFile, ...]
     is_summary: bool = False
     """True for what was made of segments that are still there."""
+    thinned: int | None = None
+    """Up to when it had samples that only an engine has by now, in microseconds; None when nothing was taken out of it."""
 
     @property
     def name(self) -> str:
         """Its directory's name."""
-        name = segment_name(self.first, self.last)
-        return f"summary-{name}" if self.is_summary else name
+        return _name(self.first, self.last, is_summary=self.is_summary, is_thin=self.thinned is not None)
 
     @property
     def samples(self) -> list[SealedFile]:
@@ -116,8 +118,24 @@ def segment_name(first: int, last: int) -> str:
     return f"{first:020d}-{last:020d}"
 
 
+def _name(first: int, last: int, *, is_summary: bool, is_thin: bool) -> str:
+    return f"{'summary-' if is_summary else ''}{segment_name(first, last)}{_THIN if is_thin else ''}"
+
+
+def range_of(name: str) -> tuple[int, int]:
+    """The first and the last log position that a segment was made from, by its name.
+
+    Raises:
+        ValueError: It is no segment's name.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no name of a segment")
+    return int(found[1]), int(found[2])
+
+
 def list_names(directory: str) -> list[str]:
-    """The segments that count, oldest first: what lies within another was merged into it.
+    """The segments that count, oldest first: what lies within another was merged into it, or became the thinner one.
 
     Raises:
         LogError: Two overlap.
@@ -139,9 +157,11 @@ def _listed(directory: str) -> set[str]:
 
 
 def _outermost(directory: str, names: Collection[str]) -> list[str]:
-    ranges = [(int(name[:20]), int(name[21:]), name) for name in names]
+    ranges = [(*range_of(name), name) for name in names]
     kept: list[tuple[int, int, str]] = []
-    for first, last, name in sorted(ranges, key=lambda item: (item[0], -item[1])):
+    for first, last, name in sorted(
+        ranges, key=lambda item: (item[0], -item[1], not item[2].endswith(_THIN))
+    ):
         if last < first:
             raise _refused(f"{directory}/{name}", "it ends before it begins")
         if kept and last <= kept[-1][1]:
@@ -208,6 +228,7 @@ def _segment(document: dict[str, Any]) -> Segment:
         bool(document["is_compacted"]),
         tuple(files),
         bool(document.get("is_summary", False)),
+        None if document.get("thinned") is None else int(document["thinned"]),
     )
 
 
@@ -302,7 +323,9 @@ def remove_lost_summaries(directory: str) -> list[str]:
 
 
 @contextmanager
-def new_segment(directory: str, first: int, last: int, *, is_summary: bool = False) -> Iterator[str]:
+def new_segment(
+    directory: str, first: int, last: int, *, is_summary: bool = False, is_thin: bool = False
+) -> Iterator[str]:
     """A directory to fill, which becomes the segment when the block ends well.
 
     What is in it must be on disk by then.
@@ -310,7 +333,7 @@ def new_segment(directory: str, first: int, last: int, *, is_summary: bool = Fal
     Raises:
         DiskError: It cannot be made or renamed.
     """
-    name = f"summary-{segment_name(first, last)}" if is_summary else segment_name(first, last)
+    name = _name(first, last, is_summary=is_summary, is_thin=is_thin)
     unfinished = f"{directory}/{_UNFINISHED}{name}"
     with disk_errors(f"write {unfinished}"):
         shutil.rmtree(unfinished, ignore_errors=True)

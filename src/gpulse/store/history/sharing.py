@@ -51,21 +51,21 @@ FROM ({{0}}) GROUP BY node_id, subject, time // {MINUTE_US}
 """
 _DIVIDED = f"""
 WITH held AS (
-    SELECT *, hash(node_id, gpu, time) AS place FROM ({{held}})
+    SELECT *, hash(node_id, gpu, time) AS place, {{room}} AS room FROM ({{held}})
 ), worked AS (
     SELECT hash(node_id, gpu, time) AS place, node_id AS node, gpu AS uuid, time AS moment, samples AS frames,
-        if(frames > 1, (last - first) / 1e6 / (frames - 1), 60.0) AS interval_seconds,
-        least(60.0, frames * interval_seconds) AS seen, coalesce(m0, m1, m2) AS utilization, m3 AS power
+        {{room}} AS whole, if(frames > 1, (last - first) / 1e6 / (frames - 1), whole) AS interval_seconds,
+        least(whole, frames * interval_seconds) AS seen, coalesce(m0, m1, m2) AS utilization, m3 AS power
     FROM ({{worked}})
 ), timed AS (
     SELECT *, CASE
         WHEN samples > 1 THEN (last - first) / 1e6 / (samples - 1)
         ELSE greatest({SLOW_SECONDS}, coalesce(interval_seconds, 0))
-    END AS pace, least(coalesce(seen, 60.0), samples * pace) AS seconds
+    END AS pace, least(coalesce(seen, room), samples * pace) AS seconds
     FROM held FULL JOIN worked USING (place)
 ), together AS (
     SELECT place, count(*) AS holders, sum(seconds) AS total, max(seconds) AS longest,
-        greatest(longest, least(any_value(coalesce(seen, 60.0)), total, max(last / 1e6 + pace) - min(first) / 1e6)) AS held_seconds,
+        greatest(longest, least(any_value(coalesce(seen, room)), total, max(last / 1e6 + pace) - min(first) / 1e6)) AS held_seconds,
         count(m1) = holders AND sum(seconds * m1) > 0 AS by_sm, sum(seconds * m1) AS total_sm
     FROM timed WHERE pid IS NOT NULL GROUP BY place
     HAVING holders > 1
@@ -120,9 +120,12 @@ def minutes_worked(source: str) -> str:
     return _MINUTES_WORKED.format(source)
 
 
-def divided(held: str, worked: str) -> str:
-    """Shares by the hour, from minutes."""
-    return _DIVIDED.format(held=held, worked=worked)
+def divided(held: str, worked: str, window: Window | None = None) -> str:
+    """Shares by the hour, from minutes; of those at its edges only what lies in the window."""
+    room = "60.0"
+    if window is not None:
+        room = f"(least(time + {MINUTE_US}, {window.end}) - greatest(time, {window.start})) / 1e6"
+    return _DIVIDED.format(held=held, worked=worked, room=room)
 
 
 def added(source: str, *, hourly: bool) -> str:

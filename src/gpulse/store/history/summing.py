@@ -37,7 +37,7 @@ def due(segments: Sequence[Segment], summaries: Sequence[Segment]) -> list[Segme
     covered = {member.first for item in counted(summaries, segments) for member in item.members}
     found: list[Segment] = []
     for segment in segments:
-        if segment.first in covered or not _is_ready(segment):
+        if segment.first in covered or not is_ready(segment):
             found = []
             continue
         if found and segment.first != found[-1].last + 1:
@@ -49,8 +49,8 @@ def due(segments: Sequence[Segment], summaries: Sequence[Segment]) -> list[Segme
     return []
 
 
-def _is_ready(segment: Segment) -> bool:
-    """Whether a segment has all that a summary is made of; one that an earlier version merged has not."""
+def is_ready(segment: Segment) -> bool:
+    """Whether a segment has its minutes and shares; one that an earlier version merged has not."""
     minutes = [file for file in segment.files if file.seconds == rollup.FINE]
     has_shares = bool(segment.shares) or not sharing.shards(segment.files)
     return segment.is_compacted and has_shares and all(rollup.FIRST in file.columns for file in minutes)
@@ -89,10 +89,15 @@ def _minutes(members: Sequence[Segment]) -> dict[tuple[Scope, str], Files]:
     for segment in members:
         for file in segment.files:
             scope = file.scope
-            is_whole = all(part.has_minutes(scope) or not part.has(scope) for part in members)
+            is_whole = all(part.has_minutes(scope) or not _had(part, scope) for part in members)
             if is_whole and file.seconds == rollup.FINE:
                 found.setdefault((scope, file.name), []).append((segment, file))
     return found
+
+
+def _had(segment: Segment, scope: Scope) -> bool:
+    """Whether there were samples of a scope, perhaps."""
+    return segment.has(scope) or segment.thinned is not None
 
 
 def _coarse(

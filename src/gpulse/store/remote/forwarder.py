@@ -24,6 +24,8 @@ _END_SECONDS = 3.0
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 1.0, 30.0
 """After so long a process that died is started again, and after twice as long each time when it does not live."""
 _TOLD_SECONDS = 60.0
+_SILENT_SECONDS = 45.0
+"""A process that waits for an engine says something at least so often."""
 _TOTALS = ("samples_total", "refused_total", "lost_total", "resent_total")
 
 
@@ -43,7 +45,7 @@ class Forwarder:
         self._engine = engine
         self._process: subprocess.Popen[bytes] | None = None
         self._woken = 0
-        self._confirmed = self._reached = 0
+        self._confirmed = self._reached = self._begun = 0
         self._closed = threading.Event()
         self._lock = threading.Lock()
         """For what is written to the process."""
@@ -52,6 +54,7 @@ class Forwarder:
         """What processes that ended had counted."""
         self._counted = dict.fromkeys(_TOTALS, 0)
         self._told = 0.0
+        self._heard = time.monotonic()
         # The kernel ends the process together with the thread that started it, so that one lives as long.
         self._thread = threading.Thread(target=self._watch, name="remote-write")
 
@@ -59,6 +62,11 @@ class Forwarder:
     def confirmed(self) -> int:
         """Up to which position of the log nothing will be sent again."""
         return self._confirmed
+
+    @property
+    def begun(self) -> int:
+        """What comes after this position was sent, up to what is confirmed; of what is before it something never was."""
+        return self._begun
 
     @property
     def reached(self) -> int:
@@ -92,7 +100,12 @@ class Forwarder:
 
     def state(self) -> RemoteState:
         """How it stands."""
-        return self._state
+        silent = time.monotonic() - self._heard
+        if self._process is None or silent < _SILENT_SECONDS:
+            return self._state
+        message = f"the sending process has not said anything for {silent:.0f} s"
+        hint = "the engine may answer too slowly, or the disk not at all; nothing is lost meanwhile"
+        return self._state._replace(state="failing", error=message, hint=hint)
 
     def close(self) -> None:
         """End the process, after a moment for what is on its way."""
@@ -134,7 +147,7 @@ class Forwarder:
             with self._lock:
                 process.stdin.write(json.dumps(self._engine._asdict()).encode() + b"\n")
                 os.set_blocking(process.stdin.fileno(), False)
-                self._process = process
+                self._process, self._heard = process, time.monotonic()
                 self._write(process)
                 if self._closed.is_set():
                     process.stdin.close()
@@ -149,6 +162,8 @@ class Forwarder:
                 self._hear(json.loads(line))
 
     def _hear(self, told: dict[str, Any]) -> None:
+        self._heard = time.monotonic()
+        self._begun = max(self._begun, int(told.pop("begun")))  # before it counts as confirmed
         self._confirmed = max(self._confirmed, int(told.pop("confirmed")))
         self._reached = int(told.pop("reached"))
         self._counted = {name: told[name] for name in _TOTALS}

@@ -132,6 +132,8 @@ class Known:
         """The book may not have been written when the head ended; what is told later is heard."""
         if not self._is_log_read:
             self._is_log_read = True
+            before = self._forgotten.copy()
             for record in self._log.read():
                 if record.kind == FACT:
                     self.hear(record.payload, 0.0)
+            self._forgotten = before  # what is forgotten further on may be needed until there

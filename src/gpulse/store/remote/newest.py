@@ -25,6 +25,8 @@ FRESH_SECONDS = 30
 """What is older is no reading of now."""
 _FACT_SECONDS = 90
 """What never changes is told now and then."""
+_AHEAD_SECONDS = 60.0
+"""Clocks of heads do not differ by more."""
 _NAMES_SECONDS = 60.0
 """How long it is believed which metrics there are."""
 _FEW_NODES = 50
@@ -92,22 +94,23 @@ class Newest:
         self._monotonic = monotonic
         self._metrics: tuple[float, list[Metric]] = (-math.inf, [])
 
-    def nodes(self) -> dict[str, Heard]:
-        """The nodes that were heard of during the last minutes, by name.
+    def nodes(self, now: float) -> dict[str, Heard]:
+        """The nodes that were heard of during the last minutes, by name; what is of the future is nobody's word.
 
         Raises:
             EngineError: The engine does not answer, or refuses.
         """
+        last = now + _AHEAD_SECONDS
         told: dict[str, Sample] = {}
         for sample in self._client.vector(f"timestamp({NODE_INFO}{matching(self._labels)})"):
             name = sample.labels.get("node", "")
-            if name and (name not in told or told[name].value < sample.value):
+            if name and sample.value <= last and (name not in told or told[name].value < sample.value):
                 told[name] = sample
         times = {name: sample.value for name, sample in told.items()}
         for pulse in _PULSES:
             for sample in self._client.vector(f"max by (node) (timestamp({pulse}{matching(self._labels)}))"):
                 name = sample.labels.get("node", "")
-                if name in times:
+                if name in times and sample.value <= last:
                     times[name] = max(times[name], sample.value)
         return {name: Heard(sample.labels, times[name]) for name, sample in told.items()}
 

@@ -21,6 +21,8 @@ class Place(NamedTuple):
     """Everything up to here need not be sent again, whatever happens to the engine."""
     ends: tuple[int, ...] = ()
     """Where requests ended that were sent after it: what is sent again is cut in the same places."""
+    begun: int = 0
+    """What comes after this was sent, up to the position; of what is before it something never was."""
 
 
 def log_number(directory: str) -> str:
@@ -34,13 +36,16 @@ def read_place(data_dir: str, url: str, log: str) -> Place:
     entry = _read(data_dir).get(url)
     try:
         if entry is not None and entry["log"] == log:
-            return Place(int(entry["position"]), tuple(int(end) for end in entry["ends"]))
+            position, ends = int(entry["position"]), tuple(int(end) for end in entry["ends"])
+            return Place(position, ends, int(entry.get("begun", position)))
     except (LookupError, TypeError, ValueError):
         pass  # somebody else wrote it: begin anew, which is harmless
     return Place()
 
 
-def write_place(data_dir: str, url: str, log: str, position: int, ends: Sequence[int]) -> None:
+def write_place(
+    data_dir: str, url: str, log: str, position: int, ends: Sequence[int], begun: int = 0
+) -> None:
     """Keep where an engine is.
 
     Raises:
@@ -48,7 +53,7 @@ def write_place(data_dir: str, url: str, log: str, position: int, ends: Sequence
     """
     kept = {name: entry for name, entry in _read(data_dir).items() if name != url}
     newest = dict(list(kept.items())[-(_MOST_ENGINES - 1) :])
-    document = {**newest, url: {"log": log, "position": position, "ends": list(ends)}}
+    document = {**newest, url: {"log": log, "position": position, "ends": list(ends), "begun": begun}}
     path = f"{data_dir}/{FILE}"
     with disk_errors(f"write {path}"):
         file = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

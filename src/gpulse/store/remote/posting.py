@@ -6,14 +6,14 @@ import http.client
 import re
 import ssl
 import time
-from base64 import b64encode
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gpulse._version import __version__
 from gpulse.store.remote.config import Engine, EngineError
+from gpulse.store.remote.timely import answered
 
 _TIMEOUT_SECONDS = 30.0
 _METRICS_SECONDS = 3.0
@@ -55,8 +55,7 @@ class Poster:
         self._url = urlsplit(engine.write_url)
         self._query = urlsplit(engine.query_url) if engine.query_url else None
         self._ca = engine.ca
-        self._headers = {"User-Agent": f"gpulse/{__version__}", **_credentials(self._url), **engine.headers}
-        self._query_headers = {**self._headers, **(_credentials(self._query) if self._query else {})}
+        self._headers = {"User-Agent": f"gpulse/{__version__}", **engine.headers}
         self._connection: http.client.HTTPConnection | None = None
         self._used = 0.0
 
@@ -70,12 +69,13 @@ class Poster:
             self.close()
         try:
             if self._connection is None:
-                self._connection = self._connect(self._url, _TIMEOUT_SECONDS)
-            self._connection.request("POST", _path(self._url), body, {**_WRITE_HEADERS, **self._headers})
-            answer = self._connection.getresponse()
-            text = answer.read(_MOST_TEXT)
-            if answer.read(1):
-                self.close()  # the rest of a long answer is not worth reading
+                self._connection = self._connect(self._url)
+            headers, deadline = {**_WRITE_HEADERS, **self._headers}, time.monotonic() + _TIMEOUT_SECONDS
+            path = self._url.path or "/"
+            with answered(self._connection, "POST", path, body, headers, deadline=deadline) as answer:
+                text = answer.read(_MOST_TEXT)
+                if answer.read(1):
+                    self.close()  # the rest of a long answer is not worth reading
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise _broken(shown_url(self._url.geturl()), error) from error
@@ -93,9 +93,10 @@ class Poster:
             return None
         connection: http.client.HTTPConnection | None = None
         try:
-            connection = self._connect(self._query, _METRICS_SECONDS)
-            connection.request("GET", f"{self._query.path.rstrip('/')}/metrics", headers=self._query_headers)
-            found = _START.search(connection.getresponse().read(_MOST_METRICS))
+            connection = self._connect(self._query)
+            path, deadline = f"{self._query.path.rstrip('/')}/metrics", time.monotonic() + _METRICS_SECONDS
+            with answered(connection, "GET", path, None, self._headers, deadline=deadline) as answer:
+                found = _START.search(answer.read(_MOST_METRICS))
             return float(found[1]) if found else None
         except (OSError, ValueError, http.client.HTTPException):
             return None
@@ -109,12 +110,12 @@ class Poster:
         if connection is not None:
             connection.close()
 
-    def _connect(self, url: SplitResult, seconds: float) -> http.client.HTTPConnection:
+    def _connect(self, url: SplitResult) -> http.client.HTTPConnection:
         host = url.hostname or ""
         if url.scheme == "https":
             context = ssl.create_default_context(cafile=self._ca)
-            return http.client.HTTPSConnection(host, url.port, timeout=seconds, context=context)
-        return http.client.HTTPConnection(host, url.port, timeout=seconds)
+            return http.client.HTTPSConnection(host, url.port, context=context)
+        return http.client.HTTPConnection(host, url.port)
 
 
 def shown_url(url: str) -> str:
@@ -123,20 +124,9 @@ def shown_url(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
-def _credentials(url: SplitResult) -> dict[str, str]:
-    if url.username is None:
-        return {}
-    words = f"{unquote(url.username)}:{unquote(url.password or '')}"
-    return {"Authorization": f"Basic {b64encode(words.encode()).decode()}"}
-
-
 def _plain(text: str) -> str:
     """What an engine says, on one line and harmless for terminals."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-
-
-def _path(url: SplitResult) -> str:
-    return f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
 
 
 def _retry_after(text: str | None) -> float | None:

@@ -15,6 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 from gpulse._version import __version__
 from gpulse.store.remote.config import Engine, EngineError
+from gpulse.store.remote.timely import answered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,23 +189,16 @@ class PromqlClient:
     ) -> tuple[int, bytes]:
         is_done = False
         try:
-            if connection.sock is not None:
-                connection.sock.settimeout(_left(deadline))
-            connection.request("POST", path, body, self._headers)
-            response = connection.getresponse()
-            content = self._read(connection, response, deadline)
+            with answered(connection, "POST", path, body, self._headers, deadline=deadline) as response:
+                content = self._read(response)
             is_done = not response.will_close
             return response.status, content
         finally:
             self._put_back(connection, is_done=is_done)
 
-    def _read(
-        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
-    ) -> bytes:
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
         pieces, size, told = [], 0, response.length
         while told is None or size < told:
-            if connection.sock is not None:
-                connection.sock.settimeout(_left(deadline))
             piece = response.read1(_PIECE_BYTES)
             if not piece:
                 break
@@ -229,10 +223,8 @@ class PromqlClient:
 
     def _fresh(self) -> http.client.HTTPConnection:
         if self._context is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._seconds)
-        return http.client.HTTPSConnection(
-            self._host, self._port, timeout=self._seconds, context=self._context
-        )
+            return http.client.HTTPConnection(self._host, self._port)
+        return http.client.HTTPSConnection(self._host, self._port, context=self._context)
 
     def _put_back(self, connection: http.client.HTTPConnection, *, is_done: bool) -> None:
         with self._lock:
@@ -257,7 +249,7 @@ class PromqlClient:
     def _understood(self) -> Iterator[None]:
         try:
             yield
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             raise self._nonsense() from error
 
     def _nonsense(self) -> EngineError:
@@ -279,14 +271,6 @@ _HINTS = {
 }
 
 
-def _left(deadline: float) -> float:
-    """How long may still be waited."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
 def _track(found: Mapping[str, Any]) -> Track:
     import numpy as np  # noqa: PLC0415
 
@@ -298,7 +282,7 @@ def _track(found: Mapping[str, Any]) -> Track:
 
 def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
     labels = found["metric"]
-    if not isinstance(labels, dict):
+    if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
         raise TypeError(labels)
     return labels
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from gpulse.model.columns import split
+from gpulse.model.series import MOST_SUBJECTS
 from gpulse.store.history.stacks import clipped
 from gpulse.store.journal import Batch
 from gpulse.store.remote.known import Known

@@ -50,6 +50,7 @@ _LATE_HINT = (
     "nodes that were away send what is older than what the engine has: "
     "Prometheus takes it with storage.tsdb.out_of_order_time_window"
 )
+_UNREADABLE_HINT = "this head has them; a newer gpulse may have written them"
 _END_SECONDS = 2.5
 """So long it goes on at most when it is told to end."""
 
@@ -79,6 +80,7 @@ class Sender:
         place = read_place(data_dir, self._url, self._log_id)
         log = LogReader(f"{data_dir}/log")
         begin = place.position or log.first - 1
+        self._begun = place.begun if place.position else begin
         self._overlap = Overlap(begin, place.ends)
         self._tail = Tail(log, begin)
         self._requests = Requests(Known(log, f"{data_dir}/book.sqlite"), dict(engine.labels))
@@ -90,11 +92,11 @@ class Sender:
         self._received: float | None = None
         self._failures = 0
         self._shut = 0
-        self._lost = self._resent = self._passed = 0
+        self._lost = self._resent = self._passed = self._unreadable = 0
         self._started: float | None = None
         self._asked = self._told = -_START_SECONDS
         self._told_reached = -1
-        self._kept: tuple[int, list[int]] | None = None
+        self._kept: tuple[int, list[int], int] | None = None
 
     def run(self) -> None:
         """Send until the input ends, and let go of everything."""
@@ -142,6 +144,8 @@ class Sender:
         if self._received is None:
             self._received = found.began
         was_asked = self._send(found)
+        if found.missing:
+            self._begun = max(self._begun, found.last)
         if found.last > self._passed:  # else it was counted before it was sent again
             self._lost += found.missing
             self._passed = found.last
@@ -255,7 +259,8 @@ class Sender:
             self._lost,
             self._resent,
         )
-        self._say({**state._asdict(), "confirmed": self._overlap.safe, "reached": self._overlap.reached})
+        places = {"confirmed": self._overlap.safe, "reached": self._overlap.reached, "begun": self._begun}
+        self._say({**state._asdict(), **places})
 
     def _trouble(self, now: float) -> tuple[str | None, str | None]:
         if self._error is not None:
@@ -265,12 +270,16 @@ class Sender:
             total = sum(refusal.samples for refusal in refusals)
             text = f"the engine does not take {total} samples, such as {refusals[0].series}: {refusals[0].reason}"
             self._refused = now, text, _LATE_HINT if refusals[0].is_late else _REFUSED_HINT
+        elif self._requests.unreadable > self._unreadable:
+            lost, self._unreadable = self._requests.unreadable - self._unreadable, self._requests.unreadable
+            text = f"{lost} parts of frames cannot be sent: the log does not say any more what they are"
+            self._refused = now, text, _UNREADABLE_HINT
         if self._refused is not None and now - self._refused[0] < _TOLD_SECONDS:
             return self._refused[1:]
         return self._requests.crowded, None
 
     def _keep(self) -> None:
-        kept = self._overlap.safe, self._overlap.ends
+        kept = self._overlap.safe, self._overlap.ends, self._begun
         if kept != self._kept:
             with suppress(GpulseError):  # the disk is full: what is sent again then is harmless
                 write_place(self._data_dir, self._url, self._log_id, *kept)

@@ -5,36 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 
 from gpulse.errors import LogError
-from gpulse.model.metric import Scope
 from gpulse.store.base import StoredNode
 from gpulse.store.disk import disk_errors, sync_directory
-from gpulse.store.history import rollup
-from gpulse.store.history.parquet import QUICK, connect, write_file
+from gpulse.store.history.parquet import connect
 from gpulse.store.history.segments import (
     SealedFile,
     Segment,
     list_names,
     new_segment,
+    range_of,
     read_segment,
     read_segments,
     remove_segments,
     tidy,
     write_meta,
 )
-from gpulse.store.history.sharing import OF_GPU
-from gpulse.store.history.tables import literal, quoted, words_of
+from gpulse.store.history.thinning import SCOPES, minutes_of_gpus
 from gpulse.store.shared.facts import NodeName
 
-if TYPE_CHECKING:
-    import duckdb
-
-SCOPES: tuple[Scope, ...] = ("process", "cgroup")
-"""What no engine takes."""
 NODES = "nodes.json"
 _MODE = 0o750
 """Heads may run as several users of one group."""
@@ -72,9 +64,9 @@ class Copier:
             tidy(self._target)
             os.chmod(self._target, _MODE)
             self._is_tidy = True
-        there = [_range(name) for name in list_names(self._target)]
+        there = [range_of(name) for name in list_names(self._target)]
         for name in list_names(self._source):
-            first, last = _range(name)
+            first, last = range_of(name)
             if name in self._empty or any(begin <= first and last <= end for begin, end in there):
                 continue
             with suppress(FileNotFoundError):  # it was merged into another one, which comes next
@@ -95,35 +87,17 @@ class Copier:
                     _copied(f"{self._source}/{segment.name}/{file.name}", f"{path}/{file.name}")
                     files.append(file)
             files += self._minutes(segment, path)
-            write_meta(path, segment._replace(files=tuple(files)))
-        within = [name for name in os.listdir(self._target) if _lies_within(name, segment)]
+            copied = segment._replace(files=tuple(files), thinned=None)
+            write_meta(path, copied)
+        within = [name for name in os.listdir(self._target) if _lies_within(name, copied)]
         remove_segments(self._target, within)
 
     def _minutes(self, segment: Segment, path: str) -> list[SealedFile]:
         """What GPUs did in each minute, as far as it is needed to divide their time."""
-        made = []
-        chosen = _finest(segment)
-        if chosen:
-            database = connect(f"{self._source}/.unfinished-shared")
-            try:
-                made = [self._minute_file(database, segment, file, path) for file in chosen]
-            finally:
-                database.close()
-        return made
-
-    def _minute_file(
-        self, database: duckdb.DuckDBPyConnection, segment: Segment, file: SealedFile, path: str
-    ) -> SealedFile:
-        source = f"read_parquet({literal(f'{self._source}/{segment.name}/{file.name}')})"
-        metrics = [metric for metric in OF_GPU if metric in file.columns]
-        if file.seconds:
-            query = f"SELECT {', '.join(map(quoted, _kept(file, metrics)))} FROM {source}"
-            name = file.name
-        else:
-            query = rollup.of_samples("gpu", source, metrics)
-            name = file.name.replace(".parquet", ".60s.parquet")
-        made = SealedFile(name, "gpu", file.nodes, 0, 0, 0, 0, {}, rollup.FINE)
-        return write_file(database, query, path, made, level=QUICK)
+        if not any(file.scope == "gpu" for file in segment.files):
+            return []
+        with closing(connect(f"{self._source}/.unfinished-shared")) as database:
+            return minutes_of_gpus(database, f"{self._source}/{segment.name}", segment.files, path)
 
     def _name_nodes(self) -> None:
         """Say which nodes the numbers in the tables are, before there are tables that need it."""
@@ -180,31 +154,10 @@ def read_names(folder: str) -> dict[int, NodeName]:
         ) from error
 
 
-def _finest(segment: Segment) -> Sequence[SealedFile]:
-    """The files of GPUs to make minutes of: minutes where there are some."""
-    files = [file for file in segment.files if file.scope == "gpu"]
-    return [file for file in files if file.seconds == rollup.FINE] or [
-        file for file in files if not file.seconds
-    ]
-
-
-def _kept(file: SealedFile, metrics: Sequence[str]) -> list[str]:
-    """The columns of a file of minutes that are needed."""
-    wanted = ["node", "node_id", "subject", *words_of("gpu"), "time", "samples", rollup.FIRST, rollup.LAST]
-    for metric in metrics:
-        wanted += [metric, f"min_{metric}", f"max_{metric}", rollup.KNOWN + metric]
-    return [name for name in wanted if name in file.columns]
-
-
-def _range(name: str) -> tuple[int, int]:
-    first, _, last = name.partition("-")
-    return int(first), int(last)
-
-
 def _lies_within(name: str, segment: Segment) -> bool:
     """Whether a segment was merged into another one."""
     try:
-        first, last = _range(name)
+        first, last = range_of(name)
     except ValueError:
         return False
     return name != segment.name and segment.first <= first and last <= segment.last

@@ -30,8 +30,8 @@ class Part(NamedTuple):
     nodes: frozenset[int]
 
 
-OWN, EVERYTHING = "own", 1 << 62
-"""The head that asks, and how many samples its minutes count as: what it has it does not ask for."""
+OWN = "own"
+"""The head that asks: of two that have as much of a minute it is the one that answers."""
 
 
 def spans_of(minutes: Minutes) -> list[Span]:
@@ -94,7 +94,7 @@ def divided(
 
 def _owners(minutes: Mapping[str, Minutes]) -> dict[tuple[int, int], str]:
     best: dict[tuple[int, int], tuple[int, str]] = {}
-    for head, known in sorted(minutes.items()):
+    for head, known in sorted(minutes.items(), key=lambda item: (item[0] != OWN, item[0])):
         for key, samples in known.items():
             if key not in best or samples > best[key][0]:
                 best[key] = samples, head

@@ -6,6 +6,7 @@ begins a file of its own whenever it starts, or when writing failed, so that wha
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -79,6 +80,8 @@ class Folder:
         self._directory = directory
         self._head = head
         self._file: int | None = None
+        self._number = 0
+        """The file's, or the last one's."""
         self._size = 0
         self._first = 0
         """How long the beginning of the file is."""
@@ -97,6 +100,22 @@ class Folder:
             if last is not None:
                 return max(told, last)
         return told
+
+    @property
+    def is_there(self) -> bool:
+        """Whether what is appended to is what others see: somebody may remove the folder, or mount something over it.
+
+        Raises:
+            OSError: That cannot be seen.
+        """
+        if self._file is None:
+            return not self._number or os.path.isdir(self.path)
+        try:
+            return os.path.samestat(os.fstat(self._file), os.stat(file_path(self.path, self._number)))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                return False
+            raise
 
     @property
     def is_new(self) -> bool:
@@ -136,6 +155,7 @@ class Folder:
             self._first = self._size
             os.fsync(self._file)
             os.rename(unfinished, path)  # all of it is there at once: the number was never another file's
+            self._number = number
             sync_directory(self.path)
         except BaseException:
             self.close()

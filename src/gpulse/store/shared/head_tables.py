@@ -12,7 +12,10 @@ from gpulse.store.history.rollup import FINE
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.shared.copying import read_names
 from gpulse.store.shared.division import Minutes, Span
+from gpulse.store.shared.life import Life, read_life
 
+_LATE_SECONDS = 5.0
+"""Frames come so long after they were taken, at most."""
 _MINUTES = """
 SELECT node_id, epoch_us(time) AS minute, max(samples) AS samples FROM read_parquet(?) WHERE {condition}
 GROUP BY node_id, epoch_us(time)
@@ -22,8 +25,17 @@ GROUP BY node_id, epoch_us(time)
 class HeadTables:
     """The tables of one head. Its methods read the shared directory."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, directory: str, head: str) -> None:
+        """Prepare to read.
+
+        Args:
+            directory: The one that heads share.
+            head: Which head it is.
+        """
+        self._directory = directory
+        self._head = head
+        self._folder = folder = f"{directory}/{head}"
+        self._life: Life | None = None
         self.history = History(folder)
         self.samples = StoredSamples(self.history, Recent({}))
         self._numbers: dict[tuple[str, str], int] = {}
@@ -33,7 +45,17 @@ class HeadTables:
         self.history.refresh()
         with disk_errors(f"read {self._folder}"):
             names = read_names(self._folder)
+            self._life = read_life(self._directory, self._head)
         self._numbers = {(name.host, name.machine): number for number, name in names.items()}
+
+    def untold_since(self, start: float, end: float) -> float | None:
+        """Since when it got frames that are not in its tables; None when that is not so within a time."""
+        life = self._life
+        if life is None or life.newest is None:
+            return None
+        sealed = [segment.received[1] / 1e6 for segment in self.history.segments if segment.received]
+        since = max(sealed, default=life.started)
+        return since if max(start, since + _LATE_SECONDS) < min(end, life.newest) else None
 
     def numbers(self, nodes: Mapping[int, StoredNode]) -> dict[int, int]:
         """By the numbers that nodes have here those that they have in the tables."""

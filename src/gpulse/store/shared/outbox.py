@@ -13,6 +13,7 @@ from gpulse.errors import GpulseError
 from gpulse.model.columns import Layout
 from gpulse.store.archive import Archive
 from gpulse.store.base import StoredNode
+from gpulse.store.book.past import Newest
 from gpulse.store.entry import Entry
 from gpulse.store.log.reader import LogReader
 from gpulse.store.shared.facts import Told, told_at_first, told_of, told_of_past
@@ -49,10 +50,9 @@ class Outbox:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[int, list[Told]]] = deque()
         self._waiting_bytes = 0
-        self._first = archive.accepted
-        self._last_numbers = archive.book.last_numbers()
-        """What is in the book by now, which this head did not tell of when it never told of anything."""
-        self._from = self._to = self._first
+        self._past: Newest = archive.book.newest()
+        """What is in the book by now, which is told where this head never told of anything."""
+        self._from = self._to = archive.accepted
         """What waits covers the positions after the first, up to the second."""
 
     @property
@@ -101,9 +101,13 @@ class Outbox:
             OSError: It cannot be written; it is tried again from where it ended.
             GpulseError: The log cannot be read.
         """
+        if not self._folder.is_there:
+            log.warning("%s is not the folder that it was: it is begun anew", self._folder.path)
+            self._folder.close()
+            self._told, self._past = None, self._archive.book.newest()
         if self._told is None:
             self._told = self.durable = self._begun()
-            if self._folder.is_new and not self._archive.book.is_past_told:
+            if self._folder.is_new:
                 self._tell_past()
         with self._lock:
             begin, end, waiting = self._from, self._to, list(self._waiting)
@@ -143,8 +147,8 @@ class Outbox:
 
     def _tell_past(self) -> None:
         """Tell what was before, all of it at once or nothing."""
-        archive, last = self._archive, self._first
-        nodes, (event, process) = archive.nodes(), self._last_numbers
+        archive, (event, process, last) = self._archive, self._past
+        nodes = archive.nodes()
         facts = chain(
             told_at_first(nodes, archive.gpus(), archive.sessions()),
             told_of_past(nodes, archive.book.past_events(event), archive.book.past_processes(process)),

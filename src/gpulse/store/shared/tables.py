@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from types import MappingProxyType
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import numpy as np
 
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, UsageError
 from gpulse.model.metric import Scope
 from gpulse.store.base import (
     Holding,
@@ -25,11 +25,12 @@ from gpulse.store.base import (
     SummarySource,
 )
 from gpulse.store.disk import disk_errors
-from gpulse.store.history.samples import StoredSamples
+from gpulse.store.history.rollup import MINUTE_US
 from gpulse.store.history.series import check_metrics, join_samples, microseconds
+from gpulse.store.history.thinning import SCOPES
+from gpulse.store.left_out import left_out
 from gpulse.store.merging import merged_holdings, merged_shares, merged_steps, series_of_steps, united_series
-from gpulse.store.shared.copying import SCOPES
-from gpulse.store.shared.division import EVERYTHING, OWN, Minutes, Part, contested, divided, spans_of
+from gpulse.store.shared.division import OWN, Minutes, Part, Span, contested, divided, spans_of
 from gpulse.store.shared.errands import Errands
 from gpulse.store.shared.head_tables import HeadTables
 from gpulse.store.shared.life import head_ids
@@ -56,6 +57,7 @@ class SharedTables:
         nodes: Callable[[], Mapping[int, StoredNode]],
         *,
         own: SummarySource | None = None,
+        own_id: str | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Prepare to answer; nothing is read yet.
@@ -63,18 +65,34 @@ class SharedTables:
         Args:
             directory: The one that heads share.
             nodes: Gives this head's nodes by their numbers.
-            own: What this head has itself: shares of these minutes are left out, so that they can be added to its own.
+            own: What this head has itself, a part of shares: each minute is told by whoever has most of it.
+            own_id: Which of the heads this one is.
             patience_seconds: So long an answer of the file server is waited for.
         """
         self._directory = directory
         self._nodes = nodes
         self._own = own
+        self._own_id = own_id
         self._errands = Errands(f"the shared directory {directory}", patience_seconds=patience_seconds)
         self._heads: dict[str, HeadTables] = {}
-        self.trouble: Trouble | None = None
-        """Why the tables of one of the heads cannot be read at the moment."""
+        self._unlisted: list[GpulseError] = []
+        """Why tables of heads could not be looked at."""
+        self._unread: dict[str, GpulseError] = {}
+        """By head, why what it has cannot be read, although it is there."""
+        self._since: float | None = None
+        """When the first of that was."""
         self._looked = float("-inf")
         self._lock = threading.Lock()
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why the tables of one of the heads cannot be read at the moment."""
+        failed = [*self._unlisted, *self._unread.values()]
+        if not failed:
+            self._since = None
+            return None
+        self._since = time.time() if self._since is None else self._since
+        return Trouble(self._since, failed[0].message, failed[0].hint)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -107,7 +125,7 @@ class SharedTables:
             )
             return [series_of_steps(steps, statistic) for steps in found]
 
-        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Series]:
+        def ask(tables: SummarySource, begin: float, stop: float, which: Collection[int]) -> list[Series]:
             return tables.query(scope, metric, start=begin, end=stop, nodes=which, subjects=subjects)
 
         every: list[Series] = []
@@ -133,7 +151,7 @@ class SharedTables:
         """
         check_metrics(scope, metrics)
 
-        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Samples]:
+        def ask(tables: SummarySource, begin: float, stop: float, which: Collection[int]) -> list[Samples]:
             return list(tables.scan(scope, metrics, start=begin, end=stop, nodes=which, subjects=subjects))
 
         begin, last = self._extent(scope, start, end)
@@ -168,7 +186,7 @@ class SharedTables:
         """
         check_metrics(scope, metrics)
 
-        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Steps]:
+        def ask(tables: SummarySource, begin: float, stop: float, which: Collection[int]) -> list[Steps]:
             return tables.steps(
                 scope, metrics, start=begin, end=stop, step=step, nodes=which, subjects=subjects, gpus=gpus
             )
@@ -190,21 +208,21 @@ class SharedTables:
             GpulseError: The shared directory does not answer, or something in it is damaged.
         """
 
-        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Holding]:
+        def ask(tables: SummarySource, begin: float, stop: float, which: Collection[int]) -> list[Holding]:
             return tables.holdings(start=begin, end=stop, nodes=which, gpus=gpus)
 
         pieces = self._asked("process", start, end, nodes, ask, _numbered)
         return merged_holdings([holding for piece in pieces for holding in piece])
 
     def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
-        """As `SummarySource.shares`, but for the minutes of which this head has samples itself.
+        """As `SummarySource.shares`, of all heads and of this one.
 
         Raises:
             GpulseError: The shared directory does not answer, or something in it is damaged.
         """
-        own = self._own_minutes(start, end, nodes)
+        own = None if self._own is None else _minutes_of(self._own, start, end, nodes)
 
-        def ask(tables: StoredSamples, begin: float, stop: float, which: Collection[int]) -> list[Share]:
+        def ask(tables: SummarySource, begin: float, stop: float, which: Collection[int]) -> list[Share]:
             return tables.shares(start=begin, end=stop, nodes=which)
 
         pieces = self._asked("process", start, end, nodes, ask, _numbered, own)
@@ -218,40 +236,63 @@ class SharedTables:
         start: float,
         end: float,
         nodes: Collection[int] | None,
-        ask: Callable[[StoredSamples, float, float, Collection[int]], list[_Piece]],
+        ask: Callable[[SummarySource, float, float, Collection[int]], list[_Piece]],
         named: Callable[[_Piece, Mapping[int, int]], _Piece],
-        own: Minutes = MappingProxyType({}),
+        own: Minutes | None = None,
     ) -> list[list[_Piece]]:
-        """What each head says of the time that it answers for, with this head's numbers for nodes."""
+        """What each head says of the time that it answers for, with this head's numbers for nodes.
+
+        Args:
+            scope: What is asked for.
+            start: From when.
+            end: Until when.
+            nodes: Of which nodes.
+            ask: How to ask a head for a part of that.
+            named: Gives an answer this head's numbers.
+            own: How much this head has itself; None when it is not asked.
+        """
         if scope not in SCOPES:
             return []
         known = self._nodes()
         wanted = known if nodes is None else {number: known[number] for number in nodes if number in known}
+        failed: dict[str, GpulseError] = {}
+        untold: list[float] = []
 
-        def question() -> list[list[_Piece]]:
+        def question() -> tuple[list[list[_Piece]], list[Part]]:
             heads = self._look()
+            untold.extend(self._untold(heads, start, end))
+            while True:
+                try:
+                    return answered(heads)
+                except _DamagedError as error:  # the others have something to say, too
+                    failed[error.head] = error.why
+                    del heads[error.head]
+
+        def answered(heads: Mapping[str, HeadTables]) -> tuple[list[list[_Piece]], list[Part]]:
             there = {head: tables.numbers(wanted) for head, tables in heads.items()}
             here = {head: {there[head][number]: number for number in there[head]} for head in there}
+            parts = self._parts(heads, there, start, end, None if own is None else (frozenset(wanted), own))
             found = []
-            for head, begin, stop, which in self._parts(heads, there, start, end, own):
-                asked = ask(
-                    heads[head].samples, begin / 1e6, stop / 1e6, [there[head][node] for node in which]
-                )
-                found.append([named(piece, here[head]) for piece in asked])
-            return found
+            for head, begin, stop, which in parts:
+                if head != OWN:
+                    numbers = [there[head][node] for node in which]
+                    with _of_head(head):
+                        asked = ask(heads[head].samples, begin / 1e6, stop / 1e6, numbers)
+                    self._unread.pop(head, None)
+                    found.append([named(piece, here[head]) for piece in asked])
+            return found, [part for part in parts if part.head == OWN]
 
-        return self._errands.ask(question) if wanted and start < end else []
-
-    def _own_minutes(self, start: float, end: float, nodes: Collection[int] | None) -> Minutes:
-        """The minutes of which this head has samples of GPUs."""
-        if self._own is None:
-            return {}
-        found = self._own.steps("gpu", _PRESENT, start=start, end=end, step=60.0, nodes=nodes)
-        return {
-            (steps.key.node, microseconds(minute)): EVERYTHING
-            for steps in found
-            for minute in steps.times.tolist()
-        }
+        if not wanted or start >= end:
+            return []
+        found, mine = self._errands.ask(question)
+        self._unread |= failed
+        for error in [*self._unlisted, *failed.values()]:
+            left_out(f"what a head shares is missing: {error.message}")
+        if untold:
+            left_out(f"what processes did since {_moment(min(untold))} is not shared by all heads yet")
+        if self._own is not None:
+            found += [ask(self._own, begin / 1e6, stop / 1e6, which) for _, begin, stop, which in mine]
+        return found
 
     def _parts(
         self,
@@ -259,23 +300,33 @@ class SharedTables:
         there: Mapping[str, Mapping[int, int]],
         start: float,
         end: float,
-        own: Minutes,
+        own: tuple[frozenset[int], Minutes] | None,
     ) -> list[Part]:
         begin, stop = microseconds(start), microseconds(end)
-        spans = {OWN: spans_of(own)}
+        spans: dict[str, list[Span]] = {}
         for head, tables in heads.items():
             here = {number: node for node, number in there[head].items()}
             spans[head] = tables.spans(begin, stop, here)
         nodes = {
             head: frozenset[int]().union(*(span.nodes for span in found))
             for head, found in spans.items()
-            if found and head != OWN
+            if found
         }
+        if own is not None:
+            spans[OWN] = spans_of(own[1])
         disputes = contested(spans)
-        minutes: dict[str, Minutes] = {OWN: own}
-        if disputes:
-            minutes |= {head: heads[head].minutes(disputes, there[head]) for head in nodes}
+        minutes: dict[str, Minutes] = {}
+        for head in nodes if disputes else ():
+            with _of_head(head):
+                minutes[head] = heads[head].minutes(disputes, there[head])
+        if own is not None:
+            nodes[OWN], minutes[OWN] = own
         return divided(begin, stop, nodes, disputes, minutes)
+
+    def _untold(self, heads: Mapping[str, HeadTables], start: float, end: float) -> list[float]:
+        """Since when each of the other heads has not shared what it got in a time, where that is so."""
+        found = (tables.untold_since(start, end) for head, tables in heads.items() if head != self._own_id)
+        return [since for since in found if since is not None]
 
     def _extent(self, scope: Scope, start: float, end: float) -> tuple[float, float]:
         """The part of a time in which there may be something."""
@@ -312,7 +363,7 @@ class SharedTables:
         for head in heads:
             tables = self._heads.pop(head, None)
             try:
-                tables = tables or HeadTables(f"{self._directory}/{head}")
+                tables = tables or HeadTables(self._directory, head)
                 tables.refresh()
             except GpulseError as error:  # the others have something to say, too
                 failed.append(error)
@@ -321,13 +372,48 @@ class SharedTables:
                         tables.close()
             else:
                 self._heads[head] = tables
-        if not failed:
-            self.trouble = None
-        else:
-            since = time.time() if self.trouble is None else self.trouble.since
-            self.trouble = Trouble(since, failed[0].message, failed[0].hint)
+        self._unlisted = failed
         for head in set(self._heads) - set(heads):
             self._heads.pop(head).close()
+        for head in set(self._unread) - set(self._heads):
+            del self._unread[head]
+
+
+class _DamagedError(Exception):
+    """What one head shares cannot be read."""
+
+    def __init__(self, head: str, why: GpulseError) -> None:
+        super().__init__(why.message)
+        self.head = head
+        self.why = why
+
+
+@contextmanager
+def _of_head(head: str) -> Iterator[None]:
+    """Say whose tables it was that could not be read."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except GpulseError as error:
+        raise _DamagedError(head, error) from error
+
+
+def _moment(time: float) -> str:
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _minutes_of(store: SummarySource, start: float, end: float, nodes: Collection[int] | None) -> Minutes:
+    """How many samples of GPUs a store has of each minute that a time touches."""
+    found: dict[tuple[int, int], int] = {}
+    begin = microseconds(start) // MINUTE_US * MINUTE_US / 1e6
+    stop = -(-microseconds(end) // MINUTE_US) * MINUTE_US / 1e6
+    for steps in store.steps("gpu", _PRESENT, start=begin, end=stop, step=60.0, nodes=nodes):
+        counts = np.ones(len(steps.times), np.int64) if steps.counts is None else steps.counts
+        for minute, count in zip(steps.times.tolist(), counts.tolist(), strict=True):
+            key = steps.key.node, microseconds(minute)
+            found[key] = max(found.get(key, 0), count)
+    return found
 
 
 def _key(key: SeriesKey, numbers: Mapping[int, int]) -> SeriesKey:

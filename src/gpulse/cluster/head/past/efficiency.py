@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from gpulse.cluster.api.interface import Document
@@ -89,7 +89,7 @@ class GpuUse(NamedTuple):
     unused_seconds: float | None
     """For how much of that no process of theirs was on it, as far as anything is known; None when nobody knows."""
     untabled_seconds: float
-    """For how long there are samples of it, but nobody knows any more which processes were on it."""
+    """For how long there are samples of it, but nobody knows which processes were on it."""
     is_shared: bool
     """Whether others held it at the same time."""
     use: str | None

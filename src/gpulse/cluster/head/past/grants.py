@@ -47,7 +47,7 @@ def grants(events: Iterable[StoredEvent], job: str, now: float) -> list[Grant]:
     was over by then.
 
     Args:
-        events: Of `KINDS`, in the order of time; those of other jobs do no harm.
+        events: Of jobs, their ends and the starts of agents, in the order of time; those of other jobs do no harm.
         job: Its name.
         now: Epoch seconds.
     """
@@ -65,7 +65,8 @@ def grants(events: Iterable[StoredEvent], job: str, now: float) -> list[Grant]:
             grant, over = _followed(grant, started.pop(event.node, None), event.time)
             done += over
             if event.kind == JOB:
-                held[event.node] = _told(grant or Grant(event.node, event.time, None), event)
+                held[event.node], over = _told(grant or Grant(event.node, event.time, None), event)
+                done += over
             elif grant is not None:
                 done.append(grant._replace(end=event.time))
     for node, last in held.items():
@@ -81,6 +82,15 @@ def _followed(grant: Grant | None, started: float | None, heard: float) -> tuple
     return None, [grant._replace(end=max(started, grant.start))]
 
 
-def _told(grant: Grant, event: StoredEvent) -> Grant:
+def _told(grant: Grant, event: StoredEvent) -> tuple[Grant, list[Grant]]:
+    """A grant with the GPUs that were told, and what is over if these are others than before.
+
+    What is told first holds from the beginning: it takes an agent a while to find out.
+    """
     job = read_job(event)
-    return grant if job is None else grant._replace(gpus=grant.gpus | set(job.gpus))
+    gpus = frozenset() if job is None else frozenset(job.gpus)
+    if not gpus or gpus == grant.gpus:
+        return grant, []
+    if not grant.gpus:
+        return grant._replace(gpus=gpus), []
+    return Grant(event.node or grant.node, event.time, None, gpus), [grant._replace(end=event.time)]

@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpulse.cluster.api.interface import Document, JobKind
 from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past import chart, efficiency, findings, report, verdicts
+from gpulse.cluster.head.past import chart, efficiency, findings, presence, report, verdicts
 from gpulse.cluster.head.past.efficiency import GpuKey, GpuUse
 from gpulse.cluster.head.past.missing import Missing, missing
 from gpulse.cluster.head.past.people import Key, People
-from gpulse.cluster.head.past.report import Found
 from gpulse.cluster.head.past.subject import Subject, key_of
+from gpulse.cluster.head.past.uses import Found, Occupied, uses_of, wanted_of
 from gpulse.cluster.head.past.whose import Choose, Finder
 from gpulse.model.harvest import is_harvested
+from gpulse.model.packing import SLOW_SECONDS
 from gpulse.store.base import HeadStore, Share, Steps
+from gpulse.store.left_out import noticing
 
 _MOST_POINTS, _FEWEST_POINTS = 1500, 60
 _MOST_CELLS = 250_000
@@ -23,6 +25,9 @@ _MOST_CELLS = 250_000
 _KNOWN_BEFORE_SECONDS = 120.0
 _TOLD_SECONDS = 30.0
 _MOST_TELLINGS, _MOST_TOLD_STEPS = 6000, 600
+
+
+_METRICS = tuple(dict.fromkeys((*efficiency.METRICS, *presence.WORK_METRICS)))
 
 
 class Jobs:
@@ -48,7 +53,7 @@ class Jobs:
         self._store = store
         self._register = register
         self._node_ids = node_ids
-        self._finder = Finder(store, choose)
+        self._finder = Finder(store, choose, interval_seconds)
         self._interval_seconds = interval_seconds
 
     async def job(
@@ -79,11 +84,14 @@ class Jobs:
         nodes = self._node_ids([] if node is None else [node])
 
         def ask() -> Document:
-            subject = self._finder.find(job, kind, nodes=nodes, window=(start, end), now=now)
-            found = self._looked_up(subject)
-            gaps = self._missing(found)
-            uses = report.uses(found, gaps)
-            return report.document(found, uses, gaps, self._findings(found, uses), points)
+            with noticing() as incomplete:
+                subject = self._finder.find(job, kind, nodes=nodes, window=(start, end), now=now)
+                found = self._looked_up(subject)
+                gaps = self._missing(found)
+                uses = uses_of(found, gaps)
+                findings = self._findings(found, uses)
+            found.incomplete = incomplete
+            return report.document(found, uses, gaps, findings, points)
 
         return await asyncio.to_thread(ask)
 
@@ -92,16 +100,62 @@ class Jobs:
         names = {number: node.name for number, node in self._register.by_id.items()}
         shares: dict[GpuKey, list[Share]] = {}
         if start < end:
-            first, last = subject.minutes
-            for share in self._store.shares(start=first, end=last):
+            for share in self._store.shares(start=start, end=end):
                 if share.node in names:
                     shares.setdefault((share.node, share.uuid), []).append(share)
         people = self._people(subject, shares)
         gpus = {(gpu.node, gpu.uuid): gpu for gpu in self._store.gpus()}
-        wanted = [key for key in report.wanted(subject, shares, people, gpus) if key[0] in names]
+        wanted = [key for key in wanted_of(subject, shares, people, gpus) if key[0] in names]
         moments = self._grid(start, end, len(wanted))
         steps = self._steps(wanted, moments, start, end)
-        return Found(subject, names, shares, people, self._harvested(), gpus, moments, steps)
+        occupied = self._occupied(subject, moments, steps, shares, people)
+        return Found(subject, names, shares, people, self._harvested(), gpus, moments, steps, occupied)
+
+    def _occupied(
+        self,
+        subject: Subject,
+        moments: chart.Grid,
+        steps: Mapping[GpuKey, Sequence[Steps]],
+        shares: Mapping[GpuKey, Sequence[Share]],
+        people: People,
+    ) -> dict[GpuKey, Occupied]:
+        """Who was on each GPU when."""
+        asked: list[Steps] = []
+        if moments.count and steps:
+            asked = self._store.steps(
+                "process",
+                presence.HELD_METRICS,
+                start=subject.start,
+                end=subject.end,
+                step=moments.step,
+                nodes={node for node, _ in steps},
+                gpus={uuid for _, uuid in steps},
+            )
+        there, keys = presence.by_process(asked), subject.keys
+        found = {}
+        for key, own in steps.items():
+            known = there.get(key, {})
+            sides: tuple[list[Share], list[Share]] = [], []
+            for share in shares.get(key, ()):
+                if share.pid is not None:
+                    is_own = subject.kind == "session" or people.of(share).key in keys
+                    sides[not is_own].append(share)
+            pids, others = ({share.pid for share in side} for side in sides)
+            lives = subject.lives(key[0])
+
+            def alive(pid: int) -> presence.Spans | None:
+                return None if pid in pids and pid not in others else lives(pid)  # noqa: B023  it is asked at once
+
+            pace = presence.pace_of(own, moments.step, self._interval_seconds())
+            held = presence.occupancy(known, moments.step, pace, alive, subject.within)
+            mine, theirs = ([_stretch(share) for share in side if share.pid not in known] for side in sides)
+            held = held._replace(
+                own=subject.within([*held.own, *mine]),
+                others=subject.within([*held.others, *theirs]),
+                is_sm_known=held.is_sm_known and not mine,
+            )
+            found[key] = Occupied(held, pace)
+        return found
 
     def _people(self, subject: Subject, shares: Mapping[GpuKey, Sequence[Share]]) -> People:
         """Whose the processes are that can be the subject's, by their pids."""
@@ -135,7 +189,7 @@ class Jobs:
             return found
         asked = self._store.steps(
             "gpu",
-            efficiency.METRICS,
+            _METRICS,
             start=start,
             end=end,
             step=moments.step,
@@ -178,3 +232,8 @@ class Jobs:
         pids = None if subject.kind == "session" else verdicts.pids_by_node(found.keys)
         whole = verdicts.of_the_whole(uses, subject.start, subject.end)
         return verdicts.ranked([*whole, *verdicts.gathered(spans, names, labels, pids, subject.end)])
+
+
+def _stretch(share: Share) -> tuple[float, float]:
+    """From when to when a process was on a GPU of whose samples nothing more is known."""
+    return share.first or 0.0, (share.last or 0.0) + SLOW_SECONDS

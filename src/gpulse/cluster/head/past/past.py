@@ -12,6 +12,7 @@ from gpulse.cluster.head.past import chart, processes, usage
 from gpulse.cluster.head.past.people import People
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.store.base import HeadStore, Series, Share, Statistic, Steps, StoredGpu
+from gpulse.store.left_out import noticing
 
 _DEFAULT_QUERY_SECONDS = 600.0
 _MOST_POINTS = 1_000_000
@@ -99,7 +100,7 @@ class Past:
             "to": end,
             "step": step,
             "statistic": statistic if step is not None else None,
-            **await asyncio.to_thread(ask),
+            **await _told(ask),
         }
 
     async def history(
@@ -123,9 +124,9 @@ class Past:
         points = max(_FEWEST_POINTS, min(points, _MOST_NUMBERS // expected))
         moments = chart.grid(start, end, points, chart.pace_of(scope, self._interval_seconds()))
 
-        def ask() -> list[Document]:
+        def ask() -> Document:
             if not moments.count:
-                return []
+                return {"series": []}
             found = self._store.steps(
                 scope,
                 metrics,
@@ -140,7 +141,7 @@ class Past:
                 raise RefusedError(
                     400, f"that is {len(found):,} series", hint="name nodes, or ask for fewer metrics"
                 )
-            return self._charted(scope, found, moments, spread=spread)
+            return {"series": self._charted(scope, found, moments, spread=spread)}
 
         return {
             "scope": scope,
@@ -148,7 +149,7 @@ class Past:
             "to": end,
             "step": moments.step,
             "times": moments.times(),
-            "series": await asyncio.to_thread(ask),
+            **await _told(ask),
         }
 
     def _expected(self, scope: Scope, nodes: set[int] | None, uuids: set[str] | None) -> int:
@@ -215,7 +216,7 @@ class Past:
                 ],
             }
 
-        return {"from": start, "to": end, **await asyncio.to_thread(ask)}
+        return {"from": start, "to": end, **await _told(ask)}
 
     async def usage(
         self, *, start: float | None, end: float, by: Grouping, nodes: Sequence[str], users: Sequence[str]
@@ -247,7 +248,7 @@ class Past:
             "to": end,
             "step": usage.STEP_SECONDS,
             "by": by,
-            **await asyncio.to_thread(ask),
+            **await _told(ask),
         }
 
     def _people(
@@ -312,3 +313,13 @@ class Past:
                 raise RefusedError(404, f"there is no node {name[:100]!r}", hint="/clients lists them")
             found.add(node.id)
         return found
+
+
+async def _told(ask: Callable[[], Document]) -> Document:
+    """The answer of a store, from a thread of its own, and what had to be left out of it."""
+
+    def answer() -> Document:
+        with noticing() as incomplete:
+            return {**ask(), "incomplete": incomplete}
+
+    return await asyncio.to_thread(answer)

@@ -23,9 +23,15 @@ HELD_METRICS = ("gpu_memory_bytes", "sm_ratio")
 """One of them is known of a process that is on a GPU."""
 WORK_METRICS = ("gpu_utilization_ratio", "graphics_active_ratio", "sm_active_ratio")
 """What says how busy a GPU is, the best first."""
-_LONGEST_SECONDS = 60.0
+_LONGEST_SECONDS, _SLOWEST_SECONDS = 60.0, 3600.0
+"""Samples are not further apart than the one, unless most of them are, and never than the other."""
+_ENOUGH = 10
 _MISSED = 2.5
 """A process that is seen again after no more than so many samples was there in between."""
+
+
+_LATE = 1.5
+"""A sample stands for so many times as long as samples are apart until the next."""
 
 
 class Pace(NamedTuple):
@@ -66,7 +72,9 @@ def pace_of(steps: Sequence[Steps], step: float, interval_seconds: float) -> Pac
     apart = np.diff(most.times) / counts[:-1]
     before = np.concatenate((apart[:1], apart)) if len(apart) else np.full(1, step) / counts
     after = np.concatenate((apart, apart[-1:])) if len(apart) else before
-    longest = max(_LONGEST_SECONDS, 1.5 * interval_seconds)
+    longest = max(_LONGEST_SECONDS, _LATE * interval_seconds)
+    if len(apart) >= _ENOUGH:
+        longest = max(longest, min(_SLOWEST_SECONDS, _LATE * float(np.median(apart))))
     return Pace(most.times, np.clip(np.minimum(before, after), SLOW_SECONDS, longest))
 
 
@@ -105,6 +113,17 @@ def within(times: NDArray[np.float64], step: float, spans: Spans) -> NDArray[np.
             np.minimum(times[part] + step, last) - np.maximum(times[part], first), 0.0, None
         )
     return found
+
+
+def sampled(steps: Sequence[Steps], step: float, pace: Pace, during: tuple[float, float]) -> float:
+    """For how long there are samples of a GPU, each of which stands for a minute at most."""
+    if not steps:
+        return 0.0
+    most = max(steps, key=lambda one: len(one.times))
+    seconds = within(most.times, step, [during])
+    if most.counts is not None:
+        seconds = np.minimum(seconds, most.counts * np.minimum(pace.at(most.times), STEP_SECONDS))
+    return float(seconds.sum())
 
 
 def overlap(one: Spans, other: Spans) -> list[tuple[float, float]]:
@@ -155,24 +174,24 @@ class Work(NamedTuple):
     idle: float = 0.0
     """For how much of it neither it nor, beside others, they did anything."""
     energy: float | None = None
-    powered: float = 0.0
-    """For how long its power is known."""
 
 
-def work(steps: Sequence[Steps], moments: Grid, held: Occupancy) -> Work:
+def work(steps: Sequence[Steps], moments: Grid, held: Occupancy, pace: Pace) -> Work:
     """What a GPU did while somebody was on it, minute by minute or in longer steps.
 
     Args:
         steps: Of the GPU.
         moments: Their grid.
         held: Who was on it.
+        pace: How far apart its samples are.
     """
     seconds = length(held.own)
     if not moments.count or not held.own:
         return Work(seconds)
     times = np.array(moments.times())
     weights = within(times, moments.step, held.own)
-    rows = {one.metric: row(one, moments) for one in steps}
+    reach = pace.at(times)
+    rows = {one.metric: _filled(row(one, moments), moments.step, reach) for one in steps}
     used = np.full(moments.count, np.nan)
     for metric in WORK_METRICS:
         used = np.where(np.isnan(used), rows.get(metric, used), used)
@@ -187,7 +206,7 @@ def work(steps: Sequence[Steps], moments: Grid, held: Occupancy) -> Work:
     is_idle = (held_known > 0) & (worked <= IDLE_RATIO * held_known)
     if held.is_sm_known and held.others:
         beside = _sums(groups, within(times, moments.step, held.others))
-        own = _sums(groups, _sm(held, moments) * known)
+        own = _sums(groups, _sm(held, moments, reach) * known)
         is_idle |= (held_known > 0) & (beside > SLOW_SECONDS) & (own <= IDLE_RATIO * held_known)
     return Work(
         seconds,
@@ -195,21 +214,23 @@ def work(steps: Sequence[Steps], moments: Grid, held: Occupancy) -> Work:
         float(busy.sum()),
         float(held_known[is_idle].sum()),
         energy,
-        float(powered.sum()),
     )
 
 
-def _sm(held: Occupancy, moments: Grid) -> NDArray[np.float64]:
-    """How much all of the subject's processes used; what lies between two samples is as it was."""
+def _sm(held: Occupancy, moments: Grid, reach: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much all of the subject's processes used."""
     total = np.zeros(moments.count)
-    several = max(1, int(SLOW_SECONDS // moments.step))
     for one in held.sm:
-        values = row(one, moments)
-        for _ in range(several - 1):
-            shifted = np.concatenate(([np.nan], values[:-1]))
-            values = np.where(np.isnan(values), shifted, values)
-        total += np.nan_to_num(values)
+        total += np.nan_to_num(_filled(row(one, moments), moments.step, _MISSED * reach))
     return total
+
+
+def _filled(values: NDArray[np.float64], step: float, reach: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values of steps that are shorter than samples are apart: each holds until the next, for a while."""
+    places = np.arange(len(values))
+    last = np.maximum.accumulate(np.where(np.isnan(values), -1, places))
+    is_near = (last >= 0) & ((places - last) * step < _LATE * reach)
+    return np.where(is_near, values[last], np.nan)
 
 
 def row(steps: Steps, moments: Grid) -> NDArray[np.float64]:
@@ -222,7 +243,7 @@ def row(steps: Steps, moments: Grid) -> NDArray[np.float64]:
 
 
 def _sums(groups: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.bincount(groups, weights=values)
+    return np.bincount(groups, weights=values).astype(np.float64)
 
 
 def by_process(steps: Iterable[Steps]) -> dict[tuple[int, str], dict[int, list[Steps]]]:

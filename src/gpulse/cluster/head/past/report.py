@@ -3,126 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head import describe
-from gpulse.cluster.head.past import chart, efficiency, series, usage
+from gpulse.cluster.head.past import efficiency, series, usage
 from gpulse.cluster.head.past.efficiency import GpuKey, GpuUse
 from gpulse.cluster.head.past.missing import Missing, seconds_of
-from gpulse.cluster.head.past.people import Key, People, Person, owner_of, text
+from gpulse.cluster.head.past.people import owner_of, text
+from gpulse.cluster.head.past.presence import Work
 from gpulse.cluster.head.past.subject import Subject
-from gpulse.cluster.head.past.usage import Tally
-from gpulse.model.packing import SLOW_SECONDS
+from gpulse.cluster.head.past.usage import STEP_SECONDS, Tally
+from gpulse.cluster.head.past.uses import LACKING_RATIO, Found
 from gpulse.model.units import duration
-from gpulse.store.base import Share, Steps, StoredGpu
 
 _MOST_GPUS = 4096
 _MOST_GAPS = 100
 _MOST_NAMED = 6
-
-
-class Found:
-    """What a store says about a subject."""
-
-    def __init__(
-        self,
-        subject: Subject,
-        names: Mapping[int, str],
-        shares: Mapping[GpuKey, Sequence[Share]],
-        people: People,
-        harvested: Collection[Key],
-        gpus: Mapping[GpuKey, StoredGpu],
-        moments: chart.Grid,
-        steps: Mapping[GpuKey, Sequence[Steps]],
-    ) -> None:
-        """Keep it together.
-
-        Args:
-            subject: What the report is about.
-            names: The nodes'.
-            shares: Everybody's, by GPU.
-            people: Whose its own processes are.
-            harvested: Processes of harvests.
-            gpus: All there are.
-            moments: The grid of the steps.
-            steps: Of the subject's GPUs, by GPU.
-        """
-        self.subject = subject
-        self.names = names
-        self.shares = shares
-        self.people = people
-        self.harvested = harvested
-        self.gpus = gpus
-        self.moments = moments
-        self.steps = steps
-
-    @cached_property
-    def keys(self) -> set[Key]:
-        """What the subject's own processes are known by."""
-        return self.subject.keys
-
-    def is_own(self, person: Person) -> bool:
-        """Whether a process belongs to the subject; everybody's does to a session."""
-        return self.subject.kind == "session" or person.key in self.keys
-
-
-def wanted(
-    subject: Subject,
-    shares: Mapping[GpuKey, Sequence[Share]],
-    people: People,
-    gpus: Mapping[GpuKey, StoredGpu],
-) -> list[GpuKey]:
-    """The GPUs that a report is about, by node and index."""
-    keys = subject.keys
-    found = {(gpu.node, gpu.uuid) for gpu in subject.gpus}
-    found |= {(grant.node, uuid) for grant in subject.grants for uuid in grant.gpus}
-    if subject.kind != "session":
-        found |= {
-            key
-            for key, some in shares.items()
-            if any(share.pid is not None and people.of(share).key in keys for share in some)
-        }
-    return sorted(found, key=lambda key: (key[0], _place(gpus.get(key)), key[1]))
-
-
-def _place(gpu: StoredGpu | None) -> tuple[int, ...]:
-    return (1 << 30,) if gpu is None else tuple(map(int, gpu.label.split(":")))
-
-
-def uses(found: Found, gaps: Sequence[Missing]) -> list[GpuUse]:
-    """What the subject had of each of its GPUs, other than when nothing is known."""
-    return [_use(found, key, [gap for gap in gaps if gap.node == key[0]]) for key in found.steps]
-
-
-def _use(found: Found, key: GpuKey, gaps: Sequence[Missing]) -> GpuUse:
-    subject, tally, others = found.subject, Tally(), False
-    held: list[tuple[float, float | None]] = []
-    for share in found.shares.get(key, ()):
-        if share.pid is None:
-            continue
-        person = found.people.of(share)
-        if found.is_own(person):
-            tally.add(share, person)
-            held.append((share.first or 0.0, (share.last or 0.0) + SLOW_SECONDS))
-        else:
-            others = True
-    granted = subject.within(
-        (grant.start, grant.end) for grant in subject.grants if grant.node == key[0] and key[1] in grant.gpus
-    )
-    is_held = bool(held) and subject.kind != "session"
-    during = subject.within(held) if is_held else granted or subject.spans(key[0])
-    figures = {
-        steps.metric: figure
-        for steps in found.steps[key]
-        if (figure := efficiency.figure(steps, found.moments, during)) is not None
-    }
-    seconds = sum(last - first for first, last in granted) if granted else None
-    unseen = sum(
-        max(0.0, min(last, gap.end) - max(first, gap.start)) for first, last in granted for gap in gaps
-    )
-    return GpuUse(key, found.gpus.get(key), tally, figures, seconds, unseen, others)
 
 
 def document(
@@ -137,13 +34,13 @@ def document(
         findings: What was wrong.
         points: The most steps of what is told over time; 0 for none of it.
     """
-    subject, told, whole = found.subject, found.subject.told, _whole(found, uses)
+    subject, told, whole = found.subject, found.subject.told, _whole(uses)
     worked = _worked(uses)
     everybody = [share for some in found.shares.values() for share in some]
     return {
         "job": subject.name,
         "kind": subject.kind,
-        "state": "running" if subject.is_running else "ended",
+        "state": subject.state,
         "name": told.get("name"),
         "array": told.get("array"),
         "user": told.get("user") or _user(found),
@@ -152,6 +49,7 @@ def document(
         "program": None if subject.kind == "session" else whole.program,
         "from": subject.start,
         "to": subject.end,
+        "to_now": subject.is_now,
         "step": found.moments.step,
         "nodes": sorted(found.names[node] for node in subject.nodes if node in found.names),
         "gpus": len(uses),
@@ -159,7 +57,7 @@ def document(
         "allocated_seconds": _sum(use.granted_seconds for use in uses),
         "unused_seconds": _sum(use.unused_seconds for use in uses),
         "untouched_gpus": _untouched(subject, uses),
-        **efficiency.added(whole),
+        **efficiency.had(whole, (use.held for use in uses)),
         "metrics": {
             metric: figure.document(metric)
             for metric, figure in efficiency.together(use.figures for use in worked).items()
@@ -181,13 +79,11 @@ def document(
     }
 
 
-def _whole(found: Found, uses: Sequence[GpuUse]) -> Tally:
+def _whole(uses: Sequence[GpuUse]) -> Tally:
     """What the subject's processes had of all GPUs together."""
     whole = Tally()
     for use in uses:
-        for share in found.shares.get(use.key, ()):
-            if share.pid is not None and found.is_own(person := found.people.of(share)):
-                whole.add(share, person)
+        whole.include(use.tally)
     return whole
 
 
@@ -230,6 +126,7 @@ def _labels(found: Found) -> dict[GpuKey, Document]:
 def _untold(found: Found, uses: Sequence[GpuUse], gaps: Sequence[Missing]) -> Iterator[str]:
     """What the report does not know, in words."""
     subject = found.subject
+    yield from subject.untold
     if not uses:
         yield "no GPU of it was ever seen"
     if subject.kind == "job" and uses and not any(use.granted_seconds is not None for use in uses):
@@ -237,18 +134,38 @@ def _untold(found: Found, uses: Sequence[GpuUse], gaps: Sequence[Missing]) -> It
     for use in uses:
         if use.use == "unattributed":
             yield f"{_name(found, use)} was busy, but no process of the job was seen on it"
-    unknown = [use for use in uses if use.tally.processes and not use.tally.known]
+    untabled = [use for use in uses if use.untabled_seconds]
+    if untabled:
+        most = duration(max(use.untabled_seconds for use in untabled))
+        yield (
+            f"which processes were on GPUs is not known for {most}, and what they had then is in no figure of: "
+            f"{_named(found, untabled)}"
+        )
+    unknown = [use for use in uses if use.tally.processes and not use.held.known]
     if unknown:
         yield f"how busy they were is not known of: {_named(found, unknown)}"
+    partly = [use for use in uses if use.held.known and _lacks(use.held)]
+    if partly:
+        known, held = sum(use.held.known for use in partly), sum(use.held.seconds for use in partly)
+        yield f"how busy they were is known for {100 * known / held:.0f}% of the time only of: {_named(found, partly)}"
     shared = [use for use in uses if use.is_shared and use.tally.processes]
     if shared and subject.kind != "session":
         yield f"others held some at the same time, and their work is in the means of: {_named(found, shared)}"
+    yield from found.incomplete
+    slow = [use for use in shared if found.occupied[use.key].pace.usual > STEP_SECONDS]
+    if slow:
+        yield f"samples are more than a minute apart, and GPU time of what was shared is too short of: {_named(found, slow)}"
     for node in sorted({gap.node for gap in gaps}):
         own = [gap for gap in gaps if gap.node == node]
         yield (
             f"nothing is known of {found.names[node]} for {duration(sum(gap.seconds for gap in own))}"
             f" between {describe.iso(own[0].start)} and {describe.iso(own[-1].end)}"
         )
+
+
+def _lacks(work: Work) -> bool:
+    """Whether it is not known for some of its time how busy a GPU was."""
+    return work.seconds - work.known > max(STEP_SECONDS, LACKING_RATIO * work.seconds)
 
 
 def _name(found: Found, use: GpuUse) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gpulse.cluster.api.interface import JobKind
@@ -14,6 +14,10 @@ JobState = Literal["running", "ended", "lost"]
 """Lost is what was not over when its nodes were heard of last."""
 Window = tuple[float | None, float | None]
 """From when on and until when something is asked for, in epoch seconds; None for no bound."""
+
+
+_SLACK_SECONDS = 60.0
+"""A process is seen on a GPU a little before or after the book knows it."""
 
 
 class Subject(NamedTuple):
@@ -55,6 +59,17 @@ class Subject(NamedTuple):
         found = [(grant.start, grant.end) for grant in self.grants if grant.node == node]
         found += [(one.first_seen, one.ended) for one in self.processes if one.node == node]
         return self.within(found)
+
+    def lives(self, node: int) -> Callable[[int], list[tuple[float, float]] | None]:
+        """Tells when a process of a node with some pid was its own; None for always, as in a session."""
+        by_pid: dict[int, list[tuple[float, float | None]]] = {}
+        for one in self.processes:
+            if one.node == node:
+                last = None if one.ended is None else one.ended + _SLACK_SECONDS
+                by_pid.setdefault(one.pid, []).append((one.first_seen - _SLACK_SECONDS, last))
+        if self.kind == "session":
+            return lambda _: None
+        return lambda pid: self.within(by_pid.get(pid, ()))
 
     def within(self, spans: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
         """Stretches of its time in order, those that meet as one."""

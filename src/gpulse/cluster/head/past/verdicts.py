@@ -13,7 +13,7 @@ from gpulse.model.finding import SEVERITIES, Advice
 
 MOST = 200
 _IDLE_SHARE = 0.25
-"""From this share of held time on it is worth saying that GPUs did nothing."""
+"""From this share of the time held on it is worth saying that GPUs did nothing."""
 _WASTE_SECONDS = 600.0
 """Less idle time than that is a start or an end."""
 
@@ -78,15 +78,15 @@ def of_the_whole(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[D
             "high" if 2 * len(untouched) >= len(granted) else "medium",
             f"{len(untouched)} of {len(granted)} allocated GPUs were never touched, {lost / 3600:.1f} GPU-hours",
             Advice(
-                f"ask for {len(granted) - len(untouched)} GPUs, or let the program use all of them",
+                _fewer(len(granted) - len(untouched)),
                 "no process of the job was ever seen on them, and they did nothing",
                 "gpulse job JOB lists them as untouched",
             ),
             (start, end),
             lost / max(1.0, sum(use.granted_seconds or 0.0 for use in granted)),
         )
-    held = sum(use.tally.known for use in uses)
-    idle = sum(use.tally.idle for use in uses)
+    held = sum(use.held.known for use in uses)
+    idle = sum(use.held.idle for use in uses)
     if held and idle >= _IDLE_SHARE * held and idle >= _WASTE_SECONDS:
         yield _finding(
             "gpus_held_idle",
@@ -94,12 +94,19 @@ def of_the_whole(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[D
             f"GPUs were held but did nothing for {100 * idle / held:.0f}% of the time, {idle / 3600:.1f} GPU-hours",
             Advice(
                 "end the program when its work is done, and prepare data before GPUs are asked for",
-                "in these minutes the job had the GPUs, and no kernel ran on them",
+                "in these minutes the job had the GPUs, and no kernel of it ran on them",
                 "the idle column says which GPUs, the page's map says when",
             ),
             (start, end),
             idle / held,
         )
+
+
+def _fewer(needed: int) -> str:
+    """What to do about GPUs that nobody needs."""
+    if not needed:
+        return "ask for GPUs only where the program uses them, and see whether it finds them"
+    return f"ask for {needed} {'GPU' if needed == 1 else 'GPUs'}, or let the program use all of them"
 
 
 def _finding(

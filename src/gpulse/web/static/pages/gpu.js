@@ -4,7 +4,7 @@ import { gpuState, HARVEST_WORDS, HARVESTED, lastHeard } from "../core/fleet.js"
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { findingLine, HistoryPage, processTable, stat, stateMark, unknownNote, staleNote } from "../parts/chart-page.js";
-import { facts, jobHref, processBars, processLabel, XIDS } from "../parts/timeline-data.js";
+import { facts, jobHref, processBars, processLabel, processNote, XIDS } from "../parts/timeline-data.js";
 
 const HOPPER = "needs a Hopper GPU or later, and a driver that lets gpulse read its performance counters";
 const FIRST = [
@@ -150,7 +150,7 @@ function lanes(page, name, label) {
   const processes = {
     key: "processes", label: "Processes", kind: "process", empty: page.processes ? "nobody held it in this time" : "…",
     items: processBars(page.processes?.processes ?? [], { node: name, gpu: label, now: page.board.view.to }),
-    note: page.processes?.truncated ? "Not all processes are shown: choose a shorter time." : null,
+    note: processNote(page.processes),
   };
   return [processes, ...page.eventLanes({ about, gpu: label })];
 }

@@ -6,7 +6,7 @@ import { href } from "../core/router.js";
 import { MOST_LINES } from "../parts/chart-lines.js";
 import { findingsNow, HistoryPage, stat, stateMark, unknownNote, staleNote } from "../parts/chart-page.js";
 import { severityMark } from "../parts/findings.js";
-import { facts, jobHref, processBars, processLabel, XIDS } from "../parts/timeline-data.js";
+import { facts, jobHref, processBars, processLabel, processNote, XIDS } from "../parts/timeline-data.js";
 
 const MOST_LANES = 8;
 const gpuName = (series) => `GPU ${series.gpu ?? series.subject}`;
@@ -102,9 +102,8 @@ function lanes(page, name) {
     key: `gpu ${label}`, label: `GPU ${label}`, kind: "process", empty: "nobody", rows: 2,
     items: processBars(processes, { node: name, gpu: label, now: page.board.view.to }),
   }));
-  const note = page.processes?.truncated ? "Not all processes are shown: choose a shorter time." : null;
   const first = rows.length ? rows : [{ key: "gpus", label: "GPUs", kind: "process", empty: page.processes ? "nobody held a GPU in this time" : "…", items: [] }];
-  first[0].note = note;
+  first[0].note = processNote(page.processes);
   return [...first, ...page.eventLanes({ about: (_, node) => node === name, withPlace: true })];
 }
 

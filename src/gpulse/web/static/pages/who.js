@@ -203,6 +203,7 @@ class WhoPage {
         <div><dt><span class="key key-free" aria-hidden="true"></span>free</dt><dd>${gpuHours(free)} <span class="muted">${share(free, capacity)}</span></dd></div>
       </dl>
       ${proportion(busy, idle, harvested, capacity, "whole")}
+      ${(this.usage.incomplete ?? []).map((text) => html`<p class="muted">Not all is known: ${format.text(text)}.</p>`)}
     </div>`;
   }
 

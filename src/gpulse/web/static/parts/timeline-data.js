@@ -69,6 +69,13 @@ export function processBars(processes, { node = null, gpu = null, now }) {
   return bars;
 }
 
+/** What an answer about processes does not have, in words; null when it has everything. */
+export function processNote(answer) {
+  const cut = answer?.truncated ? ["Not all processes are shown: choose a shorter time."] : [];
+  const lacks = (answer?.incomplete ?? []).map((text) => `Not all is known: ${format.text(text)}.`);
+  return [...cut, ...lacks].join(" ") || null;
+}
+
 /** Until when a process held a GPU: until now where it still does. */
 export function heldUntil(process, held, now) {
   return process.ended === null && held.to > now - STILL_SECONDS ? Math.max(held.to, now) : held.to;

@@ -1,0 +1,111 @@
+"""What answers lack is told beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulse.cluster.api.interface import Document
+from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.membership import Register
+from gpulse.cluster.head.past.past import Past
+from gpulse.errors import DiskError, GpulseError
+from gpulse.store.joined import JoinedStore
+from gpulse.store.left_out import left_out, noticing
+from tests.unit.past_lab import BEGIN, Held, Lab
+
+NOW = BEGIN + 1000.0
+GONE = DiskError("the file server is gone")
+
+
+class Silent:
+    """Somebody to ask who has nothing, or does not answer."""
+
+    def __init__(self) -> None:
+        self.error: GpulseError | None = None
+
+    def steps(self, *_: Any, **__: Any) -> list[Any]:
+        """Nothing, or an error."""
+        if self.error is not None:
+            raise self.error
+        return []
+
+    query = scan = holdings = shares = steps
+
+
+class Joined:
+    """A head that has a minute of a node, and asks others for the rest."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        lab = stack.enter_context(Lab(directory, ("0",)))
+        lab.add([lab.frame(second, Held(100)) for second in range(0, 60, 5)])
+        self.engine, self.tables, self.now = Silent(), Silent(), NOW
+        elsewhere: Any = self.engine, self.tables
+        store = JoinedStore(lab.archive, *elsewhere, now=lambda: self.now)
+        exports = Exports(store, str(directory), now=lambda: NOW)
+        register = Register(store.nodes().values())
+        self._past = Past(store, register, exports.gpus, lambda: 5.0)
+
+    async def answers(self) -> dict[str, Document]:
+        """To each question."""
+        span: dict[str, Any] = {"start": float(BEGIN), "end": NOW, "nodes": ()}
+        asked: dict[str, Any] = {**span, "gpus": ()}
+        chart: dict[str, Any] = {**asked, "points": 10, "spread": False}
+        point: dict[str, Any] = {**asked, "step": 60.0, "statistic": "mean"}
+        return {
+            "usage": await self._past.usage(by="user", users=(), **span),
+            "processes": await self._past.processes(users=(), jobs=(), **asked),
+            "process history": await self._past.history(metrics=["sm_ratio"], scope="process", **chart),
+            "history": await self._past.history(metrics=["power_watts"], scope="gpu", **chart),
+            "query": await self._past.query(metric="power_watts", scope="gpu", **point),
+        }
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[Joined]:
+    """One head, everybody answers."""
+    with ExitStack() as stack:
+        yield Joined(tmp_path, stack)
+
+
+async def lacking(joined: Joined) -> dict[str, list[str]]:
+    """What is missing from which answers."""
+    return {name: answer["incomplete"] for name, answer in (await joined.answers()).items()}
+
+
+async def test_answers_say_what_they_lack(joined: Joined) -> None:
+    """Also those for which nobody was asked since it is no use at the moment, and none any more afterwards."""
+    nothing = await lacking(joined)
+    assert [[]] * 5 == list(nothing.values())
+
+    joined.tables.error = GONE
+    told = ["a part is missing: the file server is gone"]
+    assert {**nothing, "usage": told, "processes": told, "process history": told} == await lacking(joined)
+
+    joined.engine.error, joined.tables.error = GONE, None
+    joined.now += 60.0
+    assert {**nothing, "history": told, "query": told} == await lacking(joined)
+
+    joined.engine.error = None
+    joined.now += 60.0
+    assert nothing == await lacking(joined)
+
+
+def test_each_thing_is_heard_once_by_whoever_asked() -> None:
+    """A text is no longer than people read, and what nobody listens to is forgotten."""
+    left_out("nobody hears it")
+    with noticing() as heard:
+        for _ in range(3):
+            left_out("a part")
+        with noticing() as inner:
+            left_out("another one")
+        left_out("x" * 1000)
+        for number in range(100):
+            left_out(str(number))
+
+    assert (["another one"], ["a part", f"{'x' * 299}…", "0"]) == (inner, heard[:3])
+    assert 20 == len(heard)

@@ -1,0 +1,84 @@
+"""What goes from a head's disk early because an engine has it, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpulse.store.history.sealer import Workshop
+from gpulse.store.history.sealing import Sealer
+from gpulse.store.remote.config import Engine
+from gpulse.store.remote.forwarder import Forwarder
+from tests.unit.past_lab import BEGIN, Held, Lab
+
+END = 6 * 3600
+KEPT: dict[str, Any] = {"keep_seconds": 3600.0, "limit_bytes": None, "book_seconds": 1e9}
+
+
+class Waiting(Forwarder):
+    """What waits for an engine that has got everything between two positions."""
+
+    def __init__(self, data_dir: str) -> None:
+        super().__init__(data_dir, Engine("http://127.0.0.1:1"), limit_bytes=1 << 30)
+        self.got = (0, 0)
+
+    @property
+    def begun(self) -> int:
+        """As it was when the engine was new."""
+        return self.got[0]
+
+    @property
+    def confirmed(self) -> int:
+        """As the engine says."""
+        return self.got[1]
+
+
+class SameProcess(Sealer):
+    """One that needs no process."""
+
+    def __init__(self, data_dir: str) -> None:
+        super().__init__(data_dir)
+        self._workshop = Workshop(data_dir)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._workshop.answer(request)
+
+    def _end(self) -> None:
+        self._workshop.close()
+
+
+def _oldest(lab: Lab) -> float:
+    """The first sample of a GPU that is on disk, in seconds after the beginning."""
+    (found,) = lab.archive.query("gpu", "power_watts", start=BEGIN, end=BEGIN + 1e6)
+    return float(found.times[0]) - BEGIN
+
+
+def test_samples_that_the_engine_did_not_get_stay(tmp_path: Path) -> None:
+    """However old they are; what it has got goes, and what processes did stays in both cases."""
+    with Lab(tmp_path, ("0",)) as lab:
+        lab.archive._sealer = SameProcess(lab.archive.directory)
+        forwarder = Waiting(lab.archive.directory)
+        lab.archive.forward_to(forwarder)
+        ends = []
+        for begin in range(0, END, 3600):
+            seconds = range(begin, begin + 3600, 300)
+            values: Any = {"0": {"power_watts": 300.0}}
+            lab.add([lab.frame(second, Held(100, sm=0.5), values=values) for second in seconds])
+            ends.append(lab.archive.accepted)
+            lab.archive.seal()
+        late = END + BEGIN + 1e6
+
+        assert [] == lab.archive.tidy(late, **KEPT)
+        assert 0.0 == _oldest(lab)
+        assert [ends[1], ends[3], ends[5]] == [segment.last for segment in lab.archive.segments]
+        before = lab.archive.shares(start=BEGIN, end=BEGIN + END)
+
+        for got in ((0, ends[1] - 1), (1, ends[1]), (ends[3], ends[5])):
+            forwarder.got = got
+            lab.archive.tidy(late, **KEPT)
+            assert 0.0 == _oldest(lab)
+
+        forwarder.got = 0, ends[1]
+        lab.archive.tidy(late, **KEPT)
+        assert 7200.0 == _oldest(lab)
+        assert before == lab.archive.shares(start=BEGIN, end=BEGIN + END)
