@@ -24,6 +24,7 @@ _QUICK_HEAD = {
     "gpulse.cluster.head.exchange:_LIFE_SECONDS": 1.0,
     "gpulse.cluster.head.courier:HANGING_SECONDS": 1.0,
     "gpulse.store.shared.tables:_REFRESH_SECONDS": 0.0,
+    "gpulse.store.coverage:_PRESENT_SECONDS": 2.0,
 }
 _STUCK = "0000aaaa-bbbb"
 
@@ -139,7 +140,7 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     window = began + 0.7, max(began + 6.0, time.time())  # processes are looked at every few seconds
     until(lambda: time.time() > window[1] and used(a, *window) > 8.0, "what processes used")
     seconds = used(a, *window)
-    until(lambda: used(b, *window) == pytest.approx(seconds, rel=0.05), "the same at both heads")
+    until(lambda: used(b, *window) == pytest.approx(seconds, rel=0.25), "the same at both heads")
     for head in (a, b):
         head.kill()
     for name in "ab":
@@ -148,7 +149,7 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     until(lambda: state(c, "run") == "finished", "the session at a new head")
     until(lambda: processes(c), "the processes at a new head")
     assert processes(c) == known
-    until(lambda: used(c, *window) == pytest.approx(seconds, rel=0.05), "what processes used at a new head")
+    until(lambda: used(c, *window) == pytest.approx(seconds, rel=0.25), "what processes used at a new head")
     starts = heads.told("agent_started")
     until(lambda: len(events(c, "agent_started")) == starts, "what happened at a new head, each of it once")
     assert c.end() == 0, c.text

@@ -345,3 +345,15 @@ def test_many_gpus_are_cut_off() -> None:
     rows = [gpu(number) for number in range(600)]
     assert "and 472 more" in shown(report(gpu_rows=rows, gpus=600))
     assert "and 88 more" in page(report(gpu_rows=rows, gpus=600))
+
+
+def test_moments_that_the_head_tells_in_words_are_local_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all others in the report."""
+    monkeypatch.setenv("TZ", "Etc/GMT-2")
+    time.tzset()
+    try:
+        text = shown(report(data_gaps=["nothing is known of n1 since 2027-01-15T08:19:55.000Z"]))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "nothing is known of n1 since 2027-01-15 10:19:55 UTC+02:00" in text

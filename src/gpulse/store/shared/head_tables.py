@@ -17,9 +17,12 @@ from gpulse.store.shared.life import Life, read_life
 _LATE_SECONDS = 5.0
 """Frames come so long after they were taken, at most."""
 _MINUTES = """
-SELECT node_id, epoch_us(time) AS minute, max(samples) AS samples FROM read_parquet(?) WHERE {condition}
-GROUP BY node_id, epoch_us(time)
+SELECT node_id, minute, max(samples) AS samples FROM (
+    SELECT node_id, subject, epoch_us(time) AS minute, sum(samples) AS samples FROM read_parquet(?)
+    WHERE {condition} GROUP BY node_id, subject, minute
+) GROUP BY node_id, minute
 """
+"""A minute may lie in several segments."""
 
 
 class HeadTables:
@@ -100,7 +103,7 @@ class HeadTables:
             rows = self.history.run(query, [self.history.paths(files), *bound], files)
             columns = (rows[name].tolist() for name in ("node_id", "minute", "samples"))
             for node, minute, samples in zip(*columns, strict=True):
-                found[here[node], minute] = samples
+                found[here[node], minute] = int(samples)
         return found
 
     def close(self) -> None:
