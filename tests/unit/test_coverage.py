@@ -80,7 +80,7 @@ def test_what_a_store_drops_while_it_runs_is_noticed() -> None:
 
 
 def test_what_is_thin_does_not_count_as_here() -> None:
-    """Whether it became so while this runs or earlier: the minutes that are left of it are not every sample."""
+    """Whether it became so while this runs or earlier: what is left of it are processes, and not every sample."""
 
     disk: Any = Disk(10 * DAY, 13 * DAY)
     began = 13 * DAY
@@ -94,6 +94,7 @@ def test_what_is_thin_does_not_count_as_here() -> None:
         one.learn(11 * DAY, 12 * DAY, began)
         holes = coverage.holes(11 * DAY, 12 * DAY, [1], began)
         assert [(11 * DAY, 11.5 * DAY + 60.0)] == [hole[:2] for hole in holes]
+        assert [] == coverage.holes(11 * DAY, 12 * DAY, [1], began, of_samples=False)
 
 
 def holes(coverage: Coverage, start: float, end: float, *nodes: int) -> list[tuple[float, float, list[int]]]:

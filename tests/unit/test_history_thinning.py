@@ -225,7 +225,7 @@ def test_what_is_not_ready_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -
     undivided = [file for file in segments[0].files if file.seconds != SHARES]
     assert segments[1:-1] == thinnable([segments[0]._replace(files=tuple(undivided)), *segments[1:]], **asked)
     assert [] == thinnable([one._replace(thinned=1) for one in segments], **asked)
-    assert segments[:2] == thinnable(segments, confirmed=segments[2].last - 1, **asked)
+    assert segments[1:2] == thinnable(segments, sent=(segments[0].first, segments[2].last - 1), **asked)
 
     monkeypatch.setattr(sealer, "_THIN_SECONDS", 0.0)
     assert [[one.name] for one in segments[:3]] == [thinned(store)["thinned"] for _ in range(3)]

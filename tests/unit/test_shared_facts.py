@@ -18,6 +18,7 @@ import pytest
 from gpulse.cluster.head import exchange, sharing
 from gpulse.cluster.head.membership import node_fact
 from gpulse.cluster.head.sessions import interrupted, stopped
+from gpulse.model.columns import layout_id
 from gpulse.store import archive
 from gpulse.store.base import HEARSAY
 from gpulse.store.book.book import Book
@@ -797,6 +798,7 @@ def gpus(head: TinyHead, node: int, time: float, via: str | None = None, **facts
     """A node tells a head of its GPU, or somebody else does."""
     (subject,) = gpu_layout((0, None)).subjects
     layout = gpu_layout((0, None))._replace(subjects=({**subject, "facts": facts},))
+    head.archive.layouts[layout_id(layout.to_json())] = layout
     for fact in layout_facts(layout, node, time):
         head.note(fact.pop("fact"), **fact, **({"via": via} if "layout" in fact else {}))
     head.commit()
@@ -824,6 +826,13 @@ def test_the_last_word_that_a_node_said_of_its_gpus_counts(make: Make) -> None:
     b.look()
     assert [("n1", {"limit": 3})] == known_gpus(a)
     assert [("n1", {"limit": 2})] == known_gpus(b)
+
+    gpus(a, 1, START + 50.0, limit=4)  # its clock is ahead
+    a.look()
+    b.look()
+    c.look()
+    assert [("n1", {"limit": 2})] == known_gpus(b)
+    assert [("n1", {"limit": 4})] == known_gpus(c)
 
 
 def test_hearsay_is_not_told_on_and_gives_way(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

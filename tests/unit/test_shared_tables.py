@@ -20,7 +20,7 @@ from gpulse.store.history import compaction
 from gpulse.store.history.sealer import Workshop
 from gpulse.store.history.segments import list_names
 from gpulse.store.left_out import noticing
-from gpulse.store.shared import copying, life, tables
+from gpulse.store.shared import copying, life, listing
 from gpulse.store.shared.copying import Copier, drop_tables
 from gpulse.store.shared.division import Part, Span, contested, divided
 from gpulse.store.shared.errands import Errands
@@ -193,12 +193,31 @@ def test_shares_are_those_of_all_heads_and_this_one(heads: Heads) -> None:
     assert [one.seen_seconds for one in wanted] == pytest.approx([one.seen_seconds for one in both])
 
 
+def test_a_minute_that_lies_in_several_segments_is_counted_whole(heads: Heads) -> None:
+    """A head that seals often has no less of it."""
+
+    first, second = heads.lab("a"), heads.lab("b")
+    for begin in range(0, 60, 20):
+        first.add(frames(first, range(begin, begin + 20, 5)))
+        heads.had(HEADS[0], first)
+    second.add(frames(second, range(25, 60, 5)))
+    asked: dict[str, Any] = {"start": float(BEGIN), "end": float(BEGIN + 60)}
+    with closing(SharedTables(str(heads.shared), second.archive.nodes, own=second.archive)) as store:
+        found = store.shares(**asked)
+
+    wanted = first.archive.shares(**asked)
+    assert [one.seconds for one in wanted] == pytest.approx([one.seconds for one in found])
+    assert [one.seconds for one in second.archive.shares(**asked)] != pytest.approx(
+        [one.seconds for one in found]
+    )
+
+
 def test_a_head_whose_tables_cannot_be_read_keeps_nobody_from_being_asked(
     heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left out, and told of until it can be."""
 
-    monkeypatch.setattr(tables, "_REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "_REFRESH_SECONDS", 0.0)
     lab = heads.lab("a")
     lab.add(frames(lab, range(0, 300, 5)))
     heads.had(HEADS[0], lab)
@@ -314,7 +333,7 @@ def test_a_copy_that_was_cut_off_is_made_anew(heads: Heads, monkeypatch: pytest.
     assert [] == store.shares(**asked)
 
     monkeypatch.undo()
-    monkeypatch.setattr(tables, "_REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "_REFRESH_SECONDS", 0.0)
     heads.had(HEADS[0], lab)
     assert 3 == len(store.shares(**asked))
     assert 1 == len(os.listdir(place))
@@ -335,7 +354,7 @@ def test_a_file_server_that_hangs_is_waited_for_once(heads: Heads, monkeypatch: 
         answers.wait(30.0)
         return listed(directory)
 
-    monkeypatch.setattr(tables, "head_ids", hanging)
+    monkeypatch.setattr(listing, "head_ids", hanging)
     store = heads.tables(patience_seconds=0.05)
     window: dict[str, Any] = {"start": float(BEGIN), "end": float(BEGIN + 300)}
     for _ in range(3):

@@ -53,7 +53,7 @@ class Coverage:
         """In the order in which they began to be seen; they may overlap."""
         self._open: dict[int, _Open] = {}
         self._learnt: dict[int, list[Span]] = {}
-        self._from = float("-inf")
+        self._from = self._samples_from = float("-inf")
 
     def saw(self, node: int, run: bytes, numbers: range, start: float, end: float) -> None:
         """Frames of a node came in and are on disk.
@@ -106,13 +106,28 @@ class Coverage:
         with self._lock:
             self._from = max(self._from, time)
 
-    def holes(self, start: float, end: float, nodes: Collection[int], now: float) -> list[Hole]:
+    def forget_samples_before(self, time: float) -> None:
+        """Of what was older only that is on disk which no engine takes."""
+        with self._lock:
+            self._samples_from = max(self._samples_from, time)
+
+    def holes(
+        self, start: float, end: float, nodes: Collection[int], now: float, *, of_samples: bool = True
+    ) -> list[Hole]:
         """What of `[start, end)` is not wholly here, in order; a few at most, so that some may be wider than need be.
 
         Two may overlap when they are of different nodes.
+
+        Args:
+            start: Epoch seconds.
+            end: Epoch seconds; not within any more.
+            nodes: Only these.
+            now: Epoch seconds.
+            of_samples: Of what an engine takes; else of the rest.
         """
         with self._lock:
-            missing = {node: self._missing(node, start, end, now) for node in nodes}
+            since = max(self._from, self._samples_from) if of_samples else self._from
+            missing = {node: self._missing(node, start, end, now, since) for node in nodes}
         found: dict[Span, set[int]] = {}
         for node, spans in missing.items():
             for span in _united(_in_minutes(span, start, end) for span in spans):
@@ -120,14 +135,14 @@ class Coverage:
         holes = [Hole(*span, frozenset(of)) for span, of in sorted(found.items())]
         return holes if len(holes) <= _MOST_HOLES else apart(holes)
 
-    def _missing(self, node: int, start: float, end: float, now: float) -> list[Span]:
+    def _missing(self, node: int, start: float, end: float, now: float, since: float) -> list[Span]:
         known = self._stretches.get(node, [])
         if known and known[-1].end > now - _PRESENT_SECONDS:
             known = [*known[:-1], Span(known[-1].start, float("inf"))]
         here = _united([*self._learnt.get(node, []), *known])
         missing, begin = [], start
         for span in here:
-            first, last = max(span.start, self._from), span.end
+            first, last = max(span.start, since), span.end
             if last <= max(begin, first) or first >= end:
                 continue
             if first > begin:

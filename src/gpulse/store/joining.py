@@ -262,7 +262,8 @@ class JoinedSamples:
         self._learner.learn(start, end, now)
         known = self._local.nodes()
         wanted = known if nodes is None else [node for node in nodes if node in known]
-        return self._coverage.holes(max(0.0, start), min(end, now + _AHEAD_SECONDS), wanted, now)
+        first, last = max(0.0, start), min(end, now + _AHEAD_SECONDS)
+        return self._coverage.holes(first, last, wanted, now, of_samples=scope in EXPOSED)
 
 
 def _widened(holes: Sequence[Hole], start: float, end: float, step: float | None) -> list[Hole]:

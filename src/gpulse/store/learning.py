@@ -72,9 +72,11 @@ class Learner:
             return
         kept = after[0].first if after else 0
         dropped = [segment.end for segment in before if segment.last < kept and segment.end is not None]
-        dropped += [segment.thinned for segment in after if segment.thinned is not None]
+        thinned = [segment.thinned for segment in after if segment.thinned is not None]
         if dropped:
             self._coverage.forget_before(max(dropped) / 1e6 + MINUTE)
+        if thinned:
+            self._coverage.forget_samples_before(max(thinned) / 1e6 + MINUTE)
         self._segments = after
 
     def _learn_day(self, day: int) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from gpulse.store.base import Steps, SummarySource
 from gpulse.store.history.rollup import MINUTE_US
+from gpulse.store.history.series import microseconds
 
 Minutes = Mapping[tuple[int, int], int]
 """By node and the microsecond at which a minute begins, how many samples of it there are."""
@@ -30,8 +34,30 @@ class Part(NamedTuple):
     nodes: frozenset[int]
 
 
+_PRESENT = ("gpu_utilization_ratio", "power_watts", "memory_used_bytes")
+"""One of them is known of every GPU that is there."""
 OWN = "own"
 """The head that asks: of two that have as much of a minute it is the one that answers."""
+
+
+def minutes_of(store: SummarySource, start: float, end: float, nodes: Collection[int] | None) -> Minutes:
+    """How many samples of GPUs a store has of each minute that a time touches."""
+    begin = microseconds(start) // MINUTE_US * MINUTE_US / 1e6
+    stop = -(-microseconds(end) // MINUTE_US) * MINUTE_US / 1e6
+    by_node: dict[int, list[Steps]] = {}
+    for steps in store.steps("gpu", _PRESENT, start=begin, end=stop, step=60.0, nodes=nodes):
+        by_node.setdefault(steps.key.node, []).append(steps)
+    found: dict[tuple[int, int], int] = {}
+    for node, every in by_node.items():
+        times = np.rint(np.concatenate([one.times for one in every]) * 1e6).astype(np.int64)
+        counts = [np.ones(len(one.times), np.int64) if one.counts is None else one.counts for one in every]
+        minutes, places = np.unique(times, return_inverse=True)
+        most = np.zeros(len(minutes), np.int64)
+        np.maximum.at(most, places, np.concatenate(counts))
+        found |= {
+            (node, minute): count for minute, count in zip(minutes.tolist(), most.tolist(), strict=True)
+        }
+    return found
 
 
 def spans_of(minutes: Minutes) -> list[Span]:

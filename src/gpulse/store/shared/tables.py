@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
 import numpy as np
 
-from gpulse.errors import GpulseError, UsageError
+from gpulse.errors import GpulseError
 from gpulse.model.metric import Scope
 from gpulse.store.base import (
     Holding,
@@ -24,23 +21,17 @@ from gpulse.store.base import (
     StoredNode,
     SummarySource,
 )
-from gpulse.store.disk import disk_errors
-from gpulse.store.history.rollup import MINUTE_US
 from gpulse.store.history.series import check_metrics, join_samples, microseconds
 from gpulse.store.history.thinning import SCOPES
 from gpulse.store.left_out import left_out
 from gpulse.store.merging import merged_holdings, merged_shares, merged_steps, series_of_steps, united_series
-from gpulse.store.shared.division import OWN, Minutes, Part, Span, contested, divided, spans_of
+from gpulse.store.shared.division import OWN, Minutes, Part, Span, contested, divided, minutes_of, spans_of
 from gpulse.store.shared.errands import Errands
 from gpulse.store.shared.head_tables import HeadTables
-from gpulse.store.shared.life import head_ids
+from gpulse.store.shared.listing import DamagedError, Listing, of_head
 from gpulse.store.trouble import Trouble
 
 PATIENCE_SECONDS = 20.0
-_REFRESH_SECONDS = 15.0
-_PRESENT = ("gpu_utilization_ratio", "power_watts", "memory_used_bytes")
-"""One of them is known of every GPU that is there."""
-
 
 _Piece = TypeVar("_Piece")
 
@@ -69,37 +60,20 @@ class SharedTables:
             own_id: Which of the heads this one is.
             patience_seconds: So long an answer of the file server is waited for.
         """
-        self._directory = directory
         self._nodes = nodes
         self._own = own
         self._own_id = own_id
         self._errands = Errands(f"the shared directory {directory}", patience_seconds=patience_seconds)
-        self._heads: dict[str, HeadTables] = {}
-        self._unlisted: list[GpulseError] = []
-        """Why tables of heads could not be looked at."""
-        self._unread: dict[str, GpulseError] = {}
-        """By head, why what it has cannot be read, although it is there."""
-        self._since: float | None = None
-        """When the first of that was."""
-        self._looked = float("-inf")
-        self._lock = threading.Lock()
+        self._listing = Listing(directory)
 
     @property
     def trouble(self) -> Trouble | None:
         """Why the tables of one of the heads cannot be read at the moment."""
-        failed = [*self._unlisted, *self._unread.values()]
-        if not failed:
-            self._since = None
-            return None
-        self._since = time.time() if self._since is None else self._since
-        return Trouble(self._since, failed[0].message, failed[0].hint)
+        return self._listing.trouble
 
     def close(self) -> None:
         """Let go of everything."""
-        with self._lock:
-            heads, self._heads = self._heads, {}
-        for tables in heads.values():
-            tables.close()
+        self._listing.close()
 
     def query(
         self,
@@ -220,7 +194,7 @@ class SharedTables:
         Raises:
             GpulseError: The shared directory does not answer, or something in it is damaged.
         """
-        own = None if self._own is None else _minutes_of(self._own, start, end, nodes)
+        own = None if self._own is None else minutes_of(self._own, start, end, nodes)
 
         def ask(tables: SummarySource, begin: float, stop: float, which: Collection[int]) -> list[Share]:
             return tables.shares(start=begin, end=stop, nodes=which)
@@ -259,12 +233,12 @@ class SharedTables:
         untold: list[float] = []
 
         def question() -> tuple[list[list[_Piece]], list[Part]]:
-            heads = self._look()
+            heads = self._listing.look()
             untold.extend(self._untold(heads, start, end))
             while True:
                 try:
                     return answered(heads)
-                except _DamagedError as error:  # the others have something to say, too
+                except DamagedError as error:  # the others have something to say, too
                     failed[error.head] = error.why
                     del heads[error.head]
 
@@ -276,20 +250,20 @@ class SharedTables:
             for head, begin, stop, which in parts:
                 if head != OWN:
                     numbers = [there[head][node] for node in which]
-                    with _of_head(head):
+                    with of_head(head):
                         asked = ask(heads[head].samples, begin / 1e6, stop / 1e6, numbers)
-                    self._unread.pop(head, None)
+                    self._listing.was_read(head)
                     found.append([named(piece, here[head]) for piece in asked])
             return found, [part for part in parts if part.head == OWN]
 
         if not wanted or start >= end:
             return []
         found, mine = self._errands.ask(question)
-        self._unread |= failed
-        for error in [*self._unlisted, *failed.values()]:
+        for error in self._listing.missing(failed):
             left_out(f"what a head shares is missing: {error.message}")
         if untold:
-            left_out(f"what processes did since {_moment(min(untold))} is not shared by all heads yet")
+            since = f"{datetime.fromtimestamp(min(untold), UTC):%Y-%m-%dT%H:%M:%SZ}"
+            left_out(f"what processes did since {since} is not shared by all heads yet")
         if self._own is not None:
             found += [ask(self._own, begin / 1e6, stop / 1e6, which) for _, begin, stop, which in mine]
         return found
@@ -317,7 +291,7 @@ class SharedTables:
         disputes = contested(spans)
         minutes: dict[str, Minutes] = {}
         for head in nodes if disputes else ():
-            with _of_head(head):
+            with of_head(head):
                 minutes[head] = heads[head].minutes(disputes, there[head])
         if own is not None:
             nodes[OWN], minutes[OWN] = own
@@ -336,7 +310,7 @@ class SharedTables:
         def question() -> list[tuple[int, int]]:
             return [
                 (file.start, file.end)
-                for tables in self._look().values()
+                for tables in self._listing.look().values()
                 for segment in tables.history.segments
                 for file in segment.samples
                 if file.scope == scope
@@ -347,73 +321,6 @@ class SharedTables:
             return end, end
         first, last = min(begin for begin, _ in found) / 1e6, max(stop for _, stop in found) / 1e6 + 1.0
         return max(start, first), min(end, last)
-
-    def _look(self) -> dict[str, HeadTables]:
-        """The heads' tables as they are by now; in the thread of a question."""
-        with self._lock:
-            if time.monotonic() - self._looked >= _REFRESH_SECONDS:
-                self._refresh()
-                self._looked = time.monotonic()
-            return dict(self._heads)
-
-    def _refresh(self) -> None:
-        with disk_errors(f"read the shared directory {self._directory}"):
-            heads = head_ids(self._directory)
-        failed: list[GpulseError] = []
-        for head in heads:
-            tables = self._heads.pop(head, None)
-            try:
-                tables = tables or HeadTables(self._directory, head)
-                tables.refresh()
-            except GpulseError as error:  # the others have something to say, too
-                failed.append(error)
-                if tables is not None:
-                    with suppress(GpulseError):
-                        tables.close()
-            else:
-                self._heads[head] = tables
-        self._unlisted = failed
-        for head in set(self._heads) - set(heads):
-            self._heads.pop(head).close()
-        for head in set(self._unread) - set(self._heads):
-            del self._unread[head]
-
-
-class _DamagedError(Exception):
-    """What one head shares cannot be read."""
-
-    def __init__(self, head: str, why: GpulseError) -> None:
-        super().__init__(why.message)
-        self.head = head
-        self.why = why
-
-
-@contextmanager
-def _of_head(head: str) -> Iterator[None]:
-    """Say whose tables it was that could not be read."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except GpulseError as error:
-        raise _DamagedError(head, error) from error
-
-
-def _moment(time: float) -> str:
-    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _minutes_of(store: SummarySource, start: float, end: float, nodes: Collection[int] | None) -> Minutes:
-    """How many samples of GPUs a store has of each minute that a time touches."""
-    found: dict[tuple[int, int], int] = {}
-    begin = microseconds(start) // MINUTE_US * MINUTE_US / 1e6
-    stop = -(-microseconds(end) // MINUTE_US) * MINUTE_US / 1e6
-    for steps in store.steps("gpu", _PRESENT, start=begin, end=stop, step=60.0, nodes=nodes):
-        counts = np.ones(len(steps.times), np.int64) if steps.counts is None else steps.counts
-        for minute, count in zip(steps.times.tolist(), counts.tolist(), strict=True):
-            key = steps.key.node, microseconds(minute)
-            found[key] = max(found.get(key, 0), count)
-    return found
 
 
 def _key(key: SeriesKey, numbers: Mapping[int, int]) -> SeriesKey:
