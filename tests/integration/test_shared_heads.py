@@ -23,7 +23,7 @@ _QUICK_HEAD = {
     "gpulse.cluster.head.sharing:_COPY_SECONDS": 0.5,
     "gpulse.cluster.head.exchange:_LIFE_SECONDS": 1.0,
     "gpulse.cluster.head.courier:HANGING_SECONDS": 1.0,
-    "gpulse.store.shared.tables:_REFRESH_SECONDS": 0.0,
+    "gpulse.store.shared.listing:_REFRESH_SECONDS": 0.0,
     "gpulse.store.coverage:_PRESENT_SECONDS": 2.0,
 }
 _STUCK = "0000aaaa-bbbb"
