@@ -98,6 +98,7 @@ class Process:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._is_told = False
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
@@ -136,10 +137,15 @@ class Process:
         """End it without warning."""
         self.end(signal.SIGKILL)
 
+    def tell(self, number: int = signal.SIGTERM) -> None:
+        """Tell it to end, once: a second signal would end it at once, in the midst of ending."""
+        if self.popen.poll() is None and not self._is_told:
+            self._is_told = True
+            self.popen.send_signal(number)
+
     def end(self, number: int = signal.SIGTERM, seconds: float = 30.0) -> int:
         """End it, and give its exit code."""
-        if self.popen.poll() is None:
-            self.popen.send_signal(number)
+        self.tell(number)
         code = self.popen.wait(seconds)
         self._reader.join(10.0)
         if self.popen.stdin is not None:

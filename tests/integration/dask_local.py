@@ -43,7 +43,9 @@ def adaptive(folder: Path) -> None:
         monitor.start()
         cluster.adapt(minimum=1, maximum=2, interval="50ms", wait_count=4, target_duration="100ms")
         folder.mkdir()
-        client.gather(client.map(tasks.together, [str(folder)] * 2, range(2), key=["crowd-0", "crowd-1"]))
+        # Longer than a second: rows are sent once a second, and a worker that dask takes away may not send its last.
+        given = ([str(folder)] * 2, range(2), [30] * 2)
+        client.gather(client.map(tasks.together, *given, key=["crowd-0", "crowd-1"]))
         while len(client.nthreads()) > 1:
             time.sleep(0.02)
         client.submit(tasks.seen, key="alone").result()

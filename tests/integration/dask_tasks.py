@@ -81,13 +81,13 @@ def held(begun: str, go: str) -> int:
     return seen()
 
 
-def together(folder: str, number: int) -> int:
-    """Goes on until the other one of two is being executed as well."""
+def together(folder: str, number: int, times: int = 2) -> int:
+    """Goes on until the other one of two is being executed as well, and for so many measurements."""
     Path(folder, f"begun-{number}").touch()
     pause = threading.Event()
     while not Path(folder, f"begun-{1 - number}").exists():
         pause.wait(0.01)
-    return seen()
+    return seen(times=times)
 
 
 def seen_after_failing(path: str) -> int:

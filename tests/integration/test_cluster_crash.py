@@ -49,7 +49,7 @@ def caught_up(head: HeadProcess, names: set[str]) -> None:
 def end_all(agents: list[AgentProcess], head: HeadProcess) -> None:
     """End the agents gently, then the head."""
     for agent in agents:
-        agent.popen.send_signal(signal.SIGTERM)
+        agent.tell()
     for agent in agents:
         assert agent.end() == 0, agent.text
     assert head.end() == 0, head.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -275,7 +274,7 @@ def test_damaged_log(cluster: Cluster) -> None:
         file.write(segment.read_bytes()[-200:-10])
     head = cluster.head(port=head.port, http_port=head.http_port)
     until(lambda: is_fresh(head), "the agent to catch up")
-    agent.popen.send_signal(signal.SIGTERM)
+    agent.tell()
     assert agent.end() == 0
     assert head.end() == 0
     check_complete(read_stored(head.data_dir), read_taken(agent.state_dir), "node")

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +61,7 @@ def is_fresh(head: HeadProcess, name: str) -> bool:
 def check_nothing_lost(head: HeadProcess, *agents: AgentProcess) -> None:
     """End everything; every frame of every agent is stored once."""
     for agent in agents:
-        agent.popen.send_signal(signal.SIGTERM)
+        agent.tell()
     for agent in agents:
         assert agent.popen.wait(30.0) == 0, agent.text
         agent.end()

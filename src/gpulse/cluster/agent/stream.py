@@ -362,6 +362,7 @@ class Stream:
     ) -> None:
         frames = _of_one_clock(frames)
         first, last = frames[0].sequence, frames[-1].sequence
+        self._buffer.sent(run, last)  # in hand from now on: what the spool drops of them is not lost
         if first > self._sent[run] + 1:
             self._buffer.pass_over(run, self._sent[run], first)
             if run == self._buffer.run:
@@ -393,7 +394,6 @@ class Stream:
         )
         await call.write(AgentMessage(batch=batch))
         self._sent[run] = last
-        self._buffer.sent(run, last)
         if not self._in_flight:
             self._kept_at = self._side.monotonic()
         self._in_flight.append(_Sent(run, last, len(data), *self._read(frames, texts)))
