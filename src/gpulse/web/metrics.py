@@ -26,6 +26,7 @@ _HOLD_SECONDS = 0.005
 """How long a scrape may keep agents waiting at a time."""
 _GZIP = 31
 """zlib's word for a stream in gzip's format."""
+_BLOCK_LETTERS = 1 << 18
 _LEVEL = 1
 """Names and labels repeat so much that more effort hardly helps."""
 
@@ -112,12 +113,23 @@ def _exposed(node: LiveNode) -> Exposed:
 
 
 async def _packed(pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    """The pieces in gzip's format; one block is packed in a thread while the next one is written."""
+    loop = asyncio.get_running_loop()
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    packing: asyncio.Future[bytes] | None = None
+    block: list[str] = []
+    size = 0
     async for piece in pieces:
-        done = packer.compress(piece.encode())
-        if done:
-            yield done
-    yield packer.flush()
+        block.append(piece)
+        size += len(piece)
+        if size >= _BLOCK_LETTERS:
+            if packing is not None and (done := await packing):
+                yield done
+            packing = loop.run_in_executor(None, packer.compress, "".join(block).encode())
+            block, size = [], 0
+    if packing is not None:
+        yield await packing
+    yield packer.compress("".join(block).encode()) + packer.flush()
 
 
 async def _healthy(_request: Request) -> Response:
