@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from gpulse.sources.procfs import Roots, due, list_names, read_link, try_read
 from gpulse.sources.procpid import parse_pid_status
 
-_INITIAL = "pid:[4026531836]"
+_OF_HOSTS = frozenset({"pid:[4026531836]"})
+"""Where the driver's numbers are everybody's: the namespace that a machine begins with."""
 _PROOF_SECONDS = 3.0
 """A process that ended is still on the driver's list for a moment; what stays there without being here is somebody else's."""
 _HELD_SECONDS, _NOT_HELD_SECONDS = 30.0, 1.0
@@ -25,7 +26,7 @@ class Numbering:
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
         self._own = read_link(f"{roots.proc}/self/ns/pid")
-        self._is_native = self._own in (None, _INITIAL)
+        self._is_native = self._own is None or self._own in _OF_HOSTS
         status = parse_pid_status(try_read(f"{roots.proc}/self/status") or b"")
         self._depth = max(0, len(status.namespace_pids) - 1)
         """How far below the namespace that /proc shows we are."""
