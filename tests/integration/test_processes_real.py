@@ -52,6 +52,9 @@ print(child, flush=True)
 time.sleep(600)
 """
 AS_NOBODY = """
+import os
+from gpulse.sources import namespaces
+namespaces._OF_HOSTS = {os.readlink("/proc/self/ns/pid")}
 import os, sys, time
 from gpulse.sources.processes import ProcessReader
 os.setgroups([])
