@@ -78,6 +78,17 @@ def test_a_session_whose_file_was_not_written_is_written_by_the_next_head(cluste
     assert again.get("/api/v1/sessions/long")["export"]["state"] == "writing"
 
 
+def test_a_head_that_was_asked_ends_without_a_word_too_many(cluster: Cluster) -> None:
+    """The libraries that it answered with are let go in order, and have nothing to complain of."""
+
+    head = cluster.head()
+    head.get("/api/v1/query?metric=power_watts&scope=gpu")
+    head.get("/api/v1/usage")
+
+    assert 0 == head.end()
+    assert head.lines[-1].endswith(" I ending")
+
+
 def test_a_second_signal_ends_a_head_at_once(cluster: Cluster) -> None:
     """Whatever it is doing."""
 

@@ -276,6 +276,7 @@ async def _run(
     try:
         await head.run(frontend=frontend, ready=up)
     finally:
+        gc.unfreeze()  # so that everything is taken apart in the end
         for agent in agents:
             agent.cancel()
         await asyncio.gather(*agents, return_exceptions=True)
