@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -207,6 +209,42 @@ def test_by_keyboard_alone(window: Tab) -> None:
     assert outline != "none"
     page.keyboard.press("Enter")
     expect(page.locator('[data-page="gpu"] h1')).to_contain_text("GPU")
+
+
+def test_a_page_that_stays_open(browser: Browser, tmp_path: Path) -> None:
+    """It keeps its one connection, and never says that the head was lost, however long slow requests may take."""
+    with cluster_in(tmp_path) as cluster:
+        head = cluster.head(tuned={"gpulse.web.protocol:PatientHttp.request_seconds": 0.5})
+        cluster.agent("demo-1", head.port)
+        until(lambda: head.nodes().get("demo-1") == "healthy", "the node is there")
+        with tab(browser, head.http_port) as opened:
+            page = opened.go()
+            opened.is_live()
+            page.evaluate(_NOTE_STATES)
+            for _ in range(6):
+                _wait_until_cut(page, head.http_port)
+            opened.is_live()
+            expect(page.locator("#banner")).to_be_hidden()
+            assert [] == page.evaluate("window.states")
+            assert 1 == sum(url.startswith("ws:") for url in opened.requests)
+            opened.quiet()
+
+
+_NOTE_STATES = """() => {
+  window.states = [];
+  new MutationObserver((changes) => {
+    for (const { target } of changes) window.states.push(target.dataset.connection);
+  }).observe(document.querySelector("#connection"), { attributeFilter: ["data-connection"] });
+}"""
+
+
+def _wait_until_cut(page: Page, port: int) -> None:
+    """Send half a request, and wait until the head cuts the connection, while the page goes on."""
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\n")
+        slow.setblocking(False)
+        while select.select([slow], [], [], 0)[0] == []:
+            page.wait_for_timeout(20)
 
 
 def test_a_hidden_tab_sleeps(window: Tab) -> None:

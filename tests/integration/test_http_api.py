@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import shutil
@@ -11,21 +12,29 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gpulse.cluster.ports import who_listens
 from gpulse.cluster.security import Access, TlsFiles
 from gpulse.errors import GpulseError
+from gpulse.web import protocol, server
 from gpulse.web.app import make_app
 from gpulse.web.protocol import PatientHttp, PatientWebSocket
 from gpulse.web.server import serve
 from tests.integration.serving import served
 from tests.unit.fake_head import TOKEN, FakeHead
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.websockets import WebSocket
 
 
 @pytest.fixture
@@ -371,6 +380,117 @@ async def test_slow_loris(head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> No
                 assert 200 == (await asking.get(f"http://localhost:{port}/status")).status_code
                 await asyncio.sleep(0.15)
     assert [] == head.asked
+
+
+async def slow_request_is_cut(port: int) -> None:
+    """Send half a request, and wait until the connection is cut."""
+    with contextlib.suppress(ConnectionResetError):
+        assert b" 200 " not in await say(port, b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-A: ")
+
+
+@pytest.mark.parametrize(
+    "before", [b"", b"HEAD /status HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["fresh", "used"]
+)
+async def test_live_streams_outlast_the_deadlines_of_requests(
+    head: FakeHead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: bytes
+) -> None:
+    """A quiet stream stays while one slow request after the other is cut, also after a request on its connection."""
+
+    monkeypatch.setattr(PatientHttp, "request_seconds", 0.2)
+    monkeypatch.setattr(PatientHttp, "read_seconds", 0.2)
+    monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.2)
+    async with served(make_app(head, Access(TOKEN), clock=lambda: head.now)) as port:
+        connection = socket.create_connection(("127.0.0.1", port))
+        if before:
+            connection.sendall(before)
+            await asyncio.to_thread(connection.recv, 65536)
+        async with connect(f"ws://127.0.0.1:{port}/api/v1/live", sock=connection) as stream:
+            assert ["hello", "update"] == [(await message(stream))["type"] for _ in range(2)]
+            for _ in range(5):
+                await slow_request_is_cut(port)
+            await head.advance()
+            assert head.now == (await message(stream))["nodes"][0]["time"]
+        async with connect(f"ws://127.0.0.1:{port}/api/v1/live"):
+            pass
+        await slow_request_is_cut(port)
+    assert [] == [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_an_upgrade_behind_a_large_answer(monkeypatch: pytest.MonkeyPatch, *, is_read: bool) -> None:
+    """Who reads the answer keeps the WebSocket that was asked for behind it; who does not read loses it."""
+
+    async def large(_request: Request) -> Response:
+        return Response(b"x" * 20_000_000)
+
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text("here")
+        await websocket.receive()
+
+    monkeypatch.setattr(PatientHttp, "read_seconds", 0.5)
+    monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.5)
+    monkeypatch.setattr(PatientHttp, "request_seconds", 1.0)
+    app = Starlette(routes=[Route("/", large), WebSocketRoute("/live", echo)])
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            b"GET /live HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        async with asyncio.timeout(20):
+            if is_read:
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(20_000_000)
+                assert b"HTTP/1.1 101 " in await reader.readuntil(b"\r\n\r\n")
+                await slow_request_is_cut(port)
+                await slow_request_is_cut(port)
+                assert b"\x81\x04here" == await reader.readexactly(6)
+                assert not writer.is_closing()
+                assert not reader.at_eof()
+            else:
+                await ended(writer.get_extra_info("socket"))
+        writer.close()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_slow_downloads_are_not_cut(monkeypatch: pytest.MonkeyPatch, *, is_whole: bool) -> None:
+    """A client that reads for many times as long as any deadline gets everything, written at once or piece by piece."""
+
+    size, piece = 800_000, 8_000
+    made = PatientHttp.connection_made
+
+    def buffered(self: PatientHttp, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 200_000)
+        made(self, transport)
+
+    async def large(_request: Request) -> Response:
+        text = b"x" * size
+        if is_whole:
+            return Response(text)
+        pieces = (text[start : start + piece] for start in range(0, size, piece))
+        return StreamingResponse(pieces, headers={"Content-Length": str(size)})
+
+    monkeypatch.setattr(PatientHttp, "connection_made", buffered)
+    monkeypatch.setattr(PatientHttp, "read_seconds", 0.5)
+    monkeypatch.setattr(PatientHttp, "request_seconds", 0.5)
+    monkeypatch.setattr(protocol, "MIN_READ_BYTES", 1)
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.3)
+    async with served(Starlette(routes=[Route("/", large)])) as port:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            slow.connect(("127.0.0.1", port))
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            slow.setblocking(False)
+            loop, got = asyncio.get_running_loop(), b""
+            async with asyncio.timeout(30):
+                while not got.endswith(b"\r\n\r\n" + b"x" * size):
+                    read = await loop.sock_recv(slow, piece)
+                    assert read, f"cut after {len(got)} bytes"
+                    got += read
+                    await asyncio.sleep(0.04)
+            assert len(got) > size
 
 
 async def test_idle_connections_make_room(head: FakeHead) -> None:

@@ -1,9 +1,12 @@
-"""Uvicorn's protocols with patience that ends: for requests that do not arrive and answers that nobody reads."""
+"""Uvicorn's protocols with deadlines for clients that do not send their request or do not read their answer."""
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -24,11 +27,17 @@ REQUEST_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending: cut off at once, it would not see why."""
 READ_SECONDS = 60.0
-"""How long a client may leave an answer unread."""
+"""How long a client may take to read `MIN_READ_BYTES` of an answer that waits for it."""
+MIN_READ_BYTES = 16 * 1024
+"""How much a slow client must read in that time to keep its connection."""
 
 
 class Deadline:
-    """Something that happens unless it is called off in time."""
+    """An act that happens when a client neither reads nor does what it should within some seconds.
+
+    A client that is still reading an answer gets the same time again. Progress is measured in the kernel's queue, which
+    may hold megabytes: a transport says only that it is full, and that it is empty again.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, act: Callable[[], None]) -> None:
         self._loop = loop
@@ -41,16 +50,27 @@ class Deadline:
         """The loop's time at which it happens; None while it does not."""
         return None if self._timer is None else self._timer.when()
 
-    def start(self) -> None:
-        """Begin to wait, unless that is so already."""
+    def start(self, transport: asyncio.Transport) -> None:
+        """Begin to wait for the client of a transport, unless that is so already."""
         if self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._act)
+            self._wait(transport, unread_bytes(transport))
 
     def stop(self) -> None:
         """Call it off."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _wait(self, transport: asyncio.Transport, unread: int) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._check, transport, unread)
+
+    def _check(self, transport: asyncio.Transport, before: int) -> None:
+        unread = unread_bytes(transport)
+        if unread < before and (not unread or before - unread >= MIN_READ_BYTES):
+            self._wait(transport, unread)
+        else:
+            self._timer = None
+            self._act()
 
 
 class PatientHttp(H11Protocol):
@@ -77,10 +97,8 @@ class PatientHttp(H11Protocol):
             self._refuse(503, b"Service Unavailable", "too many connections are open", "try again in a while")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
-        self.arrival.stop()
-        self._reading.stop()
-        self._lingering.stop()
+        """Stop all deadlines."""
+        self._stop_deadlines()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -89,15 +107,33 @@ class PatientHttp(H11Protocol):
             super().data_received(data)
             self._watch()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over, with no deadline of a request left behind."""
+        super().handle_websocket_upgrade(event)
+        has_unread_answer = self._reading.when is not None
+        self._stop_deadlines()
+        if has_unread_answer:  # the transport says so only once
+            protocol: Any = self.transport.get_protocol()
+            protocol.pause_writing()
+
     def on_response_complete(self) -> None:
         """The next request may come."""
         super().on_response_complete()
         self._watch()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection; one whose answer is still being read is not idle."""
+        if unread_bytes(self.transport):
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered."""
         super().pause_writing()
-        self._reading.start()
+        self._reading.start(self.transport)
 
     def resume_writing(self) -> None:
         """The client has read on."""
@@ -129,15 +165,21 @@ class PatientHttp(H11Protocol):
         self.arrival.stop()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._lingering.start()
+        self._lingering.start(self.transport)
 
     def _watch(self) -> None:
-        """Start or stop the clock, by whose turn it is."""
-        is_clients_turn = self.conn.their_state in {h11.IDLE, h11.SEND_BODY}
+        """Start or stop the deadline of the request, by whose turn it is."""
+        is_http = self.transport.get_protocol() is self  # after an upgrade h11 still waits for a body
+        is_clients_turn = is_http and self.conn.their_state in {h11.IDLE, h11.SEND_BODY}
         if is_clients_turn and self._lingering.when is None and not self.transport.is_closing():
-            self.arrival.start()
+            self.arrival.start(self.transport)
         else:
             self.arrival.stop()
+
+    def _stop_deadlines(self) -> None:
+        self.arrival.stop()
+        self._reading.stop()
+        self._lingering.stop()
 
     def _make_room(self) -> bool:
         """End the connection that has waited longest for its client; False when none waits."""
@@ -175,7 +217,7 @@ class PatientWebSocket(WebSocketsSansIOProtocol):
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to."""
         super().pause_writing()
-        self._reading.start()
+        self._reading.start(self.transport)
 
     def resume_writing(self) -> None:
         """The client has read on."""
@@ -190,6 +232,15 @@ class PatientWebSocket(WebSocketsSansIOProtocol):
 
     def _abort(self) -> None:
         _cut(self.transport)
+
+
+def unread_bytes(transport: asyncio.Transport) -> int:
+    """Return how much was written and has not arrived: what the transport and the kernel hold."""
+    connection = transport.get_extra_info("socket")
+    queued = bytes(4)
+    if connection is not None and connection.fileno() >= 0:
+        queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, queued)
+    return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
 
 def _cut(transport: asyncio.Transport) -> None:

@@ -24,6 +24,8 @@ _LARGEST_WISH = 64 * 1024
 _ENDING_SECONDS = 1.0
 _CUT_SECONDS = 0.5
 _BACKLOG = 512
+KEEP_ALIVE_SECONDS = 15
+"""How long a connection may stay idle between two requests."""
 
 
 async def serve(
@@ -143,7 +145,7 @@ def _configured(app: ASGIApp, tls: TlsFiles | None, most_connections: int) -> uv
         server_header=False,
         limit_concurrency=most_connections,
         h11_max_incomplete_event_size=_LONGEST_HEADERS,
-        timeout_keep_alive=15,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         **extra,
     )
 
