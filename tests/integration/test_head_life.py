@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import grpc
 import pytest
 
 from gpulse.cluster import wire
+from gpulse.cluster.agent import backoff
 from gpulse.cluster.wire_pb2 import AgentMessage, Goodbye, HeadMessage, Hello, Request, Run
 from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port, until
 
@@ -206,6 +208,30 @@ def test_sessions_of_a_head_that_resumes_them_by_itself(cluster: Cluster) -> Non
 
     assert session["state"] == "active"
     assert [gap["end_time"] is not None for gap in session["interruptions"]] == [True]
+
+
+def test_agents_are_back_soon_after_two_quick_restarts(cluster: Cluster) -> None:
+    """The second restart is waited for as briefly as the first, by every agent."""
+
+    head = cluster.head("--freq", "500")
+    agents = [cluster.agent(f"n{number}", head.port) for number in range(4)]
+    for agent in agents:
+        agent.said("I connected to")
+    for restart in range(2):
+        assert 0 == head.end()
+        head = cluster.head("--freq", "500", port=head.port, http_port=head.http_port)
+        until(
+            lambda: all(agent.text.count("I connected to") >= 2 + restart for agent in agents),  # noqa: B023
+            "all agents are back",
+            backoff.MAX_SECONDS + 20.0,
+        )
+    waits = [
+        float(found)
+        for agent in agents
+        for found in re.findall(r"lost the connection .* trying again in ([\d.]+) s", agent.text)
+    ]
+    assert 8 == len(waits)
+    assert max(waits) <= 1.5
 
 
 def test_losses_are_told_once_though_they_are_announced_again(cluster: Cluster) -> None:

@@ -51,7 +51,7 @@ class Heads:
         patch.setattr(module, "_listens", self._listens)
         patch.setattr(policy, "LOOK_SECONDS", 0.02)
         patch.setattr("gpulse.cluster.agent.backoff.FIRST_SECONDS", 0.05)
-        patch.setattr("gpulse.cluster.agent.backoff.SHORTEST_SECONDS", 0.01)
+        patch.setattr("gpulse.cluster.agent.backoff.MIN_SECONDS", 0.01)
         buffer = Buffer(b"r" * 16, "b", 1000, overlap_seconds=120.0)
         side = Side(
             buffer,

@@ -40,7 +40,7 @@ def channel_options() -> _Options:
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 1_000),
-        ("grpc.max_reconnect_backoff_ms", 60_000),
+        ("grpc.max_reconnect_backoff_ms", 10_000),
         ("grpc.enable_http_proxy", 0),
     ]
 

@@ -96,11 +96,10 @@ class Heads:
             now: On the monotonic clock.
             lasted_seconds: How long it had welcomed this agent, None when it had not.
         """
-        lasted = lasted_seconds or 0.0
-        wait = head.backoff.failed(lasted)
+        wait = head.backoff.failed(lasted_seconds)
         head.due = now + wait
         if lasted_seconds is not None:
-            head.short = head.short + 1 if lasted < _STEADY_SECONDS else 0
+            head.short = head.short + 1 if lasted_seconds < _STEADY_SECONDS else 0
         if head.short > 1:
             head.held = now + min(_LONGEST_SECONDS, _LEFT_ALONE_SECONDS * (1 << min(head.short - 2, 8)))
         if not self.are_several:

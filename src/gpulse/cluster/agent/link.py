@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from gpulse.cluster import wire
-from gpulse.cluster.agent.backoff import SHORTEST_SECONDS
+from gpulse.cluster.agent.backoff import MIN_SECONDS
 from gpulse.cluster.agent.heads import Candidate, Heads
 from gpulse.cluster.agent.stream import Side, Stream, printable
 from gpulse.cluster.aside import aside
@@ -285,7 +285,7 @@ class Link:
     def _displaced(self, head: Candidate, why: str) -> float:
         """Another agent has the place of this one, and would have it elsewhere."""
         now = self._side.monotonic()
-        wait = head.backoff.failed(0.0)
+        wait = head.backoff.failed(None)
         if not self._was_welcome:
             if self._displaced_at is None or now - self._displaced_last > _FORGOTTEN_SECONDS:
                 self._displaced_at = now
@@ -294,7 +294,7 @@ class Link:
             if left <= 0:
                 raise _unwanted(head, why, None, is_final=True)
             wait = min(left, wait)
-        wait = max(SHORTEST_SECONDS, wait)
+        wait = max(MIN_SECONDS, wait)
         self._say(head, why, wait)
         return wait
 
