@@ -13,6 +13,9 @@ GpulseError                 exit 1
 
 from __future__ import annotations
 
+import os
+import sys
+
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as in a shell."""
 
@@ -40,7 +43,7 @@ class MissingExtraError(UsageError):
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(
             f"{feature} needs packages that are not installed",
-            hint=f"pip install 'gpulse[{extra}]'",
+            hint=install_command(extra),
         )
         self.add_note(f"try: {self.hint}")  # Python's users see a traceback, which shows no hint
 
@@ -67,3 +70,49 @@ class DiskError(GpulseError):
 
 class ClosedError(GpulseError):
     """A source, sampler or log was used after it was closed."""
+
+
+def install_command(extra: str | None = None, *, upgrade: bool = False) -> str:
+    """Return the command line that installs gpulse into this Python environment, from where it was installed before.
+
+    Args:
+        extra: The optional dependencies to install with it, such as `head`.
+        upgrade: Replace the version that is installed.
+    """
+    import shlex  # noqa: PLC0415  every command loads this module, and few need an installation
+    import shutil  # noqa: PLC0415
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    if find_spec("pip") is None:
+        installer = f"uv pip install --python {shlex.quote(sys.executable)}"
+    elif os.path.dirname(shutil.which("pip") or "") == os.path.dirname(sys.executable):
+        installer = "pip install"
+    else:  # another environment's pip comes first in PATH, or none
+        installer = f"{shlex.quote(sys.executable)} -m pip install"
+    return " ".join((installer, *(("--upgrade",) if upgrade else ()), requirement(extra)))
+
+
+def requirement(extra: str | None = None) -> str:
+    """Return what to name to pip to get this gpulse: a checkout, an archive, a repository, or the published package."""
+    import json  # noqa: PLC0415  as above
+    import shlex  # noqa: PLC0415
+    from importlib import metadata  # noqa: PLC0415
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    wanted = f"[{extra}]" if extra else ""
+    published = shlex.quote(f"gpulse{wanted}")
+    try:
+        origin = json.loads(metadata.distribution("gpulse").read_text("direct_url.json") or "{}")
+        url, vcs = str(origin.get("url", "")), origin.get("vcs_info")
+        is_editable = bool(origin.get("dir_info", {}).get("editable"))
+        if vcs:
+            return shlex.quote(f"gpulse{wanted} @ {vcs['vcs']}+{url}@{vcs['commit_id']}")
+    except (metadata.PackageNotFoundError, ValueError, AttributeError, KeyError, TypeError):
+        return published
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return shlex.quote(f"gpulse{wanted} @ {url}") if parts.scheme else published
+    path = unquote(parts.path)
+    if not os.path.exists(path):
+        return published
+    return f"{'-e ' if is_editable else ''}{shlex.quote(path + wanted)}"

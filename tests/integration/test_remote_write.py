@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.errors import MissingExtraError
+from gpulse.errors import MissingExtraError, install_command
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import CgroupReading, Frame, GpuReading, HostReading, NetworkReading
 from gpulse.model.packing import FramePacker
@@ -298,7 +298,7 @@ def test_a_head_without_what_sending_needs_says_so(tmp_path: Path, monkeypatch: 
 
     with pytest.raises(MissingExtraError) as told:
         Forwarder(str(tmp_path), Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30).start()
-    assert "pip install 'gpulse[head]'" == told.value.hint
+    assert install_command("head") == told.value.hint
 
 
 def test_a_sending_process_that_says_nothing_is_told_of(

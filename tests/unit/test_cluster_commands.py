@@ -153,10 +153,11 @@ def test_hints_for_http_become_commands(asked: Asked) -> None:
         ("gpulse status lists them", "gsprof status lists them"),
         ("gpulse agent HOST:8090", "gsprof connect HOST:8090"),
         ("pip install 'gpulse[head]'", "pip install 'gpulse[head]'"),
-        (None, None),
+        ("see it with: gpulse report /d/x.json", "see it with: gsprof stat --data /d/x.json"),
+        ("`gpulse session stop`", "`gsprof stop`"),
     ],
 )
-def test_gsprof_suggests_its_own_commands(hint: str | None, words: str | None) -> None:
+def test_gsprof_suggests_its_own_commands(hint: str, words: str) -> None:
     """Where it has one."""
     assert words == gsprof.reworded(hint)
 

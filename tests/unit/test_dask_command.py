@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from distributed.protocol import pickle
 
 from gpulse.cli import dask, dask_client, dask_record, scheduler, service, tracked
-from gpulse.errors import GpulseError, MissingExtraError, UsageError
+from gpulse.errors import GpulseError, MissingExtraError, UsageError, install_command
 
 RECORD = """job,dag,timestamp,tasks,mem-util
 0,0,0.0,[],"[90, 1]"
@@ -375,7 +375,7 @@ def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     error = invoked("start", "head").exception
 
     assert isinstance(error, MissingExtraError)
-    assert "pip install 'gpulse[dask]'" == error.hint
+    assert install_command("dask") == error.hint
 
 
 def test_the_usual_token_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from gpulse.errors import MissingExtraError, RecordingError, UsageError
+from gpulse.errors import MissingExtraError, RecordingError, UsageError, install_command
 from gpulse.integrations.dask import tables
 from gpulse.integrations.dask.files import parse
 from gpulse.integrations.dask.tables import to_pandas, to_parquet
@@ -123,4 +123,4 @@ def test_a_package_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_
     for export in (lambda: to_pandas({}), lambda: to_parquet(tmp_path, {})):
         with pytest.raises(MissingExtraError) as error:
             export()
-        assert "pip install 'gpulse[dask]'" == error.value.hint
+        assert install_command("dask") == error.value.hint

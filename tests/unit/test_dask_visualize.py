@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from gpulse.errors import MissingExtraError, RecordingError, UsageError
+from gpulse.errors import MissingExtraError, RecordingError, UsageError, install_command
 from gpulse.integrations.dask import visualize
 from gpulse.integrations.dask.files import write_files
 from tests.unit.dask_records import Plan, as_bytes, export, one_file
@@ -289,7 +289,7 @@ def test_matplotlib_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, wor
 
     with pytest.raises(MissingExtraError) as error:
         visualize.lines(worker, 1, METRICS)
-    assert "pip install 'gpulse[dask]'" == error.value.hint
+    assert install_command("dask") == error.value.hint
 
 
 def test_whoever_draws_nothing_loads_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.seconds import Second
-from gpulse.errors import MissingExtraError, UsageError
+from gpulse.errors import MissingExtraError, UsageError, install_command
 from gpulse.export import plot as plotting
 from gpulse.export.curves import charts, time_ticks
 from gpulse.export.page import html
@@ -153,7 +153,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
         plot(seconds_of(), Diagnosis("New."), tmp_path / "why.png")
     plot(seconds_of(), Diagnosis("New."), tmp_path / "why.html")
 
-    assert "pip install 'gpulse[plot]'" == caught.value.hint
+    assert install_command("plot") == caught.value.hint
     assert ["why.html"] == [path.name for path in tmp_path.iterdir()]
 
 

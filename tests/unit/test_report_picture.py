@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpulse.errors import MissingExtraError, UsageError
+from gpulse.errors import MissingExtraError, UsageError, install_command
 from gpulse.export.report import picture, plot
 from gpulse.export.report.model import Report
 from gpulse.export.report.page import page
@@ -225,7 +225,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(MissingExtraError) as refused:
         plot.check(tmp_path / "run.html")
 
-    assert "pip install 'gpulse[plot]'" == refused.value.hint
+    assert install_command("plot") == refused.value.hint
 
 
 def test_thinning_keeps_peaks_and_means() -> None:

@@ -219,7 +219,7 @@ def _alone(open_source: OpenSource, interval_seconds: float, *, diagnosis: bool)
             seen=seen,
             stop=stop,
             diagnosis=diagnosis,
-            ready=lambda: up("gpulse agent samples this machine"),
+            ready=lambda: up("the agent samples this machine"),
         )
 
     return work

@@ -65,7 +65,7 @@ def command(*, nodes: int, gpus: int, port: int, opens: bool, verbose: bool) -> 
     gpulse demo --nodes 125          a thousand GPUs
     gpulse demo --port 9000
     """  # noqa: D301  click needs the backspace itself
-    if any(importlib.util.find_spec(name) is None for name in ("duckdb", "numpy", "starlette", "uvicorn")):
+    if any(importlib.util.find_spec(name) is None for name in ("duckdb", "starlette", "uvicorn")):
         raise MissingExtraError("gpulse demo", "head")
     signals = service.EndSignals()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

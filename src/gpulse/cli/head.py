@@ -267,7 +267,7 @@ async def _run(
 
     def up(listening: Listening) -> None:
         http = f", http://{listening.http}" if listening.http else ""
-        ready.say(f"gpulse head listens on {listening.grpc}{http} (process {os.getpid()})")
+        ready.say(f"the head listens on {listening.grpc}{http} (process {os.getpid()})")
         gc.collect()
         gc.freeze()  # what it has loaded stays: looking through it again and again would hold everybody up
         if with_agent:
@@ -345,18 +345,17 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 def _check_extra() -> None:
     try:
         import duckdb  # noqa: F401, PLC0415
-        import numpy  # noqa: F401, ICN001, PLC0415
         import starlette  # noqa: F401, PLC0415
         import uvicorn  # noqa: F401, PLC0415
     except ImportError as error:
-        raise MissingExtraError("gpulse head", "head") from error
+        raise MissingExtraError("a head", "head") from error
 
 
 def _check_snappy() -> None:
     try:
         import cramjam  # noqa: F401, PLC0415
     except ImportError as error:
-        raise MissingExtraError("gpulse head --remote-write", "head") from error
+        raise MissingExtraError("--remote-write", "head") from error
 
 
 def _local_seconds(local: float | None, retention: float, remote: Engine | None) -> float:

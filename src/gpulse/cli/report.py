@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from gpulse.cli import shell
-from gpulse.errors import GpulseError, MissingExtraError
+from gpulse.errors import GpulseError
 from gpulse.terminal import format as f
 
 
@@ -35,8 +34,6 @@ def command(*, file: Path, plot: Path | None, as_json: bool, no_color: bool) -> 
 
 def show(file: Path, plot: Path | None, *, as_json: bool = False, no_color: bool = False) -> int:
     """Print the report of a file, and draw it when asked to; the exit code."""
-    if find_spec("numpy") is None:
-        raise MissingExtraError("a report", "plot")
     from gpulse.export.report import plot as drawing  # noqa: PLC0415  --help needs none of it
     from gpulse.export.report.reading import read_report  # noqa: PLC0415
     from gpulse.terminal.report import report_lines  # noqa: PLC0415

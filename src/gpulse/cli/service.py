@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from gpulse.cli import shell
 from gpulse.errors import GpulseError, UsageError
 
 if TYPE_CHECKING:
@@ -105,12 +106,24 @@ def start_logging(*, aside: bool = False) -> None:
     logging.basicConfig(
         level=logging.INFO,
         handlers=[Aside(sys.stderr.fileno()) if aside else logging.StreamHandler(sys.stderr)],
-        format="%(asctime)s %(levelname).1s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
         force=True,
     )
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Lines(shell.words()))
     for name in ("asyncio", "uvicorn"):  # a client that hangs up is nothing to tell
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class _Lines(logging.Formatter):
+    """Lines of a log, with advice in the words of the program that was called."""
+
+    def __init__(self, reword: shell.Reword) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(message)s", "%Y-%m-%d %H:%M:%S")
+        self._reword = reword
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of one record."""
+        return self._reword(super().format(record))
 
 
 class Aside(logging.Handler):
@@ -251,5 +264,6 @@ def _report(name: str, channel: int, log_path: Path) -> int:
     context = click.get_current_context(silent=True)
     called = f"gpulse {name}" if context is None else context.command_path
     code, _, why = text[1:].partition(" ")
-    print(f"{called}: {why or 'it ended at once'}; see {log_path}", file=sys.stderr, flush=True)
+    why = shell.words()(why) or "it ended at once"
+    print(f"{called}: {why}; see {log_path}", file=sys.stderr, flush=True)
     return int(code) if code.isdecimal() else GpulseError.exit_code

@@ -27,6 +27,10 @@ Command = TypeVar("Command", bound=Callable[..., object])
 DEMO_HEAD_START_SECONDS = 5.0
 _NARROWEST_COLUMNS = 20
 _ENDING = "gpulse.ending"
+_REWORD = "gpulse.reword"
+
+Reword = Callable[[str], str]
+"""Says advice in the words of the program that was called."""
 
 
 class Ending:
@@ -45,6 +49,18 @@ class Ending:
 def ending(ctx: click.Context) -> Ending:
     """How the command that runs will end, if not by itself."""
     found: Ending = ctx.meta.setdefault(_ENDING, Ending())
+    return found
+
+
+def use_words(ctx: click.Context, reword: Reword) -> None:
+    """Have advice given in other words for as long as a command runs."""
+    ctx.meta[_REWORD] = reword
+
+
+def words() -> Reword:
+    """How to say advice that names commands of `gpulse` in the words of the program that was called."""
+    ctx = click.get_current_context(silent=True)
+    found: Reword = ctx.meta.get(_REWORD, str) if ctx is not None else str
     return found
 
 
@@ -155,7 +171,7 @@ def complain(name: str, message: str, hint: str | None = None) -> None:
     """Say on standard error what went wrong and what to try."""
     remark(f"{name}: {message}")
     if hint:
-        remark(f"  try: {hint}")
+        remark(f"  try: {words()(hint)}")
 
 
 def remark(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,7 +37,6 @@ def show(
     transport: Any = "grpc",
     name: str = "gpulse",
     commands: Commands | None = None,
-    reworded: Callable[[str | None], str | None] = lambda hint: hint,
 ) -> int:
     """Print a head's status; the exit code.
 
@@ -50,7 +48,6 @@ def show(
         transport: What to speak.
         name: The program that was called.
         commands: What to suggest, if other commands than our own.
-        reworded: Says a hint in that program's words.
     """
     from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
 
@@ -58,7 +55,7 @@ def show(
         with remote.asking(lambda: chosen.connect(transport)) as head:
             status = head.call("status")
     except UnreachableError as error:
-        shell.complain(name, error.message, reworded(error.hint))
+        shell.complain(name, error.message, error.hint)
         return NOT_RUNNING
     if as_json:
         shell.write(json.dumps(status, indent=2))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from gpulse.errors import ClosedError, RecordingError
+from gpulse.errors import ClosedError, RecordingError, install_command
 from gpulse.model.codec import FORMAT, VERSION, Decoder
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
@@ -209,6 +209,6 @@ def _decoder_for(first: str, path: Path) -> type[Decoder | TraceDecoder]:
                 return Decoder
             raise RecordingError(
                 f"{path} is a recording of version {version}; this gpulse reads version {VERSION}",
-                hint="update gpulse: pip install --upgrade gpulse",
+                hint=f"install a newer gpulse: {install_command(upgrade=True)}",
             )
     raise RecordingError(f"{path} is not a recording", hint="record one with `gpulse record -o run.jsonl.gz`")

@@ -81,11 +81,12 @@ class _Group(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what to try when it fails is said in the words of gsprof."""
+        """Run a command; what to try is said in the words of gsprof."""
+        shell.use_words(ctx, reworded)
         try:
             return super().invoke(ctx)
-        except GpulseError as error:
-            error.hint = reworded(error.hint)
+        except GpulseError as error:  # it is reported when the command has ended
+            error.hint = error.hint and reworded(error.hint)
             raise
 
 
@@ -95,17 +96,17 @@ _WORDS = (
     (re.compile(rf"gpulse session export {_NAME}"), r"gsprof recover --export --name \1"),
     (re.compile(rf"gpulse session stop {_NAME}"), r"gsprof stop --name \1"),
     (re.compile(rf"gpulse session start {_NAME}"), r"gsprof profile --name \1"),
-    (re.compile(r"gpulse session list"), "gsprof status"),
-    (re.compile(r"gpulse status"), "gsprof status"),
-    (re.compile(r"gpulse head"), "gsprof start"),
-    (re.compile(r"gpulse agent"), "gsprof connect"),
+    (re.compile(r"gpulse session stop\b"), "gsprof stop"),
+    (re.compile(r"gpulse session list\b"), "gsprof status"),
+    (re.compile(r"gpulse status\b"), "gsprof status"),
+    (re.compile(r"gpulse report (?=\S)"), "gsprof stat --data "),
+    (re.compile(r"gpulse head\b"), "gsprof start"),
+    (re.compile(r"gpulse agent\b"), "gsprof connect"),
 )
 
 
-def reworded(hint: str | None) -> str | None:
-    """A hint with the commands of gsprof where it has them."""
-    if hint is None:
-        return None
+def reworded(hint: str) -> str:
+    """Return advice with the commands of gsprof where it has them."""
     for ours, theirs in _WORDS:
         hint = ours.sub(theirs, hint)
     return hint
@@ -191,7 +192,6 @@ def _status(name: str, transport: Transport) -> None:
                 recover="gsprof recover --name NAME",
                 agent="gsprof connect HEAD:8090",
             ),
-            reworded=reworded,
         )
 
 

@@ -189,7 +189,7 @@ class _Agent:
             )
             contact.cancel()
             if not link.done():
-                ready(f"gpulse agent samples {self._identity.host} for {','.join(self._config.link.targets)}")
+                ready(f"the agent samples {self._identity.host} for {','.join(self._config.link.targets)}")
             await asyncio.wait({link, stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()

@@ -40,7 +40,7 @@ _REFUSALS: dict[grpc.StatusCode, str | None] = {
     grpc.StatusCode.PERMISSION_DENIED: "check that the token is the head's: --token-file",
     grpc.StatusCode.FAILED_PRECONDITION: "install the same version of gpulse here and at the head",
     grpc.StatusCode.INVALID_ARGUMENT: None,
-    grpc.StatusCode.UNIMPLEMENTED: "something else than a gpulse head answers there: check address and port",
+    grpc.StatusCode.UNIMPLEMENTED: "something other than a head of gpulse answers there: check address and port",
 }
 """What to try; None where the head's own words say it."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpulse.errors import RecordingError
+from gpulse.errors import RecordingError, install_command
 from gpulse.export.report.gaps import Silence
 from gpulse.export.report.model import GpuReport, NodeReport, Report
 from gpulse.export.report.moments import epoch
@@ -130,7 +130,7 @@ class _Reader:
         if isinstance(version, int) and version > _NEWEST_VERSION:
             raise RecordingError(
                 f"{self._name} is of version {version}, and this gpulse reads up to {_NEWEST_VERSION}",
-                hint="pip install --upgrade gpulse",
+                hint=f"install a newer gpulse: {install_command(upgrade=True)}",
             )
 
     def _take_frame(self, frame: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpulse._version import __version__
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, requirement
 from gpulse.integrations.dask import peaks as peak
 from gpulse.integrations.dask import tables
 from gpulse.integrations.dask.files import WorkerTable, parse, read_folder, write_files
@@ -280,7 +280,7 @@ class Monitor:
         except ImportError as error:
             raise GpulseError(
                 f"the scheduler cannot load the monitor: {error}",
-                hint=f"pip install 'gpulse[dask]=={__version__}' where the scheduler and the workers run",
+                hint=f"install gpulse {__version__} where the scheduler and the workers run: pip install {requirement('dask')}",
             ) from error
         except OSError as error:
             raise GpulseError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, requirement
 from gpulse.integrations.dask.jobs import Numbering
 from gpulse.integrations.dask.labelling import CAUSE, Labelling
 from gpulse.integrations.dask.orders import Orders
@@ -183,7 +183,7 @@ class SchedulerMonitor(SchedulerPlugin):
         self._notes += self._unmonitored()
         if self._roster.here() and not self._roster.present():
             self._scheduler.worker_plugins.pop(PLUGIN, None)
-            raise GpulseError(self._notes[0], hint="pip install 'gpulse[dask]' where the workers run")
+            raise GpulseError(self._notes[0], hint=f"pip install {requirement('dask')} where the workers run")
         self._look_for_gpus()
         return self._notes
 
