@@ -74,6 +74,65 @@ def test_direct_http_requests(here: Place) -> None:
     assert 2 == curl("http://localhost:8091/profiling/sessions")["total_sessions"]
 
 
+def test_a_name_that_comes_again(here: Place) -> None:
+    """The file is told at once, each command that is printed names it, and a name means its newest file."""
+    here.head("gsprof start --port 8090 --http-port 8091 --freq 100")
+    here.agent()
+    for count in ("", "-2"):
+        path = here.directory / f"run{count}.json"
+        why = ", since run.json is taken" if count else ""
+
+        begun = here.type("gsprof profile localhost:8090 --name run").splitlines()
+        assert f"its file will be {path}{why}" == begun[1]
+        assert f"{path}, when it is stopped" in here.type("gpulse session show run --head localhost:8090")
+        _more_frames(here)
+        stopped = here.type(begun[0].partition("end it with: ")[2]).splitlines()
+        assert [f"run stopped: {path}", f"see it with: gsprof stat --data run{count}.json"] == stopped
+        seen = here.run(stopped[1].removeprefix("see it with: "))
+        assert (0, "") == (seen.code, seen.err)
+
+    newest = here.run("gsprof stat --name run")
+    assert (seen.out, "reading run-2.json\n") == (newest.out, newest.err)
+    assert newest == here.run("gpulse report run")
+    older = here.run("gsprof stat --data run.json")
+    assert "run-2.json is a newer run of the same name\n" == older.err
+    assert older.out != newest.out
+
+
+def test_a_name_that_looks_like_a_second_file(here: Place) -> None:
+    """Sessions that go on at the same time get the files that they were told, in whichever order they end."""
+    here.head("gsprof start --port 8090 --http-port 8091 --freq 100")
+    here.agent()
+    (here.directory / "run.json").write_text("{}")
+    told = {}
+    for name in ("run", "run-2"):
+        begun = here.type(f"gsprof profile localhost:8090 --name {name}")
+        told[name] = begun.splitlines()[1].removeprefix("its file will be ").partition(",")[0]
+    _more_frames(here)
+
+    for name in ("run-2", "run"):
+        assert f"{name} stopped: {told[name]}\n" in here.type(f"gsprof stop localhost:8090 --name {name}")
+    assert ["run-2.json", "run-2-2.json"] == [Path(told[name]).name for name in ("run", "run-2")]
+    assert "reading run-2-2.json\n" == here.run("gsprof stat --name run-2").err
+    assert "reading run-2.json\n" == here.run("gsprof stat --name run").err
+
+
+def test_a_restart_uses_the_defaults_of_the_document(here: Place) -> None:
+    """What an earlier head was started with is not kept: 500 ms, and no traffic."""
+    head = here.head(
+        "gsprof start --port 8090 --http-port 8091 --freq 100 --enable-bandwidth --enable-nvlink"
+    )
+    here.end(head)
+    here.head("gsprof start --port 8090 --http-port 8091")
+
+    status = here.status()
+    assert (500, False, False) == (
+        status["freq"],
+        status["enable_bandwidth_profiling"],
+        status["enable_nvlink_profiling"],
+    )
+
+
 def test_multiple_concurrent_sessions(here: Place) -> None:
     """Sessions overlap, each with a file of its own."""
     here.head("gsprof start --port 8090 --http-port 8091 --freq 100")
@@ -112,6 +171,7 @@ def test_fault_tolerant_long_running_profiling(here: Place) -> None:
     here.end(head, signal.SIGKILL)
     here.head("gsprof start --port 8090 --http-port 8091")
 
+    assert "to go on: gsprof recover --name week_long_training" in (here.directory / "log-2.txt").read_text()
     assert "week_long_training" in here.type("gsprof recover --list")
     assert "week_long_training goes on, with a gap" in here.type("gsprof recover --name week_long_training")
     wait_for(lambda: here.status()["connected_clients"] != [], "the agent to come back")
@@ -153,7 +213,7 @@ def test_recovery_without_a_head(here: Place) -> None:
     before = _content(here.directory / ".gswarm_profiler_data")
 
     assert "my_experiment" in here.type("gsprof recover --list")
-    here.type("gsprof recover --export --name my_experiment")
+    assert "see it with: gsprof stat --data my_experiment.json" in here.type("gsprof recover --export")
     here.type("gsprof recover --export --name my_experiment --format csv")
     assert before == _content(here.directory / ".gswarm_profiler_data")
     assert any(value is not None for value in here.json("my_experiment.json")["frames"][0]["gpu_util"])

@@ -58,6 +58,8 @@ class _Client:
         self.polls -= is_over
         if operation == "session":
             return self._session((body or {})["name"])
+        if operation == "recover":
+            return {"session": self._session((body or {})["session_id"])}
         return {"sessions": [self._session(f"id-{name}", is_active=not is_over) for name in self.names]}
 
     def _session(self, key: str, *, is_active: bool = False) -> dict[str, Any]:
@@ -112,8 +114,14 @@ def test_one_session_is_stopped_by_its_name(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("command", "words", "hint"),
     [
-        (session.recover_session, [], "gpulse session recover NAME"),
-        (gsprof.recover_session, ["localhost"], "gsprof recover --name NAME"),
+        (session.recover_session, [], "gpulse session recover two"),
+        (
+            session.recover_session,
+            ["--export", "--head", "h:1"],
+            "gpulse session recover --export two --head h:1",
+        ),
+        (gsprof.recover_session, ["localhost"], "gsprof recover localhost --name two"),
+        (gsprof.recover_session, ["localhost", "--export"], "gsprof recover localhost --export --name two"),
     ],
 )
 def test_recover_asks_which(asked: Asked, command: click.Command, words: list[str], hint: str) -> None:
@@ -125,6 +133,16 @@ def test_recover_asks_which(asked: Asked, command: click.Command, words: list[st
 
     assert (hint, 2) == (caught.value.hint, caught.value.exit_code)
     assert ["sessions"] == [operation for operation, _ in head.asked]
+
+
+def test_recover_means_the_only_one(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a name there is nothing to ask when there is one session only."""
+    head = asked(_Client("only"))
+
+    gsprof.command.main(["recover", "localhost"], standalone_mode=False)
+
+    assert ("recover", {"session_id": "id-only"}) in head.asked
+    assert "only goes on\n" == capsys.readouterr().out
 
 
 def test_nothing_to_recover_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import RecordingError, UsageError
-from gpulse.export.session.files import create_session_file, remove_stale_drafts
+from gpulse.export.session.files import create_session_file, free_path, remove_stale_drafts
 
 
 def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
@@ -157,3 +157,14 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     """Is said to be so."""
     with pytest.raises(RecordingError, match="no file can be made in"):
         create_session_file(tmp_path / "nowhere", "run", ".json")
+
+
+def test_the_path_that_a_file_will_get(tmp_path: Path) -> None:
+    """The first that is neither there nor promised to another session; a broken link is there, too."""
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run-2.json").symlink_to("nowhere")
+    promised = {str(tmp_path / "run-3.json")}
+
+    expected = free_path(tmp_path, "run", ".json", taken=promised)
+    with create_session_file(tmp_path, "run", ".json", taken=promised) as out:
+        assert str(tmp_path / "run-4.json") == expected == out.publish()

@@ -55,8 +55,16 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     metavar="MS",
     help="Milliseconds between two samples of every agent; 500 at first, then as before.",
 )
-@click.option("--enable-bandwidth/--disable-bandwidth", default=None, help="PCIe traffic in sessions.")
-@click.option("--enable-nvlink/--disable-nvlink", default=None, help="NVLink traffic in sessions.")
+@click.option(
+    "--enable-bandwidth/--disable-bandwidth",
+    default=None,
+    help="PCIe traffic in sessions; off at first, then as before.",
+)
+@click.option(
+    "--enable-nvlink/--disable-nvlink",
+    default=None,
+    help="NVLink traffic in sessions; off at first, then as before.",
+)
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),

@@ -130,7 +130,7 @@ def _asked(chosen: target.Target, body: Document) -> Document:
     """The head's report; what makes no sense to it is a wrong command."""
     from gpulse.cluster.api.interface import RefusedError  # noqa: PLC0415  --help needs none of it
 
-    with remote.asking(chosen.connect) as head:
+    with remote.asking(chosen) as head:
         try:
             return head.call("job", body)
         except RefusedError as error:

@@ -32,31 +32,39 @@ class Asked(NamedTuple):
     as_json: bool = False
     no_color: bool = False
     command: str = "gpulse session recover"
-    """How it was called, up to the name."""
+    """How it was called, up to its options."""
+    before_name: str = ""
+    """What stands before a name on its command line."""
+    options: str = ""
+    """How the head was named, for a command that is suggested."""
 
     @property
-    def wanted(self) -> str:
-        """The name or the id.
+    def wanted(self) -> str | None:
+        """The name or the id; None when there is neither."""
+        return self.session_id or self.name
+
+    def choose(self, sessions: Sequence[Document]) -> Asked | None:
+        """Say which session is meant when none is named: the only one there is, or none if they are to be listed.
+
+        Only sessions that were interrupted can go on. Any session can be exported, but those come first.
 
         Raises:
-            UsageError: There is neither.
-        """
-        found = self.session_id or self.name
-        if not found:
-            raise UsageError("which session?", hint="give its name, or see which there are with --list")
-        return found
-
-    def choose(self, sessions: Sequence[Document]) -> None:
-        """List sessions, or ask which one is meant.
-
-        Raises:
-            UsageError: It does not say.
+            UsageError: There are several.
         """
         recoverable = [session for session in sessions if session["recoverable"]]
-        if recoverable and not self.listed:
-            names = ", ".join(f.plain(str(session["name"])) for session in recoverable)
-            raise UsageError(f"which session? interrupted: {names}", hint=f"{self.command} NAME")
-        _list(self, recoverable)
+        if self.listed or not (recoverable or (self.exported and sessions)):
+            _list(self, recoverable)
+            return None
+        candidates = recoverable or list(sessions)
+        if len(candidates) > 1:
+            names = list(dict.fromkeys(f.plain(str(session["name"])) for session in candidates))
+            kind = "interrupted" if recoverable else "there are"
+            export = " --export" if self.exported else ""
+            raise UsageError(
+                f"which session? {kind}: {', '.join(names)}",
+                hint=f"{self.command}{export} {self.before_name}{names[-1]}{self.options}",
+            )
+        return self._replace(session_id=str(candidates[0]["session_id"]))
 
 
 def options(command: Command) -> Command:
@@ -86,14 +94,16 @@ def options(command: Command) -> Command:
 
 def at_head(asked: Asked, head: remote.Head) -> None:
     """Do it at a head."""
-    if asked.listed or not (asked.name or asked.session_id):
-        asked.choose(head.call("sessions")["sessions"])
-    elif asked.exported:
-        remote.fetch(
-            head, asked.wanted, remote.chosen_format(asked.output_format, asked.output), asked.output
-        )
+    if asked.listed or not asked.wanted:
+        chosen = asked.choose(head.call("sessions")["sessions"])
+        if chosen is None:
+            return
+        asked = chosen
+    if asked.exported:
+        kind = remote.chosen_format(asked.output_format, asked.output)
+        remote.fetch(head, asked.wanted or "", kind, asked.output)
     else:
-        body = {"session_id": asked.session_id} if asked.session_id else {"name": asked.wanted}
+        body = {"session_id": asked.session_id} if asked.session_id else {"name": asked.name}
         session = head.call("recover", body)["session"]
         shell.write(f"{f.plain(str(session['name']))} goes on{_gap(session)}")
 
@@ -111,18 +121,21 @@ def in_directory(asked: Asked, directory: Path, chosen: target.Target) -> None:
                 f"a head is at work in {directory}, and does not say where it listens",
                 hint="wait until it is up, or name it: HOST:8090",
             )
-        with remote.asking(chosen._replace(head=address.target).connect) as head:
+        with remote.asking(chosen._replace(head=address.target)) as head:
             at_head(asked, head)
         return
     try:
         from gpulse.cluster.client import offline  # noqa: PLC0415  loads numpy and DuckDB
     except ImportError as error:
         raise MissingExtraError("reading the data of a head", "head") from error
-    if asked.listed or not (asked.name or asked.session_id):
+    if asked.listed or not asked.wanted:
         with remote.Waiting(f"reading {directory}"):
             sessions = offline.described(str(directory), time.time())
-        asked.choose(sessions)
-    elif asked.exported:
+        chosen_one = asked.choose(sessions)
+        if chosen_one is None:
+            return
+        asked = chosen_one
+    if asked.exported:
         _export(asked, directory)
     else:
         session = offline.recover(
@@ -136,7 +149,7 @@ def _export(asked: Asked, directory: Path) -> None:
 
     kind = remote.chosen_format(asked.output_format, asked.output)
     with offline.opened(str(directory)) as store:
-        session = offline.find(store, asked.wanted)
+        session = offline.find(store, asked.wanted or "")
         remote.save(
             session.name,
             kind,

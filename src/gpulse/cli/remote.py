@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -19,7 +20,9 @@ from gpulse.errors import GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
+    from gpulse.cli.target import Target
     from gpulse.cluster.api.interface import Document, Format
+    from gpulse.cluster.client.address import Transport
     from gpulse.cluster.client.client import HeadClient
 
 FORMATS = ("json", "jsonl", "csv", "parquet")
@@ -104,8 +107,10 @@ class Waiting:
 class Head:
     """A head that is asked with patience: what takes long is shown."""
 
-    def __init__(self, client: HeadClient) -> None:
+    def __init__(self, client: HeadClient, options: str = "") -> None:
         self.client = client
+        self.options = options
+        """How it was named on the command line, for commands that are suggested."""
         self.place = client.address.target
         """Where it is, as people write it."""
 
@@ -119,17 +124,19 @@ class Head:
             with Waiting(f"waiting for the head at {self.place}"):
                 return self.client.call(operation, body)
         except GpulseError as error:
-            error.hint = error.hint and _PATHS.sub(lambda path: _AS_COMMANDS[path[1]], error.hint)
+            error.hint = error.hint and _PATHS.sub(
+                lambda path: f"{_AS_COMMANDS[path[1]]}{self.options}", error.hint
+            )
             raise
 
 
 @contextmanager
-def asking(connect: Callable[[], HeadClient]) -> Iterator[Head]:
+def asking(chosen: Target, transport: Transport = "grpc") -> Iterator[Head]:
     """A head to ask, for as long as the block runs."""
     with Waiting("connecting"):
-        client = connect()
+        client = chosen.connect(transport)
     with client:
-        yield Head(client)
+        yield Head(client, chosen.options())
 
 
 def written(head: Head, outcome: Document) -> list[Document]:
@@ -168,16 +175,16 @@ def tell_written(
     sessions: Sequence[Document],
     *,
     verb: str,
+    export_with: Callable[[str], str],
     say: Callable[[str], None] = shell.write,
-    export_with: str = "gpulse session export",
 ) -> int:
     """Say where files are, or why they are not; the exit code.
 
     Args:
         sessions: Whose files.
         verb: What has been done to them.
+        export_with: The command that brings the file of a session here, given its name.
         say: Says it.
-        export_with: The command that brings a session's file here, its name aside.
     """
     code = 0
     for session in sessions:
@@ -185,17 +192,31 @@ def tell_written(
         name = f.plain(str(session["name"]))
         match export.get("state"):
             case "done":
-                say(f"{name} {verb}: {f.plain(str(export['path']))}")
+                path = str(export["path"])
+                say(f"{name} {verb}: {f.plain(path)}")
+                if not os.path.exists(path):
+                    say(f"bring it here with: {export_with(name)}")
+                elif told := see_with(path):
+                    say(told)
             case "failed":
                 code = 1
                 shell.complain(
-                    export_with.partition(" ")[0],
+                    export_with(name).partition(" ")[0],
                     f"{name} {verb}, but its file could not be written: {f.plain(str(export['error']))}",
-                    f"{export_with} {name}",
+                    export_with(name),
                 )
             case _:
                 say(f"{name} {verb}")
     return code
+
+
+def see_with(path: str) -> str | None:
+    """Say how to look at a session's file; None of formats that no report reads."""
+    if not path.endswith((".json", ".jsonl")):
+        return None
+    near = os.path.relpath(path)
+    place = path if near.startswith(os.pardir) else near
+    return shell.words()(f"see it with: gpulse report {shlex.quote(f.plain(place))}")
 
 
 def fetch(head: Head, name: str, output_format: Format, place: Path | None) -> None:
@@ -244,12 +265,12 @@ def save(
     directory, stem = _file_name(name, output_format, place)
     with Waiting(f"fetching {name}") as waiting:
 
-        def told(size: int) -> None:
+        def progress(size: int) -> None:
             waiting.text = f"fetching {name}: {f.size(size)}"
 
         with create_session_file(directory, stem, f".{output_format}") as new:
             try:
-                size = write(new.file, told)
+                size = write(new.file, progress)
             except OSError as error:
                 raise GpulseError(
                     f"cannot write {stem}.{output_format} in {directory}: {error.strerror}",
@@ -260,6 +281,8 @@ def save(
     if os.path.basename(path) != f"{stem}.{output_format}":
         shell.remark(f"{stem}.{output_format} was there already and stays as it is")
     shell.write(f"{f.plain(name)} saved: {f.plain(shown)} ({f.size(size)})")
+    if told := see_with(path):
+        shell.write(told)
     return path
 
 

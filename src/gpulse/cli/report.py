@@ -13,7 +13,7 @@ from gpulse.terminal import format as f
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE|NAME")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -25,7 +25,11 @@ from gpulse.terminal import format as f
 def command(*, file: Path, plot: Path | None, as_json: bool, no_color: bool) -> int:
     """Say what the GPUs of a session did: FILE is what the session was written to, as .json or .jsonl.
 
+    Of a session's NAME the newest file is read: training_run_1-2.json rather than training_run_1.json when a second
+    session of that name was written.
+
     \b
+    gpulse report training_run_1
     gpulse report training_run_1.json
     gpulse report training_run_1.json --plot training_run_1.pdf
     """  # noqa: D301  click needs the backspace itself
@@ -35,12 +39,18 @@ def command(*, file: Path, plot: Path | None, as_json: bool, no_color: bool) -> 
 def show(file: Path, plot: Path | None, *, as_json: bool = False, no_color: bool = False) -> int:
     """Print the report of a file, and draw it when asked to; the exit code."""
     from gpulse.export.report import plot as drawing  # noqa: PLC0415  --help needs none of it
+    from gpulse.export.report.lookup import find_file, newer_run  # noqa: PLC0415
     from gpulse.export.report.reading import read_report  # noqa: PLC0415
     from gpulse.terminal.report import report_lines  # noqa: PLC0415
 
     if plot is not None:
         drawing.check(plot)
-    report = read_report(file)
+    found = find_file(file)
+    if found != file:
+        shell.remark(f"reading {f.plain(str(found))}")
+    elif (newer := newer_run(file)) is not None:
+        shell.remark(f"{f.plain(str(newer))} is a newer run of the same name")
+    report = read_report(found)
     try:
         if as_json:
             shell.write(json.dumps(report.to_dict(), indent=2))

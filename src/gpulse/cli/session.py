@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +110,18 @@ def begin(
     *,
     as_json: bool = False,
     transport: Any = "grpc",
-    stop: str = "gpulse session stop",
+    stop: Callable[[str], str] | None = None,
 ) -> None:
-    """Begin a session, and say how to end it."""
-    with remote.asking(lambda: chosen.connect(transport)) as head:
+    """Begin a session, and say where it will be written to and how to end it.
+
+    Args:
+        chosen: The head.
+        body: What the session is.
+        as_json: Print the head's answer.
+        transport: What to speak.
+        stop: The command that ends a session, given its name, if it is another one than our own.
+    """
+    with remote.asking(chosen, transport) as head:
         answer = head.call(
             "start", {key: value for key, value in body.items() if value not in (None, [], {})}
         )
@@ -123,8 +134,12 @@ def begin(
     name = f.plain(str(session["name"]))
     began = seconds_of(session["start_time"])
     earlier = f", from {f.duration(body['since'])} ago on" if body.get("since") and began else ""
-    there = f" --head {chosen.head}" if chosen.head and not stop.startswith("gsprof") else ""
-    shell.write(f"{name} is being profiled{earlier}; end it with: {stop} {name}{there}")
+    ending = stop(name) if stop else f"gpulse session stop {name}{chosen.options()}"
+    shell.write(f"{name} is being profiled{earlier}; end it with: {ending}")
+    if planned := answer.get("output_file"):
+        usual = f"{name}.json"
+        why = "" if os.path.basename(str(planned)) == usual else f", since {usual} is taken"
+        shell.write(f"its file will be {f.plain(str(planned))}{why}")
 
 
 @command.command()
@@ -156,7 +171,8 @@ def stop(
     if name and everything:
         raise UsageError("NAME means one session, --all means all", hint="leave out one of them")
     kind = remote.chosen_format(output_format, output)
-    with remote.asking(target.taken(given).connect) as head:
+    chosen = target.taken(given)
+    with remote.asking(chosen) as head:
         names = [name] if name else active_names(head, all_of_them=everything)
         if len(names) > 1 and output is not None and not output.is_dir():
             raise UsageError("several sessions do not fit into one file", hint="give a directory with -o")
@@ -167,7 +183,12 @@ def stop(
             code = int(any(session["export"]["state"] == "failed" for session in sessions))
         else:
             aside = output is not None and str(output) == remote.STDOUT
-            code = remote.tell_written(sessions, verb="stopped", say=shell.remark if aside else shell.write)
+            code = remote.tell_written(
+                sessions,
+                verb="stopped",
+                export_with=lambda name: f"gpulse session export {name}{chosen.options()}",
+                say=shell.remark if aside else shell.write,
+            )
         if output is not None:
             for session in sessions:
                 remote.fetch(head, session["session_id"], kind, output)
@@ -182,7 +203,7 @@ def active_names(head: remote.Head, *, all_of_them: bool) -> list[str]:
     """
     names = [str(session["name"]) for session in head.call("sessions")["sessions"] if session["is_active"]]
     if not names:
-        raise UsageError("no session is active", hint="gpulse session list")
+        raise UsageError("no session is active", hint=f"gpulse session list{head.options}")
     if len(names) > 1 and not all_of_them:
         raise UsageError(
             f"{len(names)} sessions are active: {', '.join(map(f.plain, names))}",
@@ -197,7 +218,7 @@ def active_names(head: remote.Head, *, all_of_them: bool) -> list[str]:
 @target.options
 def list_sessions(*, as_json: bool, no_color: bool, **given: Any) -> None:
     """List all sessions, the newest last."""
-    with remote.asking(target.taken(given).connect) as head:
+    with remote.asking(target.taken(given)) as head:
         answer = head.call("sessions")
         now = head.call("status").get("time")
     if as_json:
@@ -219,7 +240,7 @@ def list_sessions(*, as_json: bool, no_color: bool, **given: Any) -> None:
 @target.options
 def show(*, name: str, as_json: bool, no_color: bool, **given: Any) -> None:
     """Show everything about the session NAME, which can be an id too."""
-    with remote.asking(target.taken(given).connect) as head:
+    with remote.asking(target.taken(given)) as head:
         session = head.call("session", {"name": name})
         now = head.call("status").get("time")
     if as_json:
@@ -249,7 +270,7 @@ def export(*, name: str, output_format: str | None, output: Path | None, **given
     Nothing is overwritten: where there is NAME.json already, NAME-2.json is made.
     """
     kind = remote.chosen_format(output_format, output)
-    with remote.asking(target.taken(given).connect) as head:
+    with remote.asking(target.taken(given)) as head:
         remote.fetch(head, name, kind, output)
 
 
@@ -272,9 +293,10 @@ def recover_session(*, data_dir: Path | None, **given: Any) -> None:
     gpulse session recover --export NAME   bring what there is here, and leave it as it is
     """  # noqa: D301  click needs the backspace itself
     chosen = target.taken(given)
-    asked = recover.Asked(**given)
+    place = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir is not None else ""
+    asked = recover.Asked(**given, options=f"{place}{chosen.options()}")
     if data_dir is not None:
         recover.in_directory(asked, data_dir, chosen)
         return
-    with remote.asking(chosen.connect) as head:
+    with remote.asking(chosen) as head:
         recover.at_head(asked, head)

@@ -31,7 +31,7 @@ def command(
     """  # noqa: D301  click needs the backspace itself
     asked = {"interval_ms": freq, "bandwidth": bandwidth, "nvlink": nvlink}
     body = {name: value for name, value in asked.items() if value is not None}
-    with remote.asking(target.taken(given).connect) as head:
+    with remote.asking(target.taken(given)) as head:
         if body:
             settings = head.call("settings", body)["settings"]
         else:

@@ -52,7 +52,7 @@ def show(
     from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
 
     try:
-        with remote.asking(lambda: chosen.connect(transport)) as head:
+        with remote.asking(chosen, transport) as head:
             status = head.call("status")
     except UnreachableError as error:
         shell.complain(name, error.message, error.hint)

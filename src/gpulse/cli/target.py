@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,18 @@ class Target(NamedTuple):
     tls_ca: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+
+    def options(self) -> str:
+        """Return the options as they were given, each after a space, for a command that is suggested."""
+        given = {
+            "--head": self.head,
+            "--token-file": self.token_file,
+            "--tls-ca": self.tls_ca,
+            "--tls-cert": self.tls_cert,
+            "--tls-key": self.tls_key,
+        }
+        words = [f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None]
+        return "".join([*words, *([" --tls"] if self.tls else [])])
 
     def connect(self, transport: Transport = "grpc", *, call_seconds: float | None = None) -> HeadClient:
         """A client for the head that is meant.

@@ -245,6 +245,8 @@ def _file(session: Document, export: Document) -> str:
             return f"failed: {export.get('error')}"
         case "done":
             return str(export.get("path"))
+    if session.get("end_time") is None and session.get("output_file"):
+        return f"{session['output_file']}, when it is stopped"
     return f.UNKNOWN if session.get("end_time") is None else "not written"
 
 

@@ -6,6 +6,7 @@ import copy
 import importlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import click
 
 from gpulse._version import __version__
 from gpulse.cli import recover, remote, session, shell, target
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ class _Borrowed(NamedTuple):
     module: str
     help: str
     defaults: dict[str, Any]
+    """By parameter, where they are others than gpulse's."""
     extra: tuple[click.Parameter, ...] = ()
+    option_help: dict[str, str] = {}  # noqa: RUF012  it never changes
+    """By parameter, where the help of gpulse's would not be true."""
 
 
 _RESILIENT = click.Option(
@@ -45,7 +49,19 @@ _BORROWED = {
     "start": _Borrowed(
         "gpulse.cli.head",
         "Start the head: gRPC for agents on 8090, HTTP on 8091, for all machines, data in .gswarm_profiler_data/.",
-        {"host": "0.0.0.0", "data_dir": DATA_DIR},  # noqa: S104  as the users of gsprof expect; a token is needed
+        {
+            "host": "0.0.0.0",  # noqa: S104  as the users of gsprof expect; a token is needed
+            "data_dir": DATA_DIR,
+            "freq": 500,
+            "enable_bandwidth": False,
+            "enable_nvlink": False,
+        },
+        option_help={
+            "data_dir": "Where everything is kept.",
+            "freq": "Milliseconds between two samples of every agent.",
+            "enable_bandwidth": "PCIe traffic in sessions.",
+            "enable_nvlink": "NVLink traffic in sessions.",
+        },
     ),
     "connect": _Borrowed(
         "gpulse.cli.agent", "Sample this machine for the head at HEAD until Ctrl-C.", {}, (_RESILIENT,)
@@ -63,6 +79,7 @@ def _borrowed(name: str, borrowed: _Borrowed) -> click.Command:
             mine.default = borrowed.defaults[mine.name]
             if isinstance(mine, click.Option):
                 mine.show_default = True
+                mine.help = borrowed.option_help.get(mine.name, mine.help)
         parameters.append(mine)
     return click.Command(
         name, params=[*parameters, *borrowed.extra], callback=original.callback, help=borrowed.help
@@ -142,8 +159,9 @@ def _profile(name: str, transport: Transport) -> None:
     def profile(*, name: str | None, **given: Any) -> None:
         chosen = _chosen(given, transport)
         stop = "gsprof stop" if transport == "grpc" else "gsprof http-stop"
+        there = _where(chosen, transport)
         session.begin(
-            chosen, {"name": name}, transport=transport, stop=f"{stop} {_where(chosen, transport)} --name"
+            chosen, {"name": name}, transport=transport, stop=lambda name: f"{stop} {there} --name {name}"
         )
 
 
@@ -159,15 +177,21 @@ def _stop(name: str, transport: Transport) -> None:
         body = {"name": name, "format": output_format}
         begin = "profile" if transport == "grpc" else "http-profile"
         chosen = _chosen(given, transport)
-        with remote.asking(lambda: chosen.connect(transport)) as there:
-            answer = there.call("stop", {key: value for key, value in body.items() if value})
-            sessions = remote.written(there, answer)
+        with remote.asking(chosen, transport) as head:
+            answer = head.call("stop", {key: value for key, value in body.items() if value})
+            sessions = remote.written(head, answer)
+        there = _where(chosen, transport)
         if not sessions:
             raise GpulseError(
                 f.plain(str(answer["message"])),
-                hint=f"gsprof {begin} {_where(chosen, transport)} --name NAME",
+                hint=f"gsprof {begin} {there} --name NAME",
             )
-        return remote.tell_written(sessions, verb="stopped", export_with="gsprof recover --export --name")
+        scheme = "http://" if transport == "http" and "://" not in there else ""
+        return remote.tell_written(
+            sessions,
+            verb="stopped",
+            export_with=lambda name: f"gsprof recover {scheme}{there} --export --name {name}",
+        )
 
 
 def _status(name: str, transport: Transport) -> None:
@@ -213,7 +237,9 @@ def _chosen(given: dict[str, Any], transport: Transport) -> target.Target:
 
 
 def _where(chosen: target.Target, transport: Transport) -> str:
-    return chosen.head or chosen.address(transport).target
+    """Return the head and the options as they were given, for a command that is suggested."""
+    head = shlex.quote(chosen.head or chosen.address(transport).target)
+    return head + chosen._replace(head=None).options()
 
 
 @command.command("exit")
@@ -221,7 +247,7 @@ def _where(chosen: target.Target, transport: Transport) -> str:
 @target.access_options
 def end(**given: Any) -> None:
     """End the head; sessions that go on can be recovered."""
-    with remote.asking(_chosen(given, "grpc").connect) as there:
+    with remote.asking(_chosen(given, "grpc")) as there:
         there.call("exit")
         shell.write(f"the head at {there.place} ends")
 
@@ -245,13 +271,16 @@ def recover_session(*, data_dir: Path, **given: Any) -> None:
     Without the address of a head it looks into the data directory here, and asks the head that works there.
     """
     chosen = target.taken(given)
-    asked = recover.Asked(**given, command="gsprof recover --name")
+    place = "" if data_dir == DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
+    there = f" {shlex.quote(chosen.head)}" if chosen.head else ""
+    options = f"{place}{chosen._replace(head=None).options()}"
+    asked = recover.Asked(**given, command=f"gsprof recover{there}", before_name="--name ", options=options)
     if chosen.head is None and data_dir.is_dir():
         recover.in_directory(asked, data_dir, chosen)
         return
     try:
-        with remote.asking(chosen.connect) as there:
-            recover.at_head(asked, there)
+        with remote.asking(chosen) as head:
+            recover.at_head(asked, head)
     except GpulseError as error:
         from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
 
@@ -264,15 +293,21 @@ def recover_session(*, data_dir: Path, **given: Any) -> None:
 
 
 @command.command("stat")
-@click.option("--data", type=_EXISTING_FILE, required=True, metavar="FILE", help="A session's file.")
+@click.option("--data", type=_EXISTING_FILE, metavar="FILE", help="A session's file.")
+@click.option("--name", callback=remote.not_empty, help="A session, of which the newest file here is read.")
 @click.option(
     "--plot", type=_EXISTING_FILE, metavar="PICTURE", help="Also draw it: .pdf, .png, .svg or .html."
 )
-def stat(*, data: Path, plot: Path | None) -> int:
+def stat(*, data: Path | None, name: str | None, plot: Path | None) -> int:
     """Say what the GPUs of a session did, and draw it."""
+    if (data is None) == (name is None):
+        raise UsageError(
+            "either --data or --name says which session is meant",
+            hint="gsprof stat --data training_run_1.json, or gsprof stat --name training_run_1",
+        )
     from gpulse.cli.report import show  # noqa: PLC0415  other commands need none of it
 
-    return show(data, plot)
+    return show(data or Path(name or ""), plot)
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def session(session: Session, now: float) -> Document:
         "end_time": iso(session.end),
         "frame_count": steps(session.start, end, session.interval_ms),
         "interval_ms": session.interval_ms,
-        "output_file": session.output or f"{session.name}.json",
+        "output_file": session.output,
         "labels": dict(session.labels),
         "nodes": list(session.nodes),
         "gpus": list(session.gpus),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from gpulse.cluster.api.interface import Document, Download, Format, RefusedError
 from gpulse.errors import ExportCancelledError, GpulseError
-from gpulse.export.session.files import create_session_file, remove_stale_drafts
+from gpulse.export.session.files import create_session_file, free_path, remove_stale_drafts
 from gpulse.export.session.members import members
 from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.write import MEDIA_TYPES, SessionExport, write_session
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 Written = Callable[[Session, str], Awaitable[None]]
 _AT_ONCE = 2
 _CLOSE_SECONDS = 10.0
+_PLAN_SECONDS = 2.0
 
 
 class _State(NamedTuple):
@@ -45,6 +47,8 @@ class Exports:
         self._store = store
         self._now = now
         self._states: dict[str, _State] = {}
+        self._planned: dict[str, str] = {}
+        """By session id the file that a session will be written to when it is stopped."""
         self._tasks: dict[tuple[str, Format, float | None], asyncio.Task[None]] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._cancelled = False
@@ -61,6 +65,22 @@ class Exports:
             return members(wish, self._store.gpus())
         except GpulseError as error:
             raise RefusedError(404, error.message, hint=error.hint) from error
+
+    async def plan(self, session: Session) -> None:
+        """Choose the file that a session will be written to, so that it can be told before it is there."""
+        work = asyncio.to_thread(free_path, self.directory, session.name, ".json", taken=self._taken(session))
+        with suppress(TimeoutError):  # a file server that hangs must not keep a session from beginning
+            path = await asyncio.wait_for(work, _PLAN_SECONDS)
+            if path is not None:
+                self._planned[session.id] = path
+
+    def path(self, session: Session) -> str | None:
+        """The file that a session was written to, or will be; None when neither is known."""
+        return session.output or (None if session.state == "finished" else self._planned.get(session.id))
+
+    def _taken(self, session: Session) -> set[str]:
+        """The files of other sessions that are not there yet: `run` may get the name that `run-2` would have."""
+        return {path for key, path in list(self._planned.items()) if key != session.id}
 
     def begin(self, session: Session, output_format: Format, written: Written) -> None:
         """Write a session's file; `written` is told where it is once it is complete."""
@@ -114,11 +134,14 @@ class Exports:
             self._states[session.id] = _State("failed", error=f"{type(error).__name__}: {error}")
             return
         log.info("session %s is in %s", session.name, path)
+        if session.state == "finished":
+            self._planned.pop(session.id, None)
         self._states[session.id] = _State("done", path)
         await written(session, path)
 
     def _write_file(self, session: Session, output_format: Format) -> str:
-        with create_session_file(self.directory, session.name, f".{output_format}") as draft:
+        suffix, taken = f".{output_format}", self._taken(session)
+        with create_session_file(self.directory, session.name, suffix, taken=taken) as draft:
             try:
                 write_session(
                     self._store,

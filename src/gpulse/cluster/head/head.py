@@ -158,7 +158,7 @@ class Head:
                 )
             ]
             log.info("%s", self._greeting(listening))
-            service.write_files()
+            await service.write_files()
             ready(listening)
             try:
                 await self._until_stopped(tasks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -98,13 +99,17 @@ class Service:
         """How the head is, what it stores, who is connected."""
         now, live, active = self._now(), self._fleet.live(), self._sessions.active()
         newest = active[-1] if active else None
-        described = [describe.session(session, now) for session in active]
+        described = [
+            {**describe.session(session, now), "output_file": self._exports.path(session)}
+            for session in active
+        ]
+        planned = self._exports.path(newest) if newest else None
         return {
             "freq": self._settings.interval_ms,
             "enable_bandwidth_profiling": self._settings.bandwidth,
             "enable_nvlink_profiling": self._settings.nvlink,
             "is_profiling": bool(active),
-            "output_filename": f"{newest.name}.json" if newest else "",
+            "output_filename": os.path.basename(planned or ""),
             "frame_id_counter": described[-1]["frame_count"] if described else 0,
             "connected_clients": [node.name for node in live if node.connected],
             "total_gpus": sum(len(node.devices) for node in live),
@@ -335,11 +340,12 @@ class Service:
                 nvlink=self._settings.nvlink,
             )
             await self._keep(session)
+            await self._exports.plan(session)
         log.info("session %s began (%s)", session.name, session.id)
         return {
             "success": True,
             "message": f"Profiling started: session {session.name}",
-            "output_file": f"{session.name}.json",
+            "output_file": self._exports.path(session),
             "session": self._described(session, self._now()),
         }
 
@@ -408,11 +414,12 @@ class Service:
         async with self._session_lock:
             session = recovered(self._sessions.to_recover(name, session_id), self._now())
             await self._keep(session)
+            await self._exports.plan(session)
         log.info("session %s goes on", session.name)
         return {
             "success": True,
             "message": f"session {session.name} goes on",
-            "output_file": f"{session.name}.json",
+            "output_file": self._exports.path(session),
             "session": self._described(session, self._now()),
         }
 
@@ -428,8 +435,14 @@ class Service:
             with suppress(RefusedError):  # a full disk: the next head writes the file once more
                 await self._keep(self._sessions.find(session.id)._replace(output=path))
 
-    def write_files(self) -> None:
-        """Write the files of sessions that were stopped when the last head ended before it could."""
+    async def write_files(self) -> None:
+        """Write the files of sessions that were stopped when the last head ended before it could.
+
+        Those of sessions that are not stopped yet are planned first, so that none takes another's name.
+        """
+        for session in self._sessions.all():
+            if session.state != "finished":
+                await self._exports.plan(session)
         for session in self._sessions.all():
             if session.state == "finished" and session.output is None:
                 self._exports.begin(session, "json", self._written)
@@ -447,7 +460,11 @@ class Service:
             ) from error
 
     def _described(self, session: Session, now: float) -> Document:
-        return {**describe.session(session, now), "export": self._exports.state(session)}
+        return {
+            **describe.session(session, now),
+            "output_file": self._exports.path(session),
+            "export": self._exports.state(session),
+        }
 
     # --- the head itself
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import stat
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -26,13 +27,16 @@ class SessionFile:
     Left without that it is gone, and what a crash leaves behind carries the temporary name and is used again.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], name: str, suffix: str) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], name: str, suffix: str, *, taken: Collection[str] = ()
+    ) -> None:
         """Create it.
 
         Args:
             directory: Where it will be.
             name: The session's.
             suffix: With its dot.
+            taken: Paths that it must not get, because other files will.
 
         Raises:
             UsageError: It cannot be called so.
@@ -44,6 +48,7 @@ class SessionFile:
             )
         self._name, self._suffix = checked_name(name), suffix
         self._directory = os.fspath(directory)
+        self._taken = taken
         try:
             self._part, descriptor = self._draft()
         except OSError as error:
@@ -112,9 +117,9 @@ class SessionFile:
         raise OSError(errno.EEXIST, "too many files of that name")
 
     def _named(self) -> str:
-        for number in range(1, _MOST_TRIES):
-            count = "" if number == 1 else f"-{number}"
-            path = os.path.join(self._directory, f"{self._name}{count}{self._suffix}")
+        for path in _paths(self._directory, self._name, self._suffix):
+            if path in self._taken:
+                continue
             try:
                 _move(self._part, path)
             except FileExistsError:
@@ -123,14 +128,37 @@ class SessionFile:
         raise OSError(errno.EEXIST, "too many files of that name")
 
 
-def create_session_file(directory: str | os.PathLike[str], name: str, suffix: str) -> SessionFile:
+def create_session_file(
+    directory: str | os.PathLike[str], name: str, suffix: str, *, taken: Collection[str] = ()
+) -> SessionFile:
     """A new file for a session: write to its `file`, then `publish` it; the path is known only then.
+
+    Args:
+        directory: Where it will be.
+        name: The session's.
+        suffix: With its dot.
+        taken: Paths that it must not get, because other files will.
 
     Raises:
         UsageError: It cannot be called so.
         RecordingError: No file can be made there.
     """
-    return SessionFile(directory, name, suffix)
+    return SessionFile(directory, name, suffix, taken=taken)
+
+
+def free_path(
+    directory: str | os.PathLike[str], name: str, suffix: str, *, taken: Collection[str] = ()
+) -> str | None:
+    """Return the path that a session's file would get now; None when every one is in use.
+
+    Args:
+        directory: Where it will be.
+        name: The session's.
+        suffix: With its dot.
+        taken: Paths that other files will get.
+    """
+    paths = _paths(os.fspath(directory), checked_name(name), suffix)
+    return next((path for path in paths if path not in taken and not os.path.lexists(path)), None)
 
 
 def remove_stale_drafts(directory: str | os.PathLike[str]) -> list[str]:
@@ -163,6 +191,13 @@ def _remove_draft(path: str) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def _paths(directory: str, name: str, suffix: str) -> Iterator[str]:
+    """Yield the paths that a session's file may have, the best first: run.json, run-2.json, run-3.json."""
+    yield os.path.join(directory, f"{name}{suffix}")
+    for number in range(2, _MOST_TRIES):
+        yield os.path.join(directory, f"{name}-{number}{suffix}")
 
 
 def _is_ours(path: str, descriptor: int) -> bool:

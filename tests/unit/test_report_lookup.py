@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulse.errors import RecordingError
+from gpulse.export.report.lookup import find_file, newer_run
+
+
+def test_the_newest_session_counts_and_not_the_newest_file(tmp_path: Path) -> None:
+    """An old session that is exported again stays the older one."""
+    _write(tmp_path / "run.json", "run", hour=2)
+    _write(tmp_path / "run-2.json", "run", hour=1)
+
+    assert tmp_path / "run.json" == find_file(tmp_path / "run")
+    assert [None, tmp_path / "run.json"] == [
+        newer_run(tmp_path / name) for name in ("run.json", "run-2.json")
+    ]
+
+
+def test_of_one_session_the_newest_file_counts(tmp_path: Path) -> None:
+    """It may have been exported while it went on, and is not a newer run."""
+    for count, name in enumerate(("run.json", "run-2.json")):
+        os.utime(_write(tmp_path / name, "run", hour=1), (count, count))
+
+    assert tmp_path / "run-2.json" == find_file(tmp_path / "run")
+    assert newer_run(tmp_path / "run.json") is None
+
+
+def test_a_file_says_itself_whose_it_is(tmp_path: Path) -> None:
+    """`run-2.json` is the second file of `run`, or the first one of `run-2`."""
+    _write(tmp_path / "run.json", "run", hour=1)
+    _write(tmp_path / "run-2.json", "run-2", hour=2)
+    _write(tmp_path / "run-2-2.jsonl", "run-2", hour=3)
+    _write(tmp_path / "run-10.json", "run", hour=4)
+
+    assert ["run-10.json", "run-2-2.jsonl", "run-10.json"] == [
+        find_file(tmp_path / name).name for name in ("run", "run-2", "run-10")
+    ]
+
+
+def test_a_path_means_that_file(tmp_path: Path) -> None:
+    """Whatever else is there; one that is gone means the newest file of its name."""
+    _write(tmp_path / "run-2.json", "run", hour=1)
+    _write(tmp_path / "run-3.json", "run", hour=2)
+
+    assert [tmp_path / "run-2.json", tmp_path / "run-3.json"] == [
+        find_file(tmp_path / name) for name in ("run-2.json", "run.json")
+    ]
+
+
+def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    """One that says whose it is before it is cut off counts, so that its report says what is wrong."""
+    whole = _write(tmp_path / "run.json", "run", hour=1)
+    (tmp_path / "run-2.json").write_text("no JSON")
+    (tmp_path / "run-3.json").mkdir()
+    (tmp_path / "run-4.json").write_bytes(b"")
+
+    assert whole == find_file(tmp_path / "run")
+
+    (tmp_path / "run-5.json").write_text(_document("run", hour=2)[:-9])
+
+    assert tmp_path / "run-5.json" == find_file(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["run", "run.json", "run[1]", "nowhere/run"])
+def test_nothing_of_that_name(name: str, tmp_path: Path) -> None:
+    """The directory that was looked at is said."""
+    _write(tmp_path / "run1.json", "run1", hour=1)
+
+    with pytest.raises(RecordingError, match="No such file, and no file of a session of that name") as caught:
+        find_file(tmp_path / name)
+    expected = None if "[" in name else "gpulse session export run brings it here from the head"
+    assert expected == caught.value.hint
+
+
+def _document(name: str, *, hour: int) -> str:
+    frames = [{"time": 1.0, "gpu_id": ["n:0:G"], "gpu_util": [1.0]}]
+    return json.dumps({"session_name": name, "start_time": f"2026-11-15T{hour:02}:00:00Z", "frames": frames})
+
+
+def _write(path: Path, name: str, *, hour: int) -> Path:
+    path.write_text(_document(name, hour=hour))
+    return path
