@@ -42,7 +42,7 @@ TRACE = TRACES / "gpu_shared.jsonl.gz"
         ("Missing option '-o'", "record"),
         ("cannot tell what to write into x.parquet", "record -o x.parquet --demo"),
         ("--demo and --replay do not go with it", "record -o x.jsonl --demo -- true"),
-        ("CSV holds readings; findings are in --json", "--demo --csv -b"),
+        ("CSV holds one table", "--demo --csv -a"),
         ("--all goes with `gpulse` alone; `gpulse top` has no such option", "-a top"),
         ("--gpus stands before the command; write it after: gpulse top --gpus", "--gpus 0 top"),
         ("--json stands before the command; write it after: gpulse doctor --json", "--json doctor"),

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulse.cli.look import DIAGNOSED_SECONDS
 from gpulse.model.metric import CATALOGUE
 from tests.fakes.nvml import FakeNvml
 from tests.integration.cluster import program
@@ -23,6 +25,7 @@ from tests.integration.commands import TRACES, environment, run
 
 GIB = 1 << 30
 TRACE = TRACES / "gpu_shared.jsonl.gz"
+DISK_BOUND = TRACES / "disk_small_random.jsonl.gz"
 Machine = Callable[[int], FakeNvml]
 HOSTILE = """
 import sys, time
@@ -100,10 +103,38 @@ def plain_look() -> str:
 
 
 def test_all_is_every_part_at_once() -> None:
-    """-a is -b -c -d -n."""
+    """-a is -b -c -d -n, with the diagnosis."""
     shown = run("-a", "--demo").out
+    wanted = ("waiting for cpu", "Disk", "Interface", "[high] GPU 4 waits 100% of the time for copies")
 
-    assert [] == [word for word in ("waiting for", "Disk", "Interface", "no fault") if word not in shown]
+    assert [] == [word for word in wanted if word not in shown]
+
+
+@pytest.mark.parametrize("program", ["gpulse", "bmon"])
+def test_all_names_the_bottleneck_of_a_job(program: str) -> None:
+    """A job that waits for its disk is not called faultless, neither on the terminal nor for programs."""
+    text = run("-a", "--replay", DISK_BOUND, program=program).out
+    document = json.loads(run("-a", "--json", "--replay", DISK_BOUND, program=program).out)
+
+    assert "no fault" not in text
+    assert "and its processes for disks" in text
+    assert ["input_io_bound"] == [finding["id"] for finding in document["findings"]]
+
+
+def test_all_watches_the_jobs_of_this_machine(machine: Machine, nvml_library: Path) -> None:
+    """Ten seconds later it says what it saw of them; where nothing runs it says that at once."""
+    fake = machine(1)
+    began = time.monotonic()
+    idle = run("-a", env=fake.env(nvml_library)).out
+    at_once = time.monotonic() - began
+    with child("-c", "import time; print('ready', flush=True); time.sleep(600)") as pid:
+        fake.add_process(0, pid, GIB)
+        watched = run("-a", program="bmon", env=fake.env(nvml_library))
+
+    assert "no process is on a GPU" in idle
+    assert at_once < DIAGNOSED_SECONDS < time.monotonic() - began
+    assert "watching this machine for 11 s" in watched.err
+    assert "The driver reports no fault" not in watched.out
 
 
 def test_bmon_has_its_old_flags() -> None:
@@ -113,6 +144,24 @@ def test_bmon_has_its_old_flags() -> None:
         ended = list(all_at_once.map(lambda words: run(*words.split(), program="bmon").code, flags))
 
     assert [0] * 5 == ended
+
+
+def test_bmon_writes_what_other_programs_read(tmp_path: Path) -> None:
+    """Network, JSON, CSV and SQLite are what its document promised."""
+    path = tmp_path / "looks.db"
+    network, document, table, kept = (
+        run(*words.split(), "--demo", program="bmon")
+        for words in ("-n", "--json", "-b --csv", f"-a --sqlite {path}")
+    )
+    with closing(sqlite3.connect(path)) as database:
+        stored = database.execute("SELECT id FROM finding WHERE gpu = '4'").fetchall()
+
+    assert [(0, "")] * 3 == [(ended.code, ended.err) for ended in (network, document, table)]
+    assert "Interface" in network.out
+    assert 8 == len(json.loads(document.out)["gpus"])
+    found = [row["id"] for row in csv.DictReader(io.StringIO(table.out)) if row["gpu"] == "4"]
+    assert (0, [(name,) for name in found]) == (kept.code, stored)
+    assert found
 
 
 def test_only_the_chosen_gpus_are_shown() -> None:
@@ -278,7 +327,7 @@ def test_another_users_process_is_shown_with_its_owner(machine: Machine, nvml_li
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-@pytest.mark.parametrize("options", ["-a -v", "--csv -c", "--json"])
+@pytest.mark.parametrize("options", ["-c -d -n -v", "--csv -c", "--json"])
 def test_a_hostile_process_cannot_reach_the_terminal(
     machine: Machine, nvml_library: Path, options: str, locale: str
 ) -> None:
@@ -308,7 +357,7 @@ def test_no_line_is_wider_than_the_window(machine: Machine, nvml_library: Path, 
     ) as pid:
         for index in (0, 1, 2):
             fake.add_process(index, pid, GIB)
-        ended = run("-a", "-v", env={"COLUMNS": str(columns), **fake.env(nvml_library)})
+        ended = run("-c", "-d", "-n", "-v", env={"COLUMNS": str(columns), **fake.env(nvml_library)})
 
     assert [] == [line for line in ended.out.splitlines() if len(line) > columns]
 

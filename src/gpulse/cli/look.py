@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 DIAGNOSED_SECONDS = 11.0
 """A little more than the shortest stretch that may be judged."""
 _STEP_SECONDS = 0.2
+_NO_JOB = "The driver reports no fault, and no process is on a GPU."
+_NOTHING_YET = (
+    "No fault, and no bottleneck so far; a bottleneck is reported after at least 15 seconds of watching."
+)
 
 
 def look(
@@ -43,13 +47,12 @@ def look(
     demo: bool,
     replay: Path | None,
     at: float | None,
-    diagnosed: bool = False,
 ) -> None:
     """Take looks and show them in the way that was asked for.
 
     Args:
         opened: The GPUs of this machine, when they were opened already.
-        parts: What to show.
+        parts: What to show; findings take about ten seconds of watching the running jobs.
         gpus: Which GPUs, as in --gpus.
         watch: Seconds between looks, None for a single one.
         as_json: Print JSON.
@@ -59,12 +62,9 @@ def look(
         demo: Look at the demo machine.
         replay: Look at this recording.
         at: Seconds after the recording's start.
-        diagnosed: Find out what slows the running jobs too, which takes ten seconds of watching.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    if as_csv and parts.findings:
-        raise click.UsageError("CSV holds readings; findings are in --json")
     if at is not None and (replay is None or watch is not None):
         raise click.UsageError("--at shows one moment of a recording: it goes with --replay, without --watch")
     choose = selection.parse(gpus)
@@ -72,13 +72,15 @@ def look(
         parts, as_json=as_json, as_csv=as_csv, sqlite=sqlite, no_color=no_color, watching=watch is not None
     )
     source = shell.other_source(demo=demo, replay=replay)
+    diagnosed = parts.findings
     if watch is not None:
         from gpulse.diagnosis.live import Monitor  # noqa: PLC0415
 
         monitor = Monitor()
         for snapshot in _many(watch, source):
             frame = choose(snapshot.frame)
-            showing(snapshot._replace(frame=frame, findings=tuple(monitor(frame))))
+            verdict = _NOTHING_YET if frame.gpus else None
+            showing(snapshot._replace(frame=frame, findings=tuple(monitor(frame)), verdict=verdict))
     elif replay is not None:
         showing(_from_recording(replay, at, choose, diagnosed=diagnosed))
     elif demo:
@@ -133,8 +135,11 @@ def _one(opened: GpuReader | None, choose: selection.Select, *, whole: bool, dia
         opened.keep(READINGS | FAULTS)
     with closing(machine_for_one_look(opened)) as machine:
         taken = take(machine, rates_seconds=RATES_SECONDS if whole else None)
-        if not diagnosed or not any(gpu.processes for gpu in choose(taken.frame).gpus):
-            return _judged(taken, choose)
+        judged = _judged(taken, choose)
+        if not diagnosed or not judged.frame.gpus:
+            return judged
+        if all(gpu.processes == () for gpu in judged.frame.gpus):  # None: whether there are any is unknown
+            return judged._replace(verdict=_NO_JOB)
         frames = [choose(taken.frame), *_watched(machine, choose)]
         return _diagnosed(_judged(Snapshot.of(frames[-3], frames[-1]), choose), frames)
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from gpulse._version import __version__
 from gpulse.cli import shell
+from gpulse.cli.look_options import PARTS, look_options, take_look
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
-_PARTS = {"bottleneck": "findings", "cpu": "cpu", "disk": "disk", "net": "network"}
 
 
 class Verb(NamedTuple):
@@ -91,55 +88,9 @@ class Root(click.Group):
     "--all",
     "everything",
     is_flag=True,
-    help="All of -b -c -d -n, but of what is wrong only the faults, which need no watching.",
+    help="Everything: CPU, disks, network and bottleneck diagnosis (takes about ten seconds).",
 )
-@click.option(
-    "-b",
-    "--bottleneck",
-    is_flag=True,
-    help="What is wrong: faults, and what slows the running jobs, for which it watches them for ten seconds.",
-)
-@click.option("-c", "--cpu", is_flag=True, help="CPUs, memory, pressure, and every process on a GPU.")
-@click.option("-d", "--disk", is_flag=True, help="Disks with their rates, file systems with their sizes.")
-@click.option("-n", "--net", is_flag=True, help="Network interfaces with their rates and errors.")
-@click.option(
-    "-v",
-    "--verbose",
-    is_flag=True,
-    help="More of each part: clocks, links, every child process, what cannot be read.",
-)
-@click.option(
-    "-w",
-    "--watch",
-    type=shell.seconds,
-    is_flag=False,
-    flag_value=2.0,
-    metavar="[SECONDS]",
-    help="Look again every SECONDS (2 when not given) until Ctrl-C.",
-)
-@click.option(
-    "--gpus",
-    metavar="LIST",
-    help="Only these GPUs: indices, ranges, UUIDs (0,2-3,GPU-1f2e), or `visible` for CUDA_VISIBLE_DEVICES.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one document a line.")
-@click.option(
-    "--csv",
-    "as_csv",
-    is_flag=True,
-    help="Print CSV: one row a GPU, or with -c, -d or -n a process, disk or interface.",
-)
-@click.option(
-    "--sqlite",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Append everything to a SQLite database.",
-)
-@click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1).")
-@shell.source_options
-@click.option(
-    "--at", metavar="+SECONDS", help="With --replay: the moment to look at, after the recording's start."
-)
+@look_options
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 @click.version_option(__version__, prog_name="gpulse")
 @click.pass_context
@@ -159,17 +110,4 @@ def command(ctx: click.Context, /, *, everything: bool, debug: bool, **options: 
         verb = importlib.import_module(VERBS[ctx.invoked_subcommand].module).command
         shell.refuse_stray_options(ctx, verb, "gpulse", ctx.invoked_subcommand)
         return
-    from gpulse.cli.look import look, seconds_after  # noqa: PLC0415  verbs need none of it
-    from gpulse.terminal.snapshot import Parts  # noqa: PLC0415
-
-    diagnosed = bool(options["bottleneck"])
-    wanted = {part: options.pop(flag) or everything for flag, part in _PARTS.items()}
-    at = options.pop("at")
-    parts = Parts(**wanted, verbose=options.pop("verbose"))
-    look(
-        opened=ctx.obj,
-        parts=parts,
-        at=None if at is None else seconds_after(at),
-        diagnosed=diagnosed,
-        **options,
-    )
+    take_look(options, always=PARTS if everything else (), opened=ctx.obj)

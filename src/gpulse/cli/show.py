@@ -84,6 +84,7 @@ def _csv(parts: Parts) -> Show:
     from gpulse.export.tables import Table  # noqa: PLC0415
 
     asked: Iterable[tuple[bool, Table]] = (
+        (parts.findings, "finding"),
         (parts.cpu, "process"),
         (parts.disk, "disk"),
         (parts.network, "network"),
@@ -91,7 +92,7 @@ def _csv(parts: Parts) -> Show:
     tables = [table for wanted, table in asked if wanted]
     if len(tables) > 1:
         raise click.UsageError(
-            "CSV holds one table: give one of -c, -d, -n, or use --json or --sqlite for all of them"
+            "CSV holds one table: give one of -b, -c, -d, -n, or use --json or --sqlite for all of them"
         )
     return CsvWriter(cast("IO[str]", _Data()), tables[0] if tables else "gpu").write
 

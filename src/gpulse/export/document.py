@@ -69,6 +69,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "descendants": [process_document(snapshot, p) for p in frame.processes if not p.on_gpu],
         "jobs": [{**job._asdict(), "gpus": list(job.gpus)} for job in frame.jobs],
         "findings": [finding.to_dict() for finding in snapshot.findings],
+        "verdict": snapshot.verdict,
         "health": [health_document(health) for health in frame.health],
     }
 

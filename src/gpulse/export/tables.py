@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gpulse.export.document import finite, gpu_values, process_document
 from gpulse.model.metric import Scope, Values, names
 from gpulse.model.snapshot import Snapshot
 
-Table = Literal["gpu", "host", "disk", "filesystem", "network", "process", "health"]
+Table = Literal["gpu", "host", "disk", "filesystem", "network", "process", "health", "finding"]
 Row = dict[str, Any]
-TABLES: tuple[Table, ...] = ("gpu", "host", "disk", "filesystem", "network", "process", "health")
+TABLES: tuple[Table, ...] = get_args(Table)
 
 _IDENTITY: dict[Table, tuple[str, ...]] = {
     "gpu": ("gpu", "uuid", "name"),
@@ -32,6 +32,20 @@ _IDENTITY: dict[Table, tuple[str, ...]] = {
         "start_time",
     ),
     "health": ("source", "subject", "code", "detail", "since", "hint"),
+    "finding": (
+        "gpu",
+        "id",
+        "family",
+        "severity",
+        "confidence",
+        "summary",
+        "pids",
+        "lost_ratio",
+        "start",
+        "end",
+        "advice",
+        "url",
+    ),
 }
 _SCOPES: dict[Table, Scope] = {
     "gpu": "gpu",
@@ -61,6 +75,13 @@ TEXT = frozenset(
         "code",
         "detail",
         "hint",
+        "id",
+        "family",
+        "severity",
+        "summary",
+        "pids",
+        "advice",
+        "url",
     }
 )
 """Columns that hold text; every other one holds a number."""
@@ -147,6 +168,18 @@ def _health(snapshot: Snapshot) -> list[Row]:
     return [{name: getattr(entry, name) for name in _IDENTITY["health"]} for entry in snapshot.frame.health]
 
 
+def _findings(snapshot: Snapshot) -> list[Row]:
+    return [
+        {
+            **finding.to_dict(),
+            "gpu": finding.label,
+            "pids": " ".join(map(str, finding.pids)),
+            "advice": "; ".join(advice.do for advice in finding.advice),
+        }
+        for finding in snapshot.findings
+    ]
+
+
 def _merged(values: Values, rates: Values) -> Row:
     return {name: finite(value) for name, value in {**values, **rates}.items()}
 
@@ -159,4 +192,5 @@ _MAKERS: dict[Table, Callable[[Snapshot], list[Row]]] = {
     "network": _network,
     "process": _processes,
     "health": _health,
+    "finding": _findings,
 }
