@@ -68,10 +68,12 @@ def test_a_file_that_the_head_could_not_write_is_a_failure(capsys: pytest.Captur
     """The session is stopped all the same, and can be exported again."""
     failed = {"name": "run", "export": {"state": "failed", "path": None, "error": "the disk is full"}}
 
-    assert 1 == tell_written([failed], verb="stopped")
+    assert 1 == tell_written(
+        [failed], verb="stopped", export_with="gpulse session export {} --head h:1".format
+    )
     said = capsys.readouterr().err
     assert "run stopped, but its file could not be written: the disk is full" in said
-    assert "try: gpulse session export run" in said
+    assert "try: gpulse session export run --head h:1\n" in said
 
 
 def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
