@@ -23,11 +23,11 @@ def _three_bytes(file: BinaryIO, told: Callable[[int], None]) -> int:
 def test_a_file_is_saved_under_the_name_of_its_session(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said where, and how large it is."""
+    """It is said where, how large it is, and how to look at it."""
     path = save("run", "json", tmp_path, _three_bytes)
 
     assert str(tmp_path / "run.json") == path
-    assert f"run saved: {path} (3B)\n" == capsys.readouterr().out
+    assert f"run saved: {path} (3B)\nsee it with: gpulse report {path}\n" == capsys.readouterr().out
     assert b"abc" == Path(path).read_bytes()
 
 
