@@ -152,6 +152,28 @@ def test_nothing_to_recover_is_no_question(capsys: pytest.CaptureFixture[str]) -
     assert "there is no session to recover\n" == capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["profile", "h:1", "--name", "x"], "end it with: gsprof stop h:1 --name x, or choose another name"),
+        (
+            ["http-profile", "h:2", "--name", "x"],
+            "end it with: gsprof stop http://h:2 --name x, or choose another name",
+        ),
+    ],
+)
+def test_what_is_suggested_is_for_the_same_head(asked: Asked, words: list[str], hint: str) -> None:
+    """A command that is copied must not ask another one."""
+    head = asked(_Client())
+    head.failure = RefusedError(
+        409, "it is active already", hint="end it with: gpulse session stop x, or choose another name"
+    )
+
+    with pytest.raises(RefusedError) as caught:
+        gsprof.command.main(words, standalone_mode=False)
+    assert hint == caught.value.hint
+
+
 def test_hints_for_http_become_commands(asked: Asked) -> None:
     """What a head suggests to programs is said in words that can be typed."""
     head = asked(_Client())
@@ -167,6 +189,8 @@ def test_hints_for_http_become_commands(asked: Asked) -> None:
     [
         ("gpulse session recover week.1, or stop it first", "gsprof recover --name week.1, or stop it first"),
         ("gpulse session export run", "gsprof recover --export --name run"),
+        ("gpulse session export run --head h:1, or", "gsprof recover h:1 --export --name run, or"),
+        ("gpulse session list --head h:1", "gsprof status h:1"),
         ("start a head here with `gpulse head`", "start a head here with `gsprof start`"),
         ("gpulse status lists them", "gsprof status lists them"),
         ("gpulse agent HOST:8090", "gsprof connect HOST:8090"),
@@ -187,7 +211,7 @@ def test_gsprof_rewords_what_its_commands_fail_with(asked: Asked) -> None:
 
     with pytest.raises(RefusedError) as caught:
         gsprof.command.main(["profile", "localhost", "--name", "x"], standalone_mode=False)
-    assert "gsprof recover --name x, or stop it" == caught.value.hint
+    assert "gsprof recover localhost --name x, or stop it" == caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["90", "1.5", "10m", "1h30m", "30D", " 2w ", "250ms"])

@@ -131,7 +131,7 @@ def test_interrupted_sessions_are_named() -> None:
     """With the command that goes on with them."""
     shown = lines(status(node("a"), recoverable_sessions=["week_long"]))
 
-    assert "interrupted: week_long; go on with: gpulse session recover NAME" == shown[-1]
+    assert "interrupted: week_long; go on with: gpulse session recover week_long" == shown[-1]
 
 
 def test_names_from_elsewhere_are_harmless() -> None:
@@ -184,7 +184,7 @@ def test_another_program_names_its_own_commands() -> None:
     """What is suggested can be typed."""
     other = Commands("gsprof profile --name NAME", "gsprof recover --name NAME", "gsprof connect HEAD:8090")
 
-    shown = "\n".join(lines(status(recoverable_sessions=["lost"]), commands=other))
+    shown = "\n".join(lines(status(recoverable_sessions=["lost", "other"]), commands=other))
     assert "gpulse session" not in shown
     assert "gpulse agent" not in shown
     assert all(command in shown for command in other)

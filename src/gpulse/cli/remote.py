@@ -34,6 +34,10 @@ STDOUT = "-"
 _AS_COMMANDS = {"/clients": "gpulse status", "/profiling/sessions": "gpulse session list"}
 """What heads suggest to those who speak HTTP, as commands."""
 _PATHS = re.compile(rf"(?:GET )?({'|'.join(_AS_COMMANDS)})\b")
+NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
+"""A session's name in a sentence, without the dot that ends it."""
+_AT_HEAD = re.compile(rf"gpulse (?:status|session list|session (?:start|stop|show|export|recover) {NAME})")
+"""Commands that mean a head."""
 
 
 def not_empty(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -124,9 +128,8 @@ class Head:
             with Waiting(f"waiting for the head at {self.place}"):
                 return self.client.call(operation, body)
         except GpulseError as error:
-            error.hint = error.hint and _PATHS.sub(
-                lambda path: f"{_AS_COMMANDS[path[1]]}{self.options}", error.hint
-            )
+            hint = _PATHS.sub(lambda path: _AS_COMMANDS[path[1]], error.hint or "")
+            error.hint = _AT_HEAD.sub(lambda command: f"{command[0]}{self.options}", hint) or None
             raise
 
 
@@ -136,7 +139,7 @@ def asking(chosen: Target, transport: Transport = "grpc") -> Iterator[Head]:
     with Waiting("connecting"):
         client = chosen.connect(transport)
     with client:
-        yield Head(client, chosen.options())
+        yield Head(client, chosen.options(transport))
 
 
 def written(head: Head, outcome: Document) -> list[Document]:

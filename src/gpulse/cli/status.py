@@ -10,6 +10,7 @@ import click
 from gpulse.cli import remote, shell, target
 
 if TYPE_CHECKING:
+    from gpulse.cluster.client.address import Transport
     from gpulse.terminal.cluster import Commands
 
 NOT_RUNNING = 3
@@ -34,9 +35,8 @@ def show(
     as_json: bool,
     no_color: bool,
     everything: bool = False,
-    transport: Any = "grpc",
+    transport: Transport = "grpc",
     name: str = "gpulse",
-    commands: Commands | None = None,
 ) -> int:
     """Print a head's status; the exit code.
 
@@ -47,7 +47,6 @@ def show(
         everything: List every node.
         transport: What to speak.
         name: The program that was called.
-        commands: What to suggest, if other commands than our own.
     """
     from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
 
@@ -60,7 +59,7 @@ def show(
     if as_json:
         shell.write(json.dumps(status, indent=2))
         return 0
-    from gpulse.terminal.cluster import Commands, status_lines  # noqa: PLC0415
+    from gpulse.terminal.cluster import status_lines  # noqa: PLC0415
 
     lines = status_lines(
         status,
@@ -68,7 +67,21 @@ def show(
         width=shell.width(),
         paint=shell.paint(no_color=no_color),
         every_node=everything,
-        commands=commands or Commands(),
+        commands=_commands(chosen, head, transport),
     )
     shell.write("\n".join(lines))
     return 0
+
+
+def _commands(chosen: target.Target, head: remote.Head, transport: Transport) -> Commands:
+    """Say how to do what the status suggests, at this head and with the program that was called."""
+    from gpulse.cluster import wire  # noqa: PLC0415  --help needs none of it
+    from gpulse.terminal.cluster import Commands  # noqa: PLC0415
+
+    address, options, reword = head.client.address, chosen.options(transport), shell.words()
+    port = address.port if address.transport == "grpc" else wire.DEFAULT_PORT
+    return Commands(
+        start=reword(f"gpulse session start NAME{options}"),
+        recover=reword(f"gpulse session recover NAME{options}"),
+        agent=reword(f"gpulse agent {'HEAD' if address.is_local else address.host}:{port}"),
+    )

@@ -35,10 +35,11 @@ class Target(NamedTuple):
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
-    def options(self) -> str:
+    def options(self, transport: Transport = "grpc") -> str:
         """Return the options as they were given, each after a space, for a command that is suggested."""
+        is_plain = self.head is not None and "://" not in self.head
         given = {
-            "--head": self.head,
+            "--head": f"http://{self.head}" if is_plain and transport == "http" else self.head,
             "--token-file": self.token_file,
             "--tls-ca": self.tls_ca,
             "--tls-cert": self.tls_cert,

@@ -83,7 +83,8 @@ def status_lines(
         yield from wrapped(f"no session is active; start one with: {commands.start}", width, "  ")
     waiting = [f.plain(str(name)) for name in status.get("recoverable_sessions") or []]
     if waiting:
-        text = f"interrupted: {', '.join(waiting)}; go on with: {commands.recover}"
+        recover = commands.recover.replace("NAME", waiting[0]) if len(waiting) == 1 else commands.recover
+        text = f"interrupted: {', '.join(waiting)}; go on with: {recover}"
         yield from (paint("notice", line) for line in wrapped(text, width, "  "))
 
 

@@ -107,15 +107,15 @@ class _Group(click.Group):
             raise
 
 
-_NAME = r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?)"
+_HEAD = r"(?: --head( [^\s,]+))?"
 _WORDS = (
-    (re.compile(rf"gpulse session recover {_NAME}"), r"gsprof recover --name \1"),
-    (re.compile(rf"gpulse session export {_NAME}"), r"gsprof recover --export --name \1"),
-    (re.compile(rf"gpulse session stop {_NAME}"), r"gsprof stop --name \1"),
-    (re.compile(rf"gpulse session start {_NAME}"), r"gsprof profile --name \1"),
+    (re.compile(rf"gpulse session recover ({remote.NAME}){_HEAD}"), r"gsprof recover\2 --name \1"),
+    (re.compile(rf"gpulse session export ({remote.NAME}){_HEAD}"), r"gsprof recover\2 --export --name \1"),
+    (re.compile(rf"gpulse session stop ({remote.NAME}){_HEAD}"), r"gsprof stop\2 --name \1"),
+    (re.compile(rf"gpulse session start ({remote.NAME}){_HEAD}"), r"gsprof profile\2 --name \1"),
     (re.compile(r"gpulse session stop\b"), "gsprof stop"),
-    (re.compile(r"gpulse session list\b"), "gsprof status"),
-    (re.compile(r"gpulse status\b"), "gsprof status"),
+    (re.compile(rf"gpulse session list\b{_HEAD}"), r"gsprof status\1"),
+    (re.compile(rf"gpulse status\b{_HEAD}"), r"gsprof status\1"),
     (re.compile(r"gpulse report (?=\S)"), "gsprof stat --data "),
     (re.compile(r"gpulse head\b"), "gsprof start"),
     (re.compile(r"gpulse agent\b"), "gsprof connect"),
@@ -203,7 +203,6 @@ def _status(name: str, transport: Transport) -> None:
     @target.access_options
     def status(*, as_json: bool, **given: Any) -> int:
         from gpulse.cli.status import show  # noqa: PLC0415  other commands need none of it
-        from gpulse.terminal.cluster import Commands  # noqa: PLC0415
 
         return show(
             _chosen(given, transport),
@@ -211,11 +210,6 @@ def _status(name: str, transport: Transport) -> None:
             no_color=False,
             transport=transport,
             name="gsprof",
-            commands=Commands(
-                start="gsprof profile --name NAME",
-                recover="gsprof recover --name NAME",
-                agent="gsprof connect HEAD:8090",
-            ),
         )
 
 

@@ -133,9 +133,10 @@ class Exports:
             log.exception("session %s could not be written", session.name)
             self._states[session.id] = _State("failed", error=f"{type(error).__name__}: {error}")
             return
+        finally:
+            if session.state == "finished":
+                self._planned.pop(session.id, None)
         log.info("session %s is in %s", session.name, path)
-        if session.state == "finished":
-            self._planned.pop(session.id, None)
         self._states[session.id] = _State("done", path)
         await written(session, path)
 

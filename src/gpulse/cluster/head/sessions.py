@@ -81,9 +81,9 @@ class Sessions:
         name = checked_name(name) if name else self._free_name(now)
         taken = next((s for s in self._by_id.values() if s.name == name and s.state != "finished"), None)
         if taken is not None:
-            hint = "stop it first, or choose another name"
+            hint = f"end it with: gpulse session stop {name}, or choose another name"
             if taken.state == "interrupted":
-                hint = f"gpulse session recover {name}, or stop it first, or choose another name"
+                hint = f"gpulse session recover {name}, or end it with: gpulse session stop {name}, or choose another name"
             raise RefusedError(409, f"a session called {name} is {taken.state} already", hint=hint)
         if not SHORTEST_INTERVAL_MS <= interval_ms <= LONGEST_INTERVAL_MS:
             raise RefusedError(
@@ -128,7 +128,9 @@ class Sessions:
         session = self.find(name)
         if session.state == "finished":
             raise RefusedError(
-                409, f"session {session.name} has ended already", hint="its file can be had with: export"
+                409,
+                f"session {session.name} has ended already",
+                hint=f"bring its file here with: gpulse session export {session.name}",
             )
         return [session]
 
@@ -143,12 +145,16 @@ class Sessions:
             raise RefusedError(400, "which session?", hint="give its name or its id")
         session = self.find(wanted)
         if session.state == "active":
-            raise RefusedError(409, f"session {session.name} goes on already")
+            raise RefusedError(
+                409,
+                f"session {session.name} goes on already",
+                hint=f"end it with: gpulse session stop {session.name}",
+            )
         if session.state == "finished":
             raise RefusedError(
                 409,
                 f"session {session.name} was stopped, and is complete",
-                hint="export it, or start a new one",
+                hint=f"bring its file here with: gpulse session export {session.name}, or start a new one",
             )
         return session
 

@@ -53,7 +53,8 @@ class SessionFile:
             self._part, descriptor = self._draft()
         except OSError as error:
             raise RecordingError(
-                f"no file can be made in {self._directory}: {error.strerror}", hint="another directory"
+                f"no file can be made in {self._directory}: {error.strerror}",
+                hint="name another directory with -o",
             ) from error
         self.file: BinaryIO = os.fdopen(descriptor, "wb")
         """Where the session goes."""
