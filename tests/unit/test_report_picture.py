@@ -255,3 +255,21 @@ def test_reading_alone_does_not_load_matplotlib() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
     assert b"False\n" == done.stdout
+
+
+@pytest.mark.parametrize("gpus", [[], ["n1:0:NVIDIA H200"]])
+def test_a_session_without_measurements_says_so(gpus: list[str], tmp_path: Path) -> None:
+    """Instead of an empty picture with a legend to nothing."""
+    path = tmp_path / "run.json"
+    frames = [
+        {"time": f"2026-11-15T10:00:0{number}Z", "gpu_id": gpus, "gpu_util": [None] * len(gpus)}
+        for number in range(3)
+    ]
+    path.write_text(json.dumps({"session_name": "run", "frames": frames}))
+    silent = read_report(path)
+
+    said = "No GPU delivered a measurement in this session."
+    texts = [text.get_text() for text in picture.whole(silent).texts]
+    assert [said] == [text for text in texts if text == said]
+    assert not any("Boxes" in text or "grey" in text for text in texts)
+    assert said in page(silent)

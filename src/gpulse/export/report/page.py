@@ -31,15 +31,14 @@ def page(report: Report) -> str:
         f"<h1>{_safe(words.headline(report))}</h1>",
         f'<p class="quiet">{_safe(words.subtitle(report))}</p>',
         *_labels(report),
-        "<h2>Over time</h2>",
-        svg(over_time(report)),
+        *_over_time(report),
         *_findings(report),
         *_absences(report),
         *_gaps(report),
         "<h2>Nodes</h2>",
         *_table(report, report.nodes),
         "<h2>GPUs</h2>",
-        svg(boxes(report)),
+        *([svg(boxes(report))] if report.quantities else []),
         *_table(report, report.gpus),
     ]
     return "\n".join(
@@ -63,6 +62,14 @@ def _labels(report: Report) -> Iterator[str]:
     if report.labels:
         told = ", ".join(f"{name}: {value}" for name, value in report.labels.items())
         yield f'<p class="quiet">{_safe(told)}</p>'
+
+
+def _over_time(report: Report) -> Iterator[str]:
+    if report.quantities:
+        yield "<h2>Over time</h2>"
+        yield svg(over_time(report))
+    else:
+        yield "<p>No GPU delivered a measurement in this session.</p>"
 
 
 def _table(report: Report, rows: Sequence[GpuReport] | Sequence[NodeReport]) -> Iterator[str]:

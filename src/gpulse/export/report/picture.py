@@ -24,6 +24,8 @@ def picture(report: Report, kind: str) -> bytes:
 @style()
 def whole(report: Report) -> Figure:
     """Everything in one figure: over time first, then the boxes."""
+    if not report.quantities:
+        return _empty(report)
     panels = list(panels_of(report))
     boxes = boxes_inches(report)
     height = _HEAD + sum(TITLE + panel.inches for panel in panels) + FOOT + boxes + 0.1
@@ -32,6 +34,15 @@ def whole(report: Report) -> Figure:
     write(figure, 0.58, f"{words.subtitle(report)}{_legend(report)}", 9.5)
     top = draw_over_time(figure, report, panels, _HEAD)
     draw_boxes(figure, report, top)
+    return figure
+
+
+def _empty(report: Report) -> Figure:
+    """Draw a session in which nothing was measured: an empty picture would look like a fault."""
+    figure = new_figure(_HEAD + FOOT)
+    write(figure, 0.3, words.headline(report), 13, bold=True)
+    write(figure, 0.58, words.subtitle(report), 9.5)
+    write(figure, 0.95, "No GPU delivered a measurement in this session.", 9.5)
     return figure
 
 

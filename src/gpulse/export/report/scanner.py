@@ -192,7 +192,7 @@ class _Document:
 def _wrong(name: str, why: str) -> RecordingError:
     return RecordingError(
         f"{name} is not a session file: {why}",
-        hint="a .json or .jsonl that `gpulse session stop` wrote",
+        hint="give a .json or .jsonl file that `gpulse session stop` wrote",
     )
 
 
