@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import get_args
 
 import pytest
@@ -234,7 +235,7 @@ def test_fields_of_a_later_minor_version_do_no_harm() -> None:
         '{"frame": {"time": 1, "monotonic": 1, "host": {"values": {"cpus": null}, "cores": []}}}',
         '{"frame": {"time": 1, "monotonic": 1, "host": {"values": {"cpus": "2"}, "cores": []}}}',
         '{"frame": {"time": 1, "monotonic": 1, "host": {"values": [], "cores": []}}}',
-        '{"frame": {"time": 1, "monotonic": 1, "disks": [{"name": "sda", "values": {"x": NaN}}]}}',
+        '{"frame": {"time": 1, "monotonic": 1, "disks": [{"name": "sda", "values": {"x": "1"}}]}}',
         '{"frame": {"time": 1' + "0" * 400 + ', "monotonic": 1}}',
         '{"device": {"index": 0, "uuid": [], "name": ""}}',
         '{"device": {"index": 0, "uuid": "x", "name": "", "facts": 3}}',
@@ -250,8 +251,44 @@ def test_a_line_that_is_not_of_a_recording_is_refused(line: str) -> None:
         Decoder().feed(line)
 
 
-def test_a_value_that_is_no_number_is_not_written() -> None:
-    """NaN in a frame is a fault of its source and would make a file that others cannot read."""
+@pytest.mark.parametrize(
+    "bad",
+    [math.nan, math.inf, -math.inf, 10**400, 10**5000],
+    ids=["NaN", "inf", "-inf", "400 digits", "5000 digits"],
+)
+def test_a_reading_that_is_not_finite_is_unknown(bad: float) -> None:
+    """One bad reading costs neither the frame nor the file, whether it is to be written or is in a file already."""
+    gpu = FRAME.gpus[0]
+    frame = FRAME._replace(
+        gpus=(
+            gpu._replace(
+                values={"power_watts": bad, "temperature_celsius": 40},
+                processes=(GpuProcess(7, "compute", bad, bad),),
+            ),
+        ),
+        host=HostReading({"load1": bad, "cpu_count": 4}, ((bad,) * 8,)),
+        disks=(DiskReading("sda", "ssd", {"read_bytes_total": bad, "used_bytes": 1}),),
+    )
+    known = FRAME._replace(
+        gpus=(
+            gpu._replace(
+                values={"temperature_celsius": 40}, processes=(GpuProcess(7, "compute", None, None),)
+            ),
+        ),
+        host=HostReading({"cpu_count": 4}, ()),
+        disks=(DiskReading("sda", "ssd", {"used_bytes": 1}),),
+    )
 
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        written(FRAME._replace(host=HostReading({"load1": float("nan")})))
+    assert [known, FRAME] == read(written(frame, FRAME))
+
+
+def test_a_reading_that_is_not_finite_in_a_file_is_unknown() -> None:
+    """As other programs write them: as a word, or with more digits than a float has room for."""
+    lines = written(FRAME)
+    bad = [
+        line.replace('"power_watts":1.5', '"power_watts":NaN,"temperature_celsius":1' + "0" * 400)
+        for line in lines
+    ]
+
+    assert bad != lines
+    assert [{}] == [frame.gpus[0].values for frame in read(bad)]

@@ -152,6 +152,13 @@ def test_lines_read_back_as_they_were_written(cells: list[Any], timestamp: float
     assert [cells, cells] == [[json.loads(cell) for cell in row[3:]] for row in rows]
 
 
+def test_lines_are_harmless_in_terminals() -> None:
+    """Control characters and direction overrides in names of tasks are escaped, as JSON does."""
+    text = lines([None], 1.0, [["\x1b[2J\x9b\u202e\u2028ä"], "=1+1"])
+
+    assert ',,1.000,"[""\\u001b[2J\\u009b\\u202e\\u2028\\u00e4""]","""=1+1"""\n' == text
+
+
 def test_the_header_names_every_column() -> None:
     """Also one whose name has a comma in it."""
     assert 'job,dag,timestamp,tasks,"a, b"\n' == header(columns(["tasks"]), ["a, b"])
@@ -178,7 +185,8 @@ def test_answers_of_functions_become_json() -> None:
     """Numbers of array libraries too, and never NaN; anything else is said to be none."""
     assert [1, None, "x", [7, None], {"a": 2.5}] == plain([1, nan, "x", (Scalar(), None), {"a": 2.5}])
     assert "a\\udcffb" == plain("a\udcffb")
-    for wrong in (object(), {1, 2}, [[[[[1]]]]], 10**5000):
+    assert [2.0**64, None] == plain([2**64, 10**5000])
+    for wrong in (object(), {1, 2}, [[[[[1]]]]]):
         with pytest.raises(TypeError, match="it answered with"):
             plain(wrong)
 

@@ -335,6 +335,14 @@ def test_csv() -> None:
     )
 
 
+def test_csv_is_harmless_in_spreadsheets_and_terminals() -> None:
+    """Names of GPUs and nodes become neither formulas nor escape sequences."""
+    odd = gpu(1, 0, name="=1+1")._replace(node_name="\x1b[2J\u202e", uuid="@A1")
+    row = next(csv.DictReader(io.StringIO(written(steady(odd), session(), "csv").decode(), newline="")))
+
+    assert ("^[[2J<202E>", "'@A1", "'=1+1") == (row["node"], row["uuid"], row["name"])
+
+
 def test_parquet(tmp_path: Path) -> None:
     """The same table with types, and what the other files say beside it as metadata."""
     path = tmp_path / "run.parquet"

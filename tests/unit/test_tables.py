@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +12,7 @@ import pytest
 
 from gpulse.errors import RecordingError
 from gpulse.export.csv import CsvSink, CsvWriter
+from gpulse.export.document import document
 from gpulse.export.sqlite import SCHEMA_VERSION, SqliteSink
 from gpulse.export.tables import TABLES, TEXT, columns, rows
 from gpulse.model.process import GpuProcess
@@ -99,12 +101,82 @@ def test_csv_has_a_header_once_and_empty_cells_for_the_unknown() -> None:
 
 
 def test_csv_quotes_what_needs_it() -> None:
-    """A command with commas, quotes and line ends comes back whole."""
-    stream, evil = io.StringIO(newline=""), 'a,"b"\nc'
+    """A command with commas and quotes comes back whole."""
+    stream, evil = io.StringIO(newline=""), 'a,"b" c'
     look = snapshot(gpu(0, None, (GpuProcess(17, "compute"),)), processes=(process(17, evil),))
     CsvWriter(stream, "process").write(look)
 
     assert evil == next(csv.DictReader(io.StringIO(stream.getvalue(), newline="")))["command"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        ("'=cmd|' /C calc'!A0", "=cmd|' /C calc'!A0"),
+        ("'@SUM(A1)", "@SUM(A1)"),
+        ("'-2+3", "-2+3"),
+        ("'\uff1d1+1", "\uff1d1+1"),
+        ("^I=1", "\t=1"),
+        ("^[[2J^[]0;owned^G", "\x1b[2J\x1b]0;owned\x07"),
+        ("a^Jb^M", "a\nb\r"),
+        ("<202E>live", "\u202elive"),
+        ("a^@b<9B>", "a\0b\x9b"),
+        ("py?", "py\udcff"),
+    ],
+)
+def test_a_process_name_harms_neither_spreadsheets_nor_terminals(
+    cell: str, name: str, tmp_path: Path
+) -> None:
+    """Formulas get an apostrophe; control characters and direction overrides are spelled out."""
+    stream = io.StringIO(newline="")
+    look = snapshot(gpu(0, None, (GpuProcess(17, "compute"),)), processes=(process(17, name=name),))
+    CsvWriter(stream, "process").write(look)
+    with closing(CsvSink(tmp_path / "run.csv")) as sink:
+        sink.write(frame(gpu(0, name=name)))
+
+    assert cell == next(csv.DictReader(io.StringIO(stream.getvalue(), newline="")))["name"]
+    assert f",{cell},".encode() in (tmp_path / "run.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kept", "value"),
+    [
+        (2**63 - 1, 2**63 - 1),
+        (-(2**63), -(2**63)),
+        (float(2**63), 2**63),
+        (float(2**64 - 1), 2**64 - 1),
+        (-float(2**63), -(2**63) - 1),
+        (None, 10**400),
+        (None, math.nan),
+        (None, -math.inf),
+    ],
+    ids=str,
+)
+def test_no_number_costs_a_file(kept: object, value: float, database: Path) -> None:
+    """Integers beyond 64 bits are stored as floats, what is not finite as unknown, and the rest of the row is there."""
+    held = GpuProcess(17, "compute", value)  # type: ignore[arg-type]
+    whole = frame(
+        gpu(0, {"memory_used_bytes": value, "temperature_celsius": 40}, (held,)),
+        processes=(process(17, values={"read_bytes_total": value}),),
+    )
+    with closing(SqliteSink(database)) as sink, closing(CsvSink(database.with_suffix(".csv"))) as table:
+        for each in (sink, table):
+            each.write(whole)
+            each.write(whole._replace(time=whole.time + 1, monotonic=whole.monotonic + 1))
+    row = next(csv.DictReader(io.StringIO(database.with_suffix(".csv").read_text())))
+
+    assert [(kept, 40)] * 2 == ask(database, "SELECT memory_used_bytes, temperature_celsius FROM gpu")
+    assert [(kept, kept)] * 2 == ask(database, "SELECT gpu_memory_bytes, read_bytes_total FROM process")
+    assert ("" if kept is None else str(kept)) == row["memory_used_bytes"]
+    assert kept == document(Snapshot.of(None, whole))["gpus"][0]["memory_used_bytes"]
+
+
+@pytest.mark.parametrize("name", ["py\udcff", "a\0b", "\x1b[2J", "a\nb"])
+def test_no_text_costs_a_database(name: str, database: Path) -> None:
+    """What cannot be encoded becomes a question mark; everything else is stored as it is."""
+    append(database, snapshot(gpu(0, name=name), processes=(process(17, name, name=name, user=name),)))
+
+    assert [(name.replace("\udcff", "?"),) * 3] == ask(database, "SELECT name, command, user FROM process")
 
 
 def test_whether_a_link_is_up_is_a_number(demo: Snapshot) -> None:

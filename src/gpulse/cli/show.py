@@ -98,13 +98,9 @@ def _csv(parts: Parts) -> Show:
 
 
 class _Data:
-    """Standard output for data: UTF-8 whatever the locale, and harmless when a person is looking."""
+    """Standard output for data: UTF-8 whatever the locale."""
 
     def write(self, text: str) -> int:
-        if sys.stdout.isatty():
-            from gpulse.terminal.format import plain  # noqa: PLC0415
-
-            text = "\n".join(plain(line) for line in text.split("\n"))
         sys.stdout.buffer.write(text.encode("utf-8", "replace"))
         return len(text)
 

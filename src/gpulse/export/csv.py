@@ -1,4 +1,4 @@
-"""CSV: one table, a header, one row a GPU (or process, disk, interface) and look."""
+"""CSV: one table, a header, one row a GPU (or process, disk, interface) and look; and cells that harm nobody."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ from gpulse.errors import RecordingError
 from gpulse.export.tables import Table, columns, rows
 from gpulse.model.frame import Frame
 from gpulse.model.snapshot import Snapshot
+from gpulse.model.text import plain
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Characters, also as full-width forms, that make a spreadsheet take a text for a formula."""
+
+
+def safe_text(text: str) -> str:
+    """Foreign text as a cell of CSV, harmless in spreadsheets and terminals. Every CSV writer uses it.
+
+    Control characters, escape sequences and direction overrides are shown as on the terminal (`^[`, `<202E>`), and
+    text that a spreadsheet would take for a formula gets an apostrophe before it. Process, node and user names are
+    chosen by other people.
+    """
+    shown = plain(text)
+    return f"'{shown}" if shown.startswith(_FORMULA_STARTS) else shown
 
 
 class CsvWriter:
@@ -29,7 +44,10 @@ class CsvWriter:
         if not self._begun:
             self._begun = True
             self._writer.writeheader()
-        self._writer.writerows(rows(self._table, snapshot))
+        for row in rows(self._table, snapshot):
+            self._writer.writerow(
+                {name: safe_text(value) if isinstance(value, str) else value for name, value in row.items()}
+            )
         self._stream.flush()
 
 

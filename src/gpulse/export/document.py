@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from gpulse.model.clocks import reasons
 from gpulse.model.frame import GpuReading
 from gpulse.model.health import Health
-from gpulse.model.metric import CATALOGUE, Scope, Value, Values
+from gpulse.model.metric import CATALOGUE, Scope, Values, portable
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
 from gpulse.model.rates import key
 from gpulse.model.snapshot import Snapshot
@@ -29,7 +28,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         if frame.host is None
         else {
             **_values("host", frame.host.values, rates.host),
-            "cores": [finite(share) for share in rates.cores],
+            "cores": [portable(share) for share in rates.cores],
             "kernel": frame.node.kernel,
             "cpu_model": frame.node.cpu_model,
         },
@@ -94,10 +93,10 @@ def process_document(
     """One process as JSON types, with what it holds on one GPU if it does."""
     identity, owner = process.identity, process.identity.owner
     values = _values("process", process.values, snapshot.rates.processes.get(key(process), {}))
-    values["elapsed_seconds"] = snapshot.process(process, "elapsed_seconds")
+    values["elapsed_seconds"] = portable(snapshot.process(process, "elapsed_seconds"))
     if held is not None:
-        values["gpu_memory_bytes"] = held.gpu_memory_bytes
-        values["sm_ratio"] = finite(held.sm_ratio)
+        values["gpu_memory_bytes"] = portable(held.gpu_memory_bytes)
+        values["sm_ratio"] = portable(held.sm_ratio)
     return {
         "pid": identity.pid,
         "parent_pid": identity.parent_pid,
@@ -117,12 +116,7 @@ def process_document(
 
 def gpu_values(snapshot: Snapshot, gpu: GpuReading) -> dict[str, Any]:
     """Every catalogue name of a GPU with its value or None."""
-    return {name: finite(snapshot.gpu(gpu, name)) for name in CATALOGUE["gpu"]}
-
-
-def finite(value: Value | None) -> Value | None:
-    """The value, or None for what JSON has no number for (a recording can hold NaN)."""
-    return value if value is not None and math.isfinite(value) else None
+    return {name: portable(snapshot.gpu(gpu, name)) for name in CATALOGUE["gpu"]}
 
 
 def _gpu(snapshot: Snapshot, gpu: GpuReading, by_pid: dict[int, ProcessReading]) -> dict[str, Any]:
@@ -159,4 +153,4 @@ def _unseen(held: GpuProcess) -> ProcessReading:
 
 def _values(scope: Scope, values: Values, rates: Values | None = None) -> dict[str, Any]:
     merged = values if not rates else {**values, **rates}
-    return {name: finite(merged.get(name)) for name in CATALOGUE[scope]}
+    return {name: portable(merged.get(name)) for name in CATALOGUE[scope]}

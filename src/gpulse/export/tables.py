@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from gpulse.export.document import finite, gpu_values, process_document
-from gpulse.model.metric import Scope, Values, names
+from gpulse.export.document import gpu_values, process_document
+from gpulse.model.metric import Scope, Values, names, portable
 from gpulse.model.snapshot import Snapshot
+from gpulse.model.text import encodable
 
 Table = Literal["gpu", "host", "disk", "filesystem", "network", "process", "health", "finding"]
 Row = dict[str, Any]
@@ -96,7 +97,13 @@ def columns(table: Table) -> list[str]:
 def rows(table: Table, snapshot: Snapshot) -> list[Row]:
     """The rows that one look adds to a table; None where a value is unknown."""
     stamp: Row = {"time": snapshot.frame.time, "node": snapshot.frame.node.name}
-    return [{**stamp, **row} for row in _MAKERS[table](snapshot)]
+    return [
+        {
+            name: encodable(value) if isinstance(value, str) else value
+            for name, value in {**stamp, **row}.items()
+        }
+        for row in _MAKERS[table](snapshot)
+    ]
 
 
 def _gpus(snapshot: Snapshot) -> list[Row]:
@@ -171,7 +178,7 @@ def _health(snapshot: Snapshot) -> list[Row]:
 def _findings(snapshot: Snapshot) -> list[Row]:
     return [
         {
-            **finding.to_dict(),
+            **{name: getattr(finding, name) for name in _IDENTITY["finding"]},
             "gpu": finding.label,
             "pids": " ".join(map(str, finding.pids)),
             "advice": "; ".join(advice.do for advice in finding.advice),
@@ -181,7 +188,7 @@ def _findings(snapshot: Snapshot) -> list[Row]:
 
 
 def _merged(values: Values, rates: Values) -> Row:
-    return {name: finite(value) for name, value in {**values, **rates}.items()}
+    return {name: portable(value) for name, value in {**values, **rates}.items()}
 
 
 _MAKERS: dict[Table, Callable[[Snapshot], list[Row]]] = {

@@ -26,7 +26,7 @@ from gpulse.model.frame import (
 from gpulse.model.health import Health
 from gpulse.model.job import Job
 from gpulse.model.job import from_document as job_from
-from gpulse.model.metric import Values
+from gpulse.model.metric import Values, is_finite
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading, Thread
 
 FORMAT = "gpulse-recording"
@@ -120,9 +120,7 @@ class Decoder:
             monotonic=_finite(raw["monotonic"]),
             node=self._node,
             gpus=tuple(self._gpu(gpu) for gpu in raw.get("gpus", ())),
-            host=None
-            if host is None
-            else HostReading(_values(host["values"]), tuple(map(tuple, host["cores"]))),
+            host=None if host is None else HostReading(_values(host["values"]), _cores(host["cores"])),
             disks=tuple(_reading(DiskReading, disk) for disk in raw.get("disks", ())),
             filesystems=tuple(_reading(FilesystemReading, item) for item in raw.get("filesystems", ())),
             network=tuple(_reading(NetworkReading, link) for link in raw.get("network", ())),
@@ -140,7 +138,7 @@ class Decoder:
         return GpuReading(
             self._devices[raw["uuid"]],
             _values(raw["values"]),
-            None if processes is None else tuple(GpuProcess(*process) for process in processes),
+            None if processes is None else tuple(map(_gpu_process, processes)),
             _values(raw.get("read_at", {})),
         )
 
@@ -203,16 +201,38 @@ def _known(kind: Any, raw: dict[str, Any]) -> dict[str, Any]:
 def _reading(kind: type[Reading], raw: dict[str, Any]) -> Reading:
     """A record whose first field names it; what is left out is None."""
     raw[kind._fields[0]]
-    _values(raw["values"])
-    reading: Reading = kind._make(map(raw.get, kind._fields))
+    reading: Reading = kind._make(map({**raw, "values": _values(raw["values"])}.get, kind._fields))
     return reading
 
 
 def _values(raw: Any) -> Values:
-    """The readings as they are, when they are numbers by name."""
-    if not isinstance(raw, dict) or not all(map(math.isfinite, raw.values())):
-        raise TypeError("readings are not numbers")
-    return raw
+    """The readings, when they are numbers by name; one that is not finite is unknown, and left out."""
+    if not isinstance(raw, dict):
+        raise TypeError("readings are not numbers by name")
+    try:
+        if all(map(math.isfinite, raw.values())):
+            return raw
+    except OverflowError:  # an integer beyond a float's range
+        pass
+    return {name: value for name, value in raw.items() if is_finite(value)}
+
+
+def _gpu_process(raw: Any) -> GpuProcess:
+    process = GpuProcess(*raw)
+    return process._replace(
+        gpu_memory_bytes=_number(process.gpu_memory_bytes), sm_ratio=_number(process.sm_ratio)
+    )
+
+
+def _number(raw: Any) -> Any:
+    """A number or None; None for one that is not finite."""
+    return raw if raw is None or is_finite(raw) else None
+
+
+def _cores(raw: Any) -> tuple[tuple[int, ...], ...]:
+    """The ticks of each CPU, nothing at all when one is not a finite number."""
+    known = all(ticks is not None and is_finite(ticks) for core in raw for ticks in core)
+    return tuple(map(tuple, raw)) if known else ()
 
 
 def _finite(raw: Any) -> float:
@@ -229,4 +249,20 @@ _NULLABLE = frozenset({"kind", "disk", "up"})
 
 
 def _dump(document: dict[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"), allow_nan=False)
+    try:
+        return json.dumps(document, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a number that JSON cannot hold: one bad reading must not cost the file
+        return json.dumps(_storable(document), separators=(",", ":"), allow_nan=False)
+
+
+def _storable(value: Any) -> Any:
+    """The value without readings that are not finite; None in place of one in a list."""
+    if isinstance(value, dict):
+        return {name: _storable(item) for name, item in value.items() if not _is_bad(item)}
+    if isinstance(value, list | tuple):
+        return [None if _is_bad(item) else _storable(item) for item in value]
+    return value
+
+
+def _is_bad(value: Any) -> bool:
+    return isinstance(value, int | float) and not is_finite(value)

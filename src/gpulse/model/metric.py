@@ -6,11 +6,14 @@ holds its base unit and, once shipped, never changes.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 Value = int | float
 Values = dict[str, Value]
 """Readings by catalogue name. A name that is absent was not had: unknown, never zero."""
+MAX_INTEGER = 2**63 - 1
+"""The largest integer that every file format holds exactly; SQLite and Parquet have signed 64-bit integers."""
 
 Scope = Literal["gpu", "host", "disk", "filesystem", "network", "process", "cgroup"]
 Kind = Literal["gauge", "counter", "ratio"]
@@ -274,3 +277,21 @@ CATALOGUE: dict[Scope, dict[str, Metric]] = {
 def names(scope: Scope, *, derived: bool = True) -> list[str]:
     """The catalogue's names of one scope, with or without the derived ones."""
     return [metric.name for metric in CATALOGUE[scope].values() if derived or not metric.derived]
+
+
+def is_finite(value: Value) -> bool:
+    """Whether a number is finite as a float: neither NaN nor infinite, nor an integer beyond a float's range."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def portable(value: Value | None) -> Value | None:
+    """The number as every file format can hold it.
+
+    None for what is not finite, a float for an integer beyond 64 bits with sign, and any other as it is.
+    """
+    if value is None or not is_finite(value):
+        return None
+    return value if isinstance(value, float) or -MAX_INTEGER - 1 <= value <= MAX_INTEGER else float(value)

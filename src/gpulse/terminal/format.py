@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-import unicodedata
 from collections.abc import Sequence
 
+from gpulse.model.text import plain
 from gpulse.model.units import (
     UNKNOWN,
     bits,
@@ -70,28 +70,3 @@ def since(start: float, now: float) -> str:
     except (OverflowError, ValueError, OSError):  # a damaged recording can claim any time
         return ""
     return f"since {began} ({duration(now - start)})"
-
-
-def plain(text: str | None) -> str:
-    """Foreign text made harmless: no control characters, no escape sequences, no direction overrides.
-
-    Process names and command lines are chosen by other people; printed as they are they could move the
-    cursor, retitle the window or pretend to be another line.
-    """
-    if text is None:
-        return UNKNOWN
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(character if _is_harmless(character) else _shown(character) for character in text)
-
-
-def _is_harmless(character: str) -> bool:
-    category = unicodedata.category(character)
-    return category[0] != "C" and category not in ("Zl", "Zp")
-
-
-def _shown(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return f"^{chr(code + 0x40)}"
-    return "?" if code in range(0xD800, 0xE000) else f"<{code:02X}>"

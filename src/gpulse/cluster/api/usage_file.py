@@ -10,6 +10,7 @@ from typing import Any
 
 from gpulse.cluster.api.fields import LATEST
 from gpulse.cluster.api.interface import Document, Download
+from gpulse.export.csv import safe_text
 
 COLUMNS = (
     "user",
@@ -32,8 +33,6 @@ COLUMNS = (
     "last",
 )
 _TIMES = frozenset({"start_time", "first", "last"})
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What makes a spreadsheet take a text for a formula."""
 _ROWS_A_PIECE = 500
 
 
@@ -61,9 +60,7 @@ def _cell(row: Document, name: str) -> Any:
         value = " ".join(value)
     elif name in _TIMES and value is not None:
         value = f"{_moment(value):%Y-%m-%dT%H:%M:%SZ}"
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return value
+    return safe_text(value) if isinstance(value, str) else value
 
 
 def _day(seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpulse.errors import MissingExtraError
+from gpulse.export.csv import safe_text
 from gpulse.export.session.grid import Rows
 from gpulse.export.session.happenings import iso
 from gpulse.export.session.outline import Document, Plan
@@ -45,7 +46,7 @@ def csv_pieces(plan: Plan, steps: Iterable[Rows]) -> Iterator[bytes]:
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"'
+    return '"' + safe_text(text).replace('"', '""') + '"'
 
 
 def _texts(matrix: NDArray[np.float64]) -> list[list[str]]:

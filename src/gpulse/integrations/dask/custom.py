@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gpulse.export.csv import safe_text
 from gpulse.integrations.dask.tracking import ALWAYS, ArgumentError, Column
 
 Function = Callable[[Any, Any], Any]
@@ -59,6 +60,10 @@ def custom_metric(name: str, *, per_device: bool = True) -> Callable[[Function],
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ArgumentError(f"a custom metric needs a name: @custom_metric('power'), not {name!r}")
+    if safe_text(name) != name:
+        raise ArgumentError(
+            f"a spreadsheet would take the column {name!r} for a formula; begin its name with a letter"
+        )
     if name in _TAKEN:
         raise ArgumentError(f"{name} is a column of gpulse's own; call the metric something else")
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from math import isfinite
 from typing import Any
 
 from gpulse.integrations.dask.jobs import Label
 from gpulse.integrations.dask.tracking import ALWAYS, Column
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.metric import CATALOGUE, Value, Values
+from gpulse.model.metric import CATALOGUE, Value, Values, portable
 from gpulse.model.rates import Rates, between, key
 
 Cell = Any
 """What JSON can say: numbers, text, None, lists and objects of them."""
 _DECIMALS = 6
 _DEEPEST = 4
-_LARGEST = (1 << 63) - 1
 
 
 def header(tracked: Sequence[Column], custom: Iterable[str]) -> str:
@@ -42,7 +40,11 @@ def lines(labels: Iterable[Label | None], timestamp: float, cells: Sequence[Cell
 
 
 def _json(cell: Cell) -> str:
-    return "" if cell is None else json.dumps(cell, ensure_ascii=False)
+    """A cell as JSON, in which what a terminal must not see (control characters, direction overrides) is escaped."""
+    if cell is None:
+        return ""
+    text = json.dumps(cell, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(cell)
 
 
 def plain(value: object, depth: int = 0) -> Cell:
@@ -57,12 +59,10 @@ def plain(value: object, depth: int = 0) -> Cell:
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode()
-        case int() if abs(value) > _LARGEST:
-            raise TypeError("it answered with a number of more than 64 bits")
-        case None | bool() | int():
+        case None | bool():
             return value
-        case float():
-            return value if isfinite(value) else None
+        case int() | float():
+            return portable(value)
         case list() | tuple() if depth < _DEEPEST:
             return [plain(part, depth + 1) for part in value]
         case dict() if depth < _DEEPEST:
@@ -113,7 +113,7 @@ class FrameReader:
     def _of_gpu(self, column: Column, gpu: GpuReading, rates: Rates) -> Cell:
         match column.metric:
             case "total-mem":
-                return gpu.get("memory_used_bytes")
+                return _tidy(gpu.get("memory_used_bytes"))
             case "mem-util":
                 used, total = gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes")
                 return None if used is None or not total else round(100 * used / total, 2)
@@ -161,9 +161,8 @@ def _value(name: str, read: Values, computed: Values) -> Value | None:
 
 def _tidy(value: Value | None) -> Value | None:
     """Without digits that nobody measured."""
-    if isinstance(value, float):
-        return round(value, _DECIMALS) if isfinite(value) else None
-    return value
+    value = portable(value)
+    return round(value, _DECIMALS) if isinstance(value, float) else value
 
 
 def _is_derived(column: Column) -> bool:
