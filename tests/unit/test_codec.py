@@ -256,7 +256,7 @@ def test_a_line_that_is_not_of_a_recording_is_refused(line: str) -> None:
     [math.nan, math.inf, -math.inf, 10**400, 10**5000],
     ids=["NaN", "inf", "-inf", "400 digits", "5000 digits"],
 )
-def test_a_reading_that_is_not_finite_is_unknown(bad: float) -> None:
+def test_a_reading_that_is_not_finite_is_unknown(bad: int) -> None:
     """One bad reading costs neither the frame nor the file, whether it is to be written or is in a file already."""
     gpu = FRAME.gpus[0]
     frame = FRAME._replace(

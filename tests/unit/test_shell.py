@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import click
 import pytest
 
-from gpulse.cli import shell
+from gpulse.cli import service, shell
 from gpulse.errors import CollectionError, UsageError
 
 
@@ -38,3 +40,18 @@ def test_wrong_usage_has_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert 2 == ended(UsageError("x"), monkeypatch, failed=3)
     assert 2 == ended(click.UsageError("x"), monkeypatch, failed=3)
+
+
+def test_names_in_errors_and_logs_cannot_reach_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Escape sequences and direction overrides are spelled out, and nobody forges a second line of a log."""
+    evil = "\x1b[2J\u202e\x9b"
+    ended(CollectionError(f"cannot read {evil}", hint=evil), monkeypatch)
+    service.start_logging()
+    logging.getLogger("gpulse").warning("ended %s", f"{evil}\nforged")
+    logging.basicConfig(force=True)
+
+    *said, logged = capfd.readouterr().err.splitlines()
+    assert ["gpulse: cannot read ^[[2J<202E><9B>", "  try: ^[[2J<202E><9B>"] == said
+    assert "ended ^[[2J<202E><9B>^Jforged" == logged.partition(" W ")[2]

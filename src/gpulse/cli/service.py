@@ -19,6 +19,7 @@ import click
 
 from gpulse.cli import shell
 from gpulse.errors import GpulseError, UsageError
+from gpulse.model.text import plain
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -103,27 +104,26 @@ def start_logging(*, aside: bool = False) -> None:
     Args:
         aside: On a thread of its own, for those who must not wait for whoever reads it.
     """
-    logging.basicConfig(
-        level=logging.INFO,
-        handlers=[Aside(sys.stderr.fileno()) if aside else logging.StreamHandler(sys.stderr)],
-        force=True,
-    )
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(_Lines(shell.words()))
+    handler = Aside(sys.stderr.fileno()) if aside else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LogFormatter(shell.words()))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("asyncio", "uvicorn"):  # a client that hangs up is nothing to tell
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-class _Lines(logging.Formatter):
-    """Lines of a log, with advice in the words of the program that was called."""
+class _LogFormatter(logging.Formatter):
+    """One line per record, with advice in the words of the program that was called.
+
+    Names in it hold no escape sequences, and no second line that somebody forged.
+    """
 
     def __init__(self, reword: shell.Reword) -> None:
         super().__init__("%(asctime)s %(levelname).1s %(message)s", "%Y-%m-%d %H:%M:%S")
         self._reword = reword
 
-    def format(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         """Return the line of one record."""
-        return self._reword(super().format(record))
+        return plain(self._reword(super().formatMessage(record)))
 
 
 class Aside(logging.Handler):
@@ -257,7 +257,7 @@ def _report(name: str, channel: int, log_path: Path) -> int:
     with suppress(KeyboardInterrupt):
         while piece := os.read(channel, 4096):
             said += piece
-    text = said.decode("utf-8", "replace")
+    text = plain(said.decode("utf-8", "replace"))
     if text.startswith("+"):
         print(f"{text[1:]}; log: {log_path}", flush=True)
         return 0

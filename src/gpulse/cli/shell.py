@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 import click
 
 from gpulse.errors import INTERRUPTED, GpulseError
+from gpulse.model.text import plain
 from gpulse.terminal.table import Paint, painter
 
 if TYPE_CHECKING:
@@ -168,10 +169,10 @@ def refuse_stray_options(
 
 
 def complain(name: str, message: str, hint: str | None = None) -> None:
-    """Say on standard error what went wrong and what to try."""
-    remark(f"{name}: {message}")
+    """Say on standard error what went wrong and what to try; names of others in it are made harmless."""
+    remark("\n".join(plain(line) for line in f"{name}: {message}".split("\n")))
     if hint:
-        remark(f"  try: {words()(hint)}")
+        remark(f"  try: {plain(words()(hint))}")
 
 
 def remark(text: str) -> None:
