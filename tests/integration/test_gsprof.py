@@ -173,8 +173,17 @@ def test_fault_tolerant_long_running_profiling(here: Place) -> None:
 
     assert "to go on: gsprof recover --name week_long_training" in (here.directory / "log-2.txt").read_text()
     assert "week_long_training" in here.type("gsprof recover --list")
-    assert "week_long_training goes on, with a gap" in here.type("gsprof recover --name week_long_training")
+    assert "week_long_training goes on after an interruption of" in here.type(
+        "gsprof recover --name week_long_training"
+    )
     wait_for(lambda: here.status()["connected_clients"] != [], "the agent to come back")
+    wait_for(
+        lambda: (
+            "no frames are missing"
+            in here.type("gpulse session show week_long_training --head localhost:8090")
+        ),
+        "the frames that the agent kept",
+    )
     _more_frames(here)
     here.type("gsprof http-stop master-node:8091 --name week_long_training")
 

@@ -17,7 +17,7 @@ import pytest
 from gpulse.cluster import wire
 from gpulse.cluster.agent import backoff
 from gpulse.cluster.wire_pb2 import AgentMessage, Goodbye, HeadMessage, Hello, Request, Run
-from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port, until
+from tests.integration.cluster import EAGER, Cluster, HeadProcess, cluster_in, free_port, until
 
 pytestmark = pytest.mark.slow
 HASTY = {"gpulse.cluster.head.service:_EXPORT_PATIENCE_SECONDS": 0.3}
@@ -208,6 +208,34 @@ def test_sessions_of_a_head_that_resumes_them_by_itself(cluster: Cluster) -> Non
 
     assert session["state"] == "active"
     assert [gap["end_time"] is not None for gap in session["interruptions"]] == [True]
+
+
+def test_frames_that_agents_kept_are_not_missing(cluster: Cluster) -> None:
+    """After a crash it is not known what is missing; once the agents are back, only what was not sampled is."""
+
+    head = cluster.head("--freq", "250")
+    agents = [cluster.agent(name, head.port, tuned=EAGER) for name in ("stays", "dies")]
+    until(lambda: len(head.get("/status")["connected_clients"]) == 2, "the agents")
+    head.post("/profiling/start", {"name": "week"})
+    until(lambda: head.get("/api/v1/sessions/week")["frame_count"] > 8, "frames of the session")
+    head.kill()
+    killed = time.time()
+    agents[1].kill()
+    until(lambda: time.time() - killed > 6.0, "some seconds without a head and without one of the agents")
+    again = cluster.head("--freq", "250", port=head.port, http_port=head.http_port)
+    recovered = again.post("/api/v1/sessions/recover", {"name": "week"})["session"]["interruptions"]
+    assert "dies" in recovered[0]["pending"]
+    assert [] == recovered[0]["missing"]
+
+    cluster.agent("dies", head.port, tuned=EAGER)
+
+    def settled() -> Any:
+        (found,) = again.get("/api/v1/sessions/week")["interruptions"]
+        return found if not found["pending"] else None
+
+    (gap,) = until(settled, "the agents have sent everything")["missing"]
+    assert "dies" == gap["node"]
+    assert 4.0 < gap["seconds"] < time.time() - killed
 
 
 def test_agents_are_back_soon_after_two_quick_restarts(cluster: Cluster) -> None:

@@ -129,7 +129,7 @@ class FakeHead:
             "sessions": [self._session(session) for session in self.stored],
         }
 
-    def session(self, name: str) -> Document:
+    async def session(self, name: str) -> Document:
         return self._session(self._found(name))
 
     async def start_session(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.terminal.cluster import Commands, session_facts, session_lines, status_lines
+from gpulse.terminal.cluster import Commands, interruption_words, session_facts, session_lines, status_lines
 from gpulse.terminal.table import painter, width_of
 
 PLAIN = painter(color=False)
@@ -191,7 +191,7 @@ def test_another_program_names_its_own_commands() -> None:
 
 
 def test_everything_about_a_session() -> None:
-    """Gaps are part of it."""
+    """Interruptions are part of it."""
     document = session(
         labels={"model": "llama"},
         gpus=["a:0"],
@@ -200,16 +200,46 @@ def test_everything_about_a_session() -> None:
 
     assert [
         "run",
-        "state   active",
-        "id      e8691366c8487001",
-        "began   2025-11-15 09:40:00",
-        "length  6:40",
-        "frames  400, one every 500 ms",
-        "nodes   all",
-        "GPUs    a:0",
-        "labels  model=llama",
-        "gap     2025-11-15 09:41:00 to 2025-11-15 09:42:00: no head was there",
+        "state        active",
+        "id           e8691366c8487001",
+        "began        2025-11-15 09:40:00",
+        "length       6:40",
+        "frames       400, one every 500 ms",
+        "nodes        all",
+        "GPUs         a:0",
+        "labels       model=llama",
+        "interrupted  2025-11-15 09:41:00 to 2025-11-15 09:42:00",
     ] == list(session_facts(document, now=NOW, width=100, paint=PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("missing", "pending", "words"),
+    [
+        ([], [], "no frames are missing"),
+        ([{"node": "a", "seconds": 9.0}], [], "no frames of a for 9s"),
+        ([], ["a", "b"], "not known yet for a, b, whose agents may still send frames"),
+        (
+            [],
+            list("abcdefg"),
+            "not known yet for a, b, c, d, e and 2 more, whose agents may still send frames",
+        ),
+        (None, None, ""),
+    ],
+)
+def test_what_is_missing_of_an_interruption(missing: Any, pending: Any, words: str) -> None:
+    """Only what no frame covers is missing, and what is not known yet is said to be so."""
+
+    assert words == interruption_words({"missing": missing, "pending": pending})
+
+
+def test_an_interruption_that_waits_to_be_recovered() -> None:
+    """It says how."""
+    document = session(
+        state="interrupted", interruptions=[{"start_time": "2025-11-15T09:41:00.000Z", "end_time": None}]
+    )
+
+    shown = list(session_facts(document, now=NOW, width=100, paint=PLAIN))
+    assert "interrupted  2025-11-15 09:41:00 to now; to go on: gpulse session recover run" == shown[-1]
 
 
 def test_nodes_never_heard_of_are_named() -> None:

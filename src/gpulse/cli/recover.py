@@ -105,7 +105,7 @@ def at_head(asked: Asked, head: remote.Head) -> None:
     else:
         body = {"session_id": asked.session_id} if asked.session_id else {"name": asked.name}
         session = head.call("recover", body)["session"]
-        shell.write(f"{f.plain(str(session['name']))} goes on{_gap(session)}")
+        shell.write(_resumed(session))
 
 
 def in_directory(asked: Asked, directory: Path, chosen: target.Target) -> None:
@@ -178,9 +178,14 @@ def _list(asked: Asked, sessions: Sequence[Document]) -> None:
     shell.write("\n".join(session_lines(sessions, now=time.time(), width=shell.width(), paint=paint)))
 
 
-def _gap(session: Document) -> str:
-    from gpulse.terminal.cluster import seconds_of  # noqa: PLC0415
+def _resumed(session: Document) -> str:
+    """Return that a session goes on, for how long it was interrupted, and what is missing."""
+    from gpulse.terminal.cluster import interruption_words, seconds_of  # noqa: PLC0415
 
-    gaps = session.get("interruptions") or [{}]
-    start, end = seconds_of(gaps[-1].get("start_time")), seconds_of(gaps[-1].get("end_time"))
-    return f", with a gap of {f.duration(end - start)}" if start is not None and end is not None else ""
+    last = (session.get("interruptions") or [{}])[-1]
+    start, end = seconds_of(last.get("start_time")), seconds_of(last.get("end_time"))
+    name = f.plain(str(session["name"]))
+    if start is None or end is None:
+        return f"{name} goes on"
+    missing = interruption_words(last)
+    return f"{name} goes on after an interruption of {f.duration(end - start)}{f': {missing}' if missing else ''}"

@@ -289,7 +289,7 @@ def recover_session(*, data_dir: Path | None, **given: Any) -> None:
 
     \b
     gpulse session recover --list          which can be recovered
-    gpulse session recover NAME            go on; the gap stays visible in its data
+    gpulse session recover NAME            go on; agents send what they sampled meanwhile
     gpulse session recover --export NAME   bring what there is here, and leave it as it is
     """  # noqa: D301  click needs the backspace itself
     chosen = target.taken(given)

@@ -24,6 +24,8 @@ class Commands(NamedTuple):
 
 MOST_NODES = 40
 """More than so many are summed up, and only those that are not well are listed."""
+_MAX_NAMED = 5
+"""At most this many nodes are named in a sentence."""
 _STYLES = {"healthy": "good", "late": "notice", "lost": "warn", "active": "good", "interrupted": "notice"}
 _NODE_COLUMNS = (
     Column("node", right=False),
@@ -140,15 +142,40 @@ def session_facts(session: Document, *, now: float | None, width: int, paint: Pa
         "labels": _labels(session.get("labels")),
         "file": _file(session, export),
     }
-    wide = max(map(len, told)) + 2
+    interruptions = session.get("interruptions") or ()
+    wide = max(map(len, [*told, *(["interrupted"] if interruptions else [])])) + 2
     yield paint("title", f.plain(str(session.get("name"))))
     for name, text in told.items():
         if text not in ("", f.UNKNOWN):
             yield from wrapped(f"{name:<{wide}}{f.plain(text)}", width, " " * wide)
-    for gap in session.get("interruptions") or ():
-        end = gap.get("end_time")
-        text = f"{_moment(gap.get('start_time'))} to {_moment(end) if end else 'now'}: no head was there"
-        yield from (paint("notice", line) for line in wrapped(f"{'gap':<{wide}}{text}", width, " " * wide))
+    for part in interruptions:
+        text = f"{_moment(part.get('start_time'))} to "
+        if part.get("end_time"):
+            missing = interruption_words(part)
+            text += f"{_moment(part['end_time'])}{f': {missing}' if missing else ''}"
+        else:
+            text += f"now; to go on: gpulse session recover {session.get('name')}"
+        style = "dim" if part.get("missing") == part.get("pending") == [] else "notice"
+        lines = wrapped(f"{'interrupted':<{wide}}{f.plain(text)}", width, " " * wide)
+        yield from (paint(style, line) for line in lines)
+
+
+def interruption_words(part: Document) -> str:
+    """Return what is missing of a session's interruption; empty when the head does not say."""
+    missing, pending = part.get("missing"), part.get("pending")
+    if not isinstance(missing, list) or not isinstance(pending, list):
+        return ""
+    told = [
+        f"no frames of {f.plain(str(one.get('node')))} for {f.duration(one.get('seconds'))}"
+        for one in missing[:_MAX_NAMED]
+    ]
+    if len(missing) > _MAX_NAMED:
+        told.append(f"and of {len(missing) - _MAX_NAMED} more nodes")
+    if pending:
+        names = ", ".join(f.plain(str(name)) for name in pending[:_MAX_NAMED])
+        more = f" and {len(pending) - _MAX_NAMED} more" if len(pending) > _MAX_NAMED else ""
+        told.append(f"not known yet for {names}{more}, whose agents may still send frames")
+    return "; ".join(told) or "no frames are missing"
 
 
 def seconds_of(text: object) -> float | None:

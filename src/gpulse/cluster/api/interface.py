@@ -100,8 +100,8 @@ class HeadInterface(Protocol):
     def sessions(self) -> Document:
         """All sessions."""
 
-    def session(self, name: str) -> Document:
-        """One session, by its id or the newest of that name."""
+    async def session(self, name: str) -> Document:
+        """One session, by its id or the newest of that name, and what is missing of its interruptions."""
 
     async def start_session(
         self,

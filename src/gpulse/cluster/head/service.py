@@ -18,6 +18,7 @@ from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
 from gpulse.cluster.head.past.happened import Happened
+from gpulse.cluster.head.past.interruptions import Interruptions
 from gpulse.cluster.head.past.job import Jobs
 from gpulse.cluster.head.past.past import Past
 from gpulse.cluster.head.sessions import (
@@ -78,6 +79,7 @@ class Service:
         self._jobs = Jobs(
             store, fleet.register, self._past.node_ids, exports.gpus, lambda: settings.interval_seconds
         )
+        self._interruptions = Interruptions(store, fleet.register, lambda: settings.interval_seconds)
         self._started = now()
         self._session_lock = asyncio.Lock()
         self._work: set[asyncio.Task[Document]] = set()
@@ -161,9 +163,9 @@ class Service:
             "sessions": [self._described(session, now) for session in known],
         }
 
-    def session(self, name: str) -> Document:
-        """One session, by its id or the newest of that name."""
-        return self._described(self._sessions.find(name), self._now())
+    async def session(self, name: str) -> Document:
+        """One session, by its id or the newest of that name, and what is missing of its interruptions."""
+        return await self._described_whole(self._sessions.find(name))
 
     def findings(self) -> Document:
         """What is wrong now, worst first."""
@@ -420,7 +422,7 @@ class Service:
             "success": True,
             "message": f"session {session.name} goes on",
             "output_file": self._exports.path(session),
-            "session": self._described(session, self._now()),
+            "session": await self._described_whole(session),
         }
 
     def download(self, *, name: str, output_format: Format = "json") -> Download:
@@ -465,6 +467,17 @@ class Service:
             "output_file": self._exports.path(session),
             "export": self._exports.state(session),
         }
+
+    async def _described_whole(self, session: Session) -> Document:
+        """The session with what is missing of its interruptions, which takes a look into the store."""
+        document = self._described(session, self._now())
+        if session.interruptions:
+            found = await asyncio.to_thread(self._interruptions.coverage, session)
+            document["interruptions"] = [
+                {**told, **(coverage.to_dict() if coverage else {})}
+                for told, coverage in zip(document["interruptions"], found, strict=True)
+            ]
+        return document
 
     # --- the head itself
 

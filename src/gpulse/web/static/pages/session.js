@@ -262,7 +262,17 @@ class SessionPage {
 
 function interruption(gap) {
   const [start, end] = [seconds(gap.start_time), seconds(gap.end_time)];
-  return end === null ? `since ${format.dateTime(start)}` : `${format.dateTime(start)} to ${format.clock(end)}`;
+  if (end === null) return `since ${format.dateTime(start)}`;
+  const missing = missingFrames(gap);
+  return `${format.dateTime(start)} to ${format.clock(end)}${missing ? `: ${missing}` : ""}.`;
+}
+
+/** What is missing of an interruption; empty when the head does not say. */
+function missingFrames({ missing, pending }) {
+  if (!Array.isArray(missing) || !Array.isArray(pending)) return "";
+  const told = missing.map(({ node, seconds }) => `no frames of ${format.text(node)} for ${format.duration(seconds)}`);
+  if (pending.length) told.push(`not known yet for ${pending.map(format.text).join(", ")}`);
+  return told.join("; ") || "no frames are missing";
 }
 
 function words(kind) {
