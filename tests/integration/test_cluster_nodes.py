@@ -52,6 +52,26 @@ def frames_of(head: HeadProcess, name: str) -> bool:
     return name in head.get("/metrics/latest")["client_data"]
 
 
+def test_clients_are_those_that_are_connected(cluster: Cluster) -> None:
+    """A node whose agent was killed is no client any more, and its GPUs do not count; it is still a node."""
+
+    head = cluster.head("--freq", "50")
+    doomed, other = cluster.agent("doomed", head.port), cluster.agent("other", head.port)
+    until(lambda: frames_of(head, "doomed") and frames_of(head, "other"), "frames of both")
+    assert (2, 16) == (head.get("/clients")["total_clients"], head.get("/status")["total_gpus"])
+
+    doomed.kill()
+    until(lambda: head.get("/status")["connected_clients"] == ["other"], "the connection to break")
+
+    clients, status = head.get("/clients"), head.get("/status")
+    assert (1, ["other"]) == (clients["total_clients"], [each["client_id"] for each in clients["clients"]])
+    assert (8, ["other"]) == (status["total_gpus"], list(status["gpu_info"]))
+    assert {"doomed": (8, False), "other": (8, True)} == {
+        node["name"]: (node["gpu_count"], node["connected"]) for node in status["nodes"]
+    }
+    assert other.end() == 0
+
+
 def test_namesakes(cluster: Cluster, head: HeadProcess, tmp_path: Path) -> None:
     """Two machines of one name are two nodes, the second with a number, and both are told."""
 

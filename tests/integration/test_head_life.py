@@ -117,17 +117,19 @@ def test_a_head_watches_itself_and_takes_its_agent_along(cluster: Cluster) -> No
 
 
 def test_a_head_knows_the_gpus_of_nodes_that_have_not_come_back(cluster: Cluster) -> None:
-    """Also after it was killed, and though nothing came from them since."""
+    """Also after it was killed, and though nothing came from them since; they are not connected clients, though."""
 
     head = cluster.head(http_port=free_port())
     with_frames(cluster, head)
-    before = head.get("/clients")["clients"][0]["gpus"]
+    before = head.get("/status")["nodes"][0]["gpu_count"]
     assert before
     head.kill()
     again = cluster.head(port=head.port, http_port=head.http_port)
 
-    assert before == again.get("/clients")["clients"][0]["gpus"]
-    assert len(before) == again.get("/status")["total_gpus"]
+    status = again.get("/status")
+    assert [(before, False)] == [(node["gpu_count"], node["connected"]) for node in status["nodes"]]
+    assert ([], 0, {}) == (status["connected_clients"], status["total_gpus"], status["gpu_info"])
+    assert {"total_clients": 0, "clients": []} == again.get("/clients")
     assert {} == again.get("/metrics/latest")["client_data"], "their readings are unknown, not old"
 
 

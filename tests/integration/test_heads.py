@@ -74,11 +74,11 @@ class Watcher:
         while not self._ending.wait(0.1):
             for name, head in list(self._pair.heads.items()):
                 try:
-                    clients = head.get("/clients")["clients"]
+                    nodes = head.get("/status")["nodes"]
                 except OSError:  # it is dead, or about to be
                     continue
                 self.looks += 1
-                shown = sorted(client["client_id"] for client in clients if client["gpu_count"] == 8)
+                shown = sorted(node["name"] for node in nodes if node["gpu_count"] == 8)
                 if shown != sorted(NODES):
                     self.missed.append((name, shown))
 

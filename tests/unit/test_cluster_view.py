@@ -28,7 +28,9 @@ def _utc() -> Iterator[None]:
 
 def node(name: str, state: str = "healthy", **changes: Any) -> dict[str, Any]:
     """A node with eight GPUs."""
-    fields = {"gpu_count": 8, "silent_seconds": 0.4, "version": "0.1.0", "labels": {}}
+    models, connected = {"NVIDIA H200": 8}, state != "lost"
+    fields = {"gpu_count": 8, "gpu_models": models, "connected": connected}
+    fields |= {"silent_seconds": 0.4, "version": "0.1.0", "labels": {}}
     return {"name": name, "state": state, **fields, **changes}
 
 
@@ -61,8 +63,7 @@ def status(*nodes: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "enable_bandwidth_profiling": True,
         "enable_nvlink_profiling": False,
         "frames_received": 12345,
-        "total_gpus": 8 * len(nodes),
-        "gpu_info": {each["name"]: [{"name": "NVIDIA H200"}] * 8 for each in nodes},
+        "total_gpus": sum(8 for each in nodes if each["connected"]),
         "nodes": list(nodes),
         "active_sessions": [],
         "recoverable_sessions": [],
@@ -85,7 +86,7 @@ def test_a_head_is_shown_with_its_storage_nodes_and_sessions() -> None:
         "samples every 500 ms; sessions hold PCIe bandwidth; 12.3k frames received",
         "stores in /data: 1.0M log, 1.0G free",
         "",
-        "2 nodes with 16 GPUs: 1 healthy, 1 lost",
+        "2 nodes with 16 GPUs: 1 healthy, 1 lost; 8 GPUs are connected",
         "node  state    GPUs  model        last heard  version",
         "b     lost        8  NVIDIA H200    1:30 ago  0.1.0",
         "a     healthy     8  NVIDIA H200         now  0.1.0",

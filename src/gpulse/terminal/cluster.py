@@ -115,11 +115,13 @@ def node_lines(
     if len(nodes) > 1:
         states = Counter(str(node.get("state")) for node in nodes)
         told = ", ".join(f"{states[state]} {state}" for state in ("healthy", "late", "lost") if states[state])
-        gpus = status.get("total_gpus")
+        counts = [node.get("gpu_count") for node in nodes]
+        gpus, connected = sum(each for each in counts if isinstance(each, int)), status.get("total_gpus")
+        if connected != gpus:
+            told += f"; {f.count(connected)} GPUs are connected"
         yield from wrapped(f"{len(nodes)} nodes with {f.count(gpus)} GPUs: {told}", width, "  ")
-    models = {name: _models(gpus) for name, gpus in (status.get("gpu_info") or {}).items()}
     if shown:
-        yield from render(_NODE_COLUMNS, (_node_row(node, models) for node in shown), width, paint)
+        yield from render(_NODE_COLUMNS, map(_node_row, shown), width, paint)
 
 
 def session_lines(sessions: Iterable[Document], *, now: float | None, width: int, paint: Paint) -> list[str]:
@@ -221,13 +223,13 @@ def _storage_style(storage: Document) -> str:
     return "" if storage.get("state") == "ok" else "warn"
 
 
-def _node_row(node: Document, models: Mapping[str, str]) -> list[Cell | str]:
+def _node_row(node: Document) -> list[Cell | str]:
     state, name = str(node.get("state")), str(node.get("name"))
     return [
         Cell(f.plain(name), "name"),
         Cell(f.plain(state), _STYLES.get(state, "")),
         f.count(node.get("gpu_count")),
-        models.get(name, f.UNKNOWN),
+        f.plain(", ".join(map(str, node.get("gpu_models") or ()))) or f.UNKNOWN,
         _ago(node.get("silent_seconds")),
         f.plain(str(node.get("version") or f.UNKNOWN)),
         f.plain(_labels(node.get("labels"))),
@@ -254,11 +256,6 @@ def _session_row(session: Document, now: float | None) -> list[Cell | str]:
             path, briefer=(path.rpartition("/")[2],) if export.get("state") == "done" and "/" in path else ()
         ),
     ]
-
-
-def _models(gpus: Iterable[Document]) -> str:
-    counted = Counter(f.plain(str(gpu.get("name"))) for gpu in gpus)
-    return ", ".join(counted)
 
 
 def _labels(labels: Mapping[str, str] | None) -> str:

@@ -69,6 +69,11 @@ class LiveNode(NamedTuple):
     """True when its agent was ended in order."""
 
     @property
+    def is_present(self) -> bool:
+        """Whether its agent is connected, to this head or to another one, and was heard of lately."""
+        return (self.connected or self.elsewhere) and self.state != "lost"
+
+    @property
     def devices(self) -> Sequence[Device]:
         """Its GPUs."""
         return self.known if self.frame is None else [gpu.device for gpu in self.frame.gpus]
@@ -92,10 +97,10 @@ class HeadInterface(Protocol):
         """How the head is, what it stores, who is connected."""
 
     def clients(self) -> Document:
-        """The nodes and their GPUs."""
+        """The connected nodes and their GPUs."""
 
     def latest(self) -> Document:
-        """The newest readings of every node."""
+        """The newest readings of every node that is not lost."""
 
     def sessions(self) -> Document:
         """All sessions."""

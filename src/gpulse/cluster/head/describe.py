@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -132,6 +133,7 @@ def nodes(live: Iterable[LiveNode], now: float) -> list[Document]:
         {
             "name": node.name,
             "gpu_count": len(node.devices) if node.frame or node.known else None,
+            "gpu_models": dict(Counter(device.name for device in node.devices)),
             **_how(node, now),
         }
         for node in live

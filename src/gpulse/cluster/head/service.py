@@ -100,6 +100,7 @@ class Service:
     def status(self) -> Document:
         """How the head is, what it stores, who is connected."""
         now, live, active = self._now(), self._fleet.live(), self._sessions.active()
+        present = [node for node in live if node.is_present]
         newest = active[-1] if active else None
         described = [
             {**describe.session(session, now), "output_file": self._exports.path(session)}
@@ -113,9 +114,9 @@ class Service:
             "is_profiling": bool(active),
             "output_filename": os.path.basename(planned or ""),
             "frame_id_counter": described[-1]["frame_count"] if described else 0,
-            "connected_clients": [node.name for node in live if node.connected],
-            "total_gpus": sum(len(node.devices) for node in live),
-            "gpu_info": {node.name: describe.node_gpus(node) for node in live},
+            "connected_clients": [node.name for node in present if node.connected],
+            "total_gpus": sum(len(node.devices) for node in present),
+            "gpu_info": {node.name: describe.node_gpus(node) for node in present},
             "active_sessions": described,
             "recoverable_sessions": [s.name for s in self._sessions.all() if s.state == "interrupted"],
             "version": __version__,
@@ -129,13 +130,13 @@ class Service:
         }
 
     def clients(self) -> Document:
-        """The nodes and their GPUs."""
+        """The connected nodes and their GPUs."""
         now = self._now()
-        found = [describe.client(node, now) for node in self._fleet.live()]
+        found = [describe.client(node, now) for node in self._fleet.live() if node.is_present]
         return {"total_clients": len(found), "clients": found}
 
     def latest(self) -> Document:
-        """The newest readings of every node."""
+        """The newest readings of every node that is not lost."""
         now = self._now()
         flags = {"bandwidth": self._settings.bandwidth, "nvlink": self._settings.nvlink}
         return {
@@ -150,7 +151,7 @@ class Service:
                     "host": node.frame.host.values if node.frame.host else None,
                 }
                 for node in self._fleet.live()
-                if node.frame is not None
+                if node.state != "lost" and node.frame is not None
             },
         }
 
