@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import os
+import pwd
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import Ended
+from tests.integration.commands import Ended, run
 from tests.integration.head_processes import Place, place, wait_for
 
 pytestmark = pytest.mark.slow
@@ -179,8 +181,58 @@ def test_other_machines_need_the_token(tmp_path: Path) -> None:
         for head in (f"{outside}:{made.port}", f"http://{outside}:{made.http_port}"):
             stranger = made.run(f"gpulse session list --head {head}", XDG_CONFIG_HOME=str(tmp_path / "none"))
             assert 1 == stranger.code
-            assert "copy ~/.config/gpulse/token from the head's machine" in stranger.err
+            assert (
+                f"mkdir -p ~/.config/gpulse && scp {outside}:.config/gpulse/token ~/.config/gpulse/token"
+                in stranger.err
+            )
             assert 0 == made.run(f"gpulse session list --head {head}").code
+        refused = made.run(
+            f"gpulse agent {outside}:{made.port} --demo", XDG_CONFIG_HOME=str(tmp_path / "none")
+        )
+        assert 1 == refused.code
+        assert "refuses: this head needs a token from other machines\n" in refused.err
+        assert f"scp {outside}:.config/gpulse/token ~/.config/gpulse/token" in refused.err
+
+
+def test_how_to_copy_the_token_is_said_at_start_and_on_request(tmp_path: Path) -> None:
+    """By `gsprof start`, also in the background, and by `gpulse token` for whichever file the head uses."""
+    with place(tmp_path) as made:
+        assert "the first start of gpulse head makes it" in made.run("gpulse token").err
+        usual, other = tmp_path / "home/config/gpulse/token", tmp_path / "other token"
+        for option, path in (("", usual), (f"--token-file '{other}'", other)):
+            started = made.type(f"gsprof start --port 8090 --http-port 8091 {option} --background")
+            user = pwd.getpwuid(os.geteuid()).pw_name
+            copy = f"mkdir -p ~/.config/gpulse && scp {shlex.quote(f'{user}@{socket.gethostname()}:{path}')}"
+            copy += " ~/.config/gpulse/token"
+            told = made.type("gpulse token")
+            token = made.type("gpulse token --show")
+            made.type("gsprof exit localhost:8090")
+            wait_for(lambda: 3 == made.run("gpulse status --head localhost:8090").code, "the head to end")
+            assert "other users of this machine need the token to change anything: gpulse token" in started
+            assert f"other machines need the token to read or change anything; run there: {copy}\n" in started
+            assert [f"token file: {path}", f"on another machine, run:  {copy}"] == told.splitlines()[:2]
+            assert path.read_text() == token
+
+
+def test_public_read(tmp_path: Path) -> None:
+    """Other machines read without the token, on request; it is said loudly, and they change nothing."""
+    outside = _own_address()
+    if outside is None:
+        pytest.skip("this machine has no address but its own")
+    with place(tmp_path) as made:
+        made.head("gsprof start --public-read --port 8090 --http-port 8091")
+        bare = {"XDG_CONFIG_HOME": str(tmp_path / "none")}
+        for head in (f"{outside}:{made.port}", f"http://{outside}:{made.http_port}"):
+            assert 0 == made.run(f"gpulse status --head {head}", **bare).code
+            refused = made.run(f"gpulse session start x --head {head}", **bare)
+            assert 1 == refused.code
+            assert "this head needs a token from other machines to change anything" in refused.err
+            assert 0 == made.run(f"gpulse settings --freq 600 --head {head}").code
+        said = (tmp_path / "log-0.txt").read_text()
+        assert "--public-read: everybody who can reach this head can read everything without a token" in said
+        assert "names of nodes, users, jobs and processes" in said
+    for words in ("--public-read --private", "--public-read --insecure", "--private --insecure"):
+        assert "exclude each other" in run("head", *words.split()).err
 
 
 def test_a_head_that_ends_is_noticed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpulse.cluster.api import schemas
 from gpulse.cluster.api.interface import Document, Download, Format, Grouping, JobKind, LiveNode, RefusedError
@@ -14,6 +14,11 @@ from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.base import Statistic
+from gpulse.web.access import CLIENT_USER
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Send
+    from starlette.types import Scope as AsgiScope
 
 NOW = 1_767_225_600.0
 TOKEN = "a-token-of-some-length-1234567890"
@@ -419,3 +424,13 @@ class FakeHead:
             "recoverable": False,
             "interruptions": [],
         }
+
+
+def seen_as(app: ASGIApp, user: int) -> ASGIApp:
+    """The application as a process of this user reaches it over a real connection."""
+
+    async def asked(scope: AsgiScope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[CLIENT_USER] = user
+        await app(scope, receive, send)
+
+    return asked

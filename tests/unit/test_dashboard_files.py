@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from gpulse.cluster.security import Access
 from gpulse.web.app import make_app
 from gpulse.web.dashboard import Dashboard
-from tests.unit.fake_head import TOKEN, FakeHead
+from tests.unit.fake_head import TOKEN, FakeHead, seen_as
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 STATIC = Path(str(files("gpulse.web").joinpath("static")))
@@ -23,7 +24,7 @@ EVERY = [path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".
 def asking(theme_dir: Path | None = None, address: str = "127.0.0.1") -> httpx.AsyncClient:
     """A client of an application with a dashboard."""
     app = make_app(FakeHead(), Access(TOKEN), dashboard=Dashboard(str(theme_dir) if theme_dir else None))
-    transport = httpx.ASGITransport(app, client=(address, 1))
+    transport = httpx.ASGITransport(seen_as(app, os.geteuid()), client=(address, 1))
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from gpulse.cluster.security import (
 from gpulse.errors import GpulseError, UsageError
 
 TOKEN = "a-token-of-some-length-1234567890"
-LOCAL = HttpRequest("127.0.0.1", "localhost:8091")
+LOCAL = HttpRequest("127.0.0.1", "localhost:8091", user=os.geteuid())
+OTHER = LOCAL._replace(user=4711)
 REMOTE = HttpRequest("10.1.2.3", "head:8091")
 BEARER = f"Bearer {TOKEN}"
 
@@ -136,6 +138,67 @@ def test_wrong_tokens(wrong: str) -> None:
     assert 401 == status(Access(TOKEN), REMOTE._replace(authorization=wrong))
 
 
+@pytest.mark.parametrize("user", [4711, None])
+def test_other_users_of_this_machine_read_only(user: int | None) -> None:
+    """Whoever is not the head's user or root, or cannot be found, changes nothing without the token."""
+
+    access = Access(TOKEN)
+    other = LOCAL._replace(user=user)
+
+    for method in ("GET", "HEAD", "OPTIONS"):
+        assert 200 == status(access, other._replace(method=method))
+    for method in ("POST", "PUT", "DELETE", "PATCH", "get", ""):
+        assert 401 == status(access, other._replace(method=method))
+        assert 401 == status(Access(None), other._replace(method=method, authorization="Bearer None"))
+        assert 200 == status(access, other._replace(method=method, authorization=BEARER))
+        assert 200 == status(access, other._replace(method=method, user=0))
+        assert 200 == status(access, LOCAL._replace(method=method))
+    assert 403 == status(access, other._replace(host="evil.com")), "reading needs a name of the head, too"
+
+
+def test_a_private_head_is_not_read_by_other_users() -> None:
+    """They need the token for everything; its own user and root do not."""
+
+    access = Access(TOKEN, private=True)
+
+    assert 401 == status(access, OTHER)
+    assert 200 == status(access, OTHER._replace(authorization=BEARER))
+    assert [200, 200] == [status(access, LOCAL), status(access, LOCAL._replace(user=0))]
+    assert 401 == status(access, REMOTE)
+
+
+def test_public_read() -> None:
+    """Everybody reads, nobody changes anything without the token, and pages of other origins do neither."""
+
+    access = Access(TOKEN, public_read=True, names=["gpu-head"])
+
+    for host in ("10.0.0.7:8091", "[fd00::7]:8091", "gpu-head:8091"):
+        public = REMOTE._replace(host=host)
+        assert 200 == status(access, public)
+        assert 401 == status(access, public._replace(method="POST"))
+        assert 200 == status(access, public._replace(method="POST", authorization=BEARER))
+        assert 403 == status(access, public._replace(origin="http://evil.com"))
+        assert 403 == status(access, public._replace(fetch_site="cross-site", fetch_mode="cors"))
+    for name in ("evil.com:8091", None, "10.0.0.7.evil.com"):
+        assert 403 == status(access, REMOTE._replace(host=name)), "a name that was made to point here"
+    assert [200, 401] == [status(access, OTHER), status(access, OTHER._replace(method="POST"))]
+    assert 401 == status(access, LOCAL._replace(forwarded=True, method="POST"))
+
+
+def test_refusals_say_what_helps() -> None:
+    """With the command that prints the token's place."""
+
+    for access, request in (
+        (Access(TOKEN), REMOTE),
+        (Access(TOKEN), OTHER._replace(method="POST")),
+        (Access(TOKEN), REMOTE._replace(authorization="Bearer wrong")),
+    ):
+        refusal = access.http(request)
+        assert refusal is not None
+        assert "gpulse token" in refusal.hint
+        assert "Authorization: Bearer TOKEN" in refusal.hint
+
+
 def test_no_token_means_this_machine_only() -> None:
     """A head without a token serves nobody else, whatever they send."""
 
@@ -154,7 +217,7 @@ def test_insecure_serves_everybody_but_foreign_pages() -> None:
 
     assert 200 == status(access, REMOTE)
     assert 403 == status(access, REMOTE._replace(origin="http://evil.com"))
-    assert access.grpc("ipv4:10.0.0.1:1", []) is None
+    assert 200 == status(access, OTHER._replace(method="POST"))
 
 
 def test_a_proxy_on_this_machine_is_not_this_machine() -> None:
@@ -266,16 +329,43 @@ def test_cookies() -> None:
     assert 401 == status(access, request)
 
 
-def test_grpc() -> None:
+async def call(
+    access: Access, peer: str, metadata: Iterable[tuple[str, str | bytes]] = (), *, changes: bool = True
+) -> str | None:
+    """How a call is answered."""
+    return await access.grpc(peer, metadata, ports=(1,), changes=changes)
+
+
+async def test_grpc() -> None:
     """Calls from other machines need the token in their metadata."""
 
-    access = Access(TOKEN)
+    access, peer = Access(TOKEN), "ipv4:10.0.0.1:1"
 
-    assert access.grpc("ipv4:127.0.0.1:1", []) is None
-    assert access.grpc("ipv4:10.0.0.1:1", [("authorization", BEARER)]) is None
-    assert access.grpc("ipv4:10.0.0.1:1", [("x", "y"), ("authorization", BEARER.encode())]) is None
-    for metadata in ([], [("authorization", "Bearer nope")], [("token", TOKEN)]):
-        assert "token" in (access.grpc("ipv4:10.0.0.1:1", metadata) or "")
+    assert None is await call(access, peer, [("authorization", BEARER)])
+    assert None is await call(access, peer, [("x", "y"), ("authorization", BEARER.encode())])
+    assert None is await call(Access(None, insecure=True), peer)
+    for changes in (True, False):
+        for metadata in ([], [("authorization", "Bearer nope")], [("token", TOKEN)]):
+            assert "token" in (await call(access, peer, metadata, changes=changes) or "")
+
+
+@pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "ipv6:%5B::1%5D:1", "unix:", "ipv4:127.0.0.1:x"])
+async def test_grpc_calls_of_nobody_on_this_machine(peer: str) -> None:
+    """A caller who cannot be found may read unless the head is private, and changes nothing without the token."""
+
+    assert None is await call(Access(TOKEN), peer, changes=False)
+    assert "token" in (await call(Access(TOKEN), peer) or "")
+    assert "token" in (await call(Access(TOKEN, private=True), peer, changes=False) or "")
+    assert None is await call(Access(TOKEN, private=True), peer, [("authorization", BEARER)])
+
+
+async def test_public_read_over_grpc() -> None:
+    """As over HTTP."""
+
+    access = Access(TOKEN, public_read=True)
+
+    assert None is await call(access, "ipv4:10.0.0.1:1", changes=False)
+    assert "to change anything" in (await call(access, "ipv4:10.0.0.1:1") or "")
 
 
 def test_a_token_is_made_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpulse.cluster.security import COOKIE, Access
 from gpulse.web.answer import encoded
 from gpulse.web.app import make_app
 from gpulse.web.negotiate import prefers_html
-from tests.unit.fake_head import NOW, TOKEN, FakeHead
+from tests.unit.fake_head import NOW, TOKEN, FakeHead, seen_as
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -42,7 +43,9 @@ async def remote(head: FakeHead) -> AsyncIterator[httpx.AsyncClient]:
 def client(head: FakeHead, address: str, base: str, access: Access | None = None) -> httpx.AsyncClient:
     """A client that is seen to come from an address."""
     app = make_app(head, access or Access(TOKEN, ["https://panel.example"]), clock=lambda: head.now)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 4711))
+    transport = httpx.ASGITransport(
+        seen_as(app, os.geteuid()), raise_app_exceptions=False, client=(address, 4711)
+    )
     return httpx.AsyncClient(transport=transport, base_url=base)
 
 

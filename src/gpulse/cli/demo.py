@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import logging
 import os
+import secrets
 import sys
 import webbrowser
 from collections.abc import Awaitable, Callable
@@ -132,6 +133,7 @@ class _Demo:
         from gpulse.cluster.security import Access  # noqa: PLC0415
 
         plan = cluster_plan(self._nodes, self._gpus)
+        token = secrets.token_urlsafe(32)
         os.makedirs(f"{directory}/sessions", exist_ok=True)
         config = HeadConfig(
             data_dir=f"{directory}/data",
@@ -141,7 +143,7 @@ class _Demo:
             interval_ms=_INTERVAL_MS,
             expected=lambda: plan.expected,
         )
-        access = Access(None, (), names={_HOST}, insecure=False)
+        access = Access(token, names={_HOST})
         head = Head(config, access)
         behind: list[HeadInterface] = []
         failed: list[Exception] = []
@@ -156,7 +158,7 @@ class _Demo:
             head.stop()
 
         async def introduce(listening: Listening) -> None:
-            await troupe.play(listening.grpc)
+            await troupe.play(listening.grpc, token)
             await _first_frames(behind[0], self._nodes)
             await _begin_session(behind[0], plan)
             address = self._say(listening, plan)

@@ -8,10 +8,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 
@@ -33,6 +34,10 @@ _SHORTEST_RETENTION_SECONDS = 3600.0
 _LEAST_DISK_LIMIT = 64 << 20
 _SEAL_SECONDS, _SHARED_SEAL_SECONDS = 600.0, 60.0
 _AGENT_PAUSE_SECONDS = 5.0
+_PUBLIC_READ = (
+    "everybody who can reach this head can read everything without a token: "
+    "names of nodes, users, jobs and processes, and all their figures"
+)
 _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.entry import main; main()"
 """An agent that is ended (SIGTERM) together with the head that started it, even by kill -9."""
 
@@ -124,9 +129,17 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The token that other machines need; made when it is not there.",
+    help="File with the token that others must present; created if missing. gpulse token prints how to copy it.",
 )
-@click.option("--insecure", is_flag=True, help="Serve other machines without a token.")
+@click.option("--insecure", is_flag=True, help="Let everybody read and change everything without a token.")
+@click.option(
+    "--private", is_flag=True, help="Require the token from other users of this machine to read, too."
+)
+@click.option(
+    "--public-read",
+    is_flag=True,
+    help="Let other machines read without the token; everybody sees user, job and process names.",
+)
 @click.option(
     "--cors-origin", "origins", multiple=True, metavar="ORIGIN", help="Pages of this origin may ask."
 )
@@ -164,6 +177,7 @@ def command(**options: object) -> int:
     \b
     gpulse head                          on this machine alone
     gpulse head --host 0.0.0.0           for agents on other machines
+    gpulse token                         how to copy the token to those
     gpulse agent HEAD:8090               on each of those
     gpulse session start training_run    then, wherever you are
     """  # noqa: D301  click needs the backspace itself
@@ -199,12 +213,18 @@ def start(
     shared_dir: Path | None = None,
     dcgm_names: bool = False,
     engine_options: EngineOptions = EngineOptions(),  # noqa: B008  it cannot be changed
+    private: bool = False,
+    public_read: bool = False,
 ) -> int:
     """Run a head until it is told to end."""
     if port != 0 and port == http_port:
         raise UsageError("gRPC and HTTP cannot share a port", hint="choose another --http-port")
     if insecure and token_file is not None:
         raise UsageError("--insecure needs no token, and --token-file is one", hint="leave out one of them")
+    if insecure + private + public_read > 1:
+        raise UsageError(
+            "--insecure, --private and --public-read exclude each other", hint="choose one of them"
+        )
     if retention < _SHORTEST_RETENTION_SECONDS:
         raise UsageError("--retention is too short to keep anything", hint="an hour (1h) at least")
     if disk_limit < _LEAST_DISK_LIMIT:
@@ -228,11 +248,25 @@ def start(
         from gpulse.cluster.head.upkeep import Rules  # noqa: PLC0415
         from gpulse.cluster.security import Access  # noqa: PLC0415
 
+        if insecure:
+            log.warning("--insecure: whoever reaches this head can read and control it")
+        if public_read:
+            log.warning("--public-read: %s", _PUBLIC_READ)
+        kept = None if insecure else _token(token_file, is_open=not _is_local(host))
         access = Access(
-            _token(token_file, host=host, insecure=insecure, is_encrypted=tls_cert is not None),
+            kept.text if kept else None,
             origins,
-            names=_own_names(host),
+            names=_own_names(host, origins),
             insecure=insecure,
+            private=private,
+            public_read=public_read,
+        )
+        needs = _needs(
+            kept,
+            is_open=not _is_local(host),
+            is_encrypted=tls_cert is not None,
+            private=private,
+            public_read=public_read,
         )
         config = HeadConfig(
             data_dir=str(directory.absolute()),
@@ -249,9 +283,10 @@ def start(
             address_files=(str(service.state_dir("head", "head.json").absolute()),),
             tls=_tls(tls_cert, tls_key, tls_client_ca),
             expected=expected,
+            token_file=kept.path if kept else None,
         )
         frontend = _frontend(access, config, http_port, theme, dcgm_names=dcgm_names) if http_port else None
-        asyncio.run(_run(config, access, frontend, ready, signals, with_agent=with_agent))
+        asyncio.run(_run(config, access, frontend, ready, signals, needs=needs, with_agent=with_agent))
     except GpulseError as error:
         ready.fail(error)
         raise
@@ -265,6 +300,7 @@ async def _run(
     ready: Ready,
     signals: EndSignals,
     *,
+    needs: Sequence[str],
     with_agent: bool,
 ) -> None:
     from gpulse.cluster.head.head import Head  # noqa: PLC0415
@@ -275,7 +311,10 @@ async def _run(
 
     def up(listening: Listening) -> None:
         http = f", http://{listening.http}" if listening.http else ""
-        ready.say(f"the head listens on {listening.grpc}{http} (process {os.getpid()})")
+        for need in needs:
+            if need is not _PUBLIC_READ:  # a warning said so
+                log.info("%s", need)
+        ready.say(f"the head listens on {listening.grpc}{http} (process {os.getpid()})", *needs)
         gc.collect()
         gc.freeze()  # what it has loaded stays: looking through it again and again would hold everybody up
         if with_agent:
@@ -300,6 +339,8 @@ def _end(head: Head) -> None:
 async def _own_agent(listening: Listening, config: HeadConfig) -> None:
     """Keep an agent for this machine running, until cancelled."""
     arguments = ["agent", listening.local or listening.grpc, "--state-dir", f"{config.data_dir}/agent"]
+    if config.token_file is not None:
+        arguments += ["--token-file", config.token_file]
     while True:
         try:
             code = await _ran(arguments)
@@ -323,21 +364,53 @@ async def _ran(arguments: list[str]) -> int:
         raise
 
 
-def _token(path: Path | None, *, host: str, insecure: bool, is_encrypted: bool) -> str | None:
-    """The token that other machines need; None where nobody but this machine can come, or everybody may."""
-    from gpulse.cluster.security import is_loopback, load_or_make_token  # noqa: PLC0415
+class _Token(NamedTuple):
+    """The token of this head, and where it is."""
 
-    if insecure:
-        log.warning("--insecure: whoever reaches this head can read and control it")
+    text: str
+    path: str
+
+
+def _token(path: Path | None, *, is_open: bool) -> _Token | None:
+    """Read the token, or make it; None where that fails and only users of this machine would need it."""
+    from gpulse.cluster.security import load_or_make_token  # noqa: PLC0415
+
+    chosen = str((path or service.default_token_file()).absolute())
+    try:
+        return _Token(load_or_make_token(chosen), chosen)
+    except GpulseError as error:
+        if path is not None or is_open:
+            raise
+        log.warning("other users of this machine can change nothing at this head: %s", error.message)
         return None
-    if path is None and (host == "localhost" or is_loopback(host)):
-        return None
-    chosen = path or service.default_token_file()
-    token = load_or_make_token(str(chosen))
-    log.info("other machines need the token in %s", chosen)
-    if not is_encrypted:
-        log.info("it travels unencrypted; --tls-cert and --tls-key change that")
-    return token
+
+
+def _needs(
+    token: _Token | None, *, is_open: bool, is_encrypted: bool, private: bool, public_read: bool
+) -> list[str]:
+    """Say who needs the token for what, and how to copy it to another machine."""
+    if token is None:
+        return []
+    from gpulse.cluster.tokens import copy_command  # noqa: PLC0415
+
+    read = "read or change" if private else "change"
+    lines = [f"other users of this machine need the token to {read} anything: gpulse token"]
+    if public_read:
+        lines.append(_PUBLIC_READ)
+    if is_open:
+        read = "change" if public_read else "read or change"
+        lines.append(
+            f"other machines need the token to {read} anything; run there: {copy_command(token.path)}"
+        )
+        if not is_encrypted:
+            lines.append("the token travels unencrypted; --tls-cert and --tls-key change that")
+    return lines
+
+
+def _is_local(host: str) -> bool:
+    from gpulse.cluster.security import is_loopback  # noqa: PLC0415
+
+    return host == "localhost" or is_loopback(host)
 
 
 def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
@@ -391,12 +464,19 @@ def _seal_seconds(given: float | None, shared_dir: Path | None) -> float:
     return max(1.0, given)
 
 
-def _own_names(host: str) -> set[str]:
-    """The names by which this machine may be asked from itself."""
+def _own_names(host: str, origins: Iterable[str]) -> set[str]:
+    """The names by which this machine may be asked without a token."""
     names = (
         {socket.gethostname(), socket.getfqdn()} if host not in ("127.0.0.1", "::1", "localhost") else set()
     )
+    names |= {name for name in map(_host_of, origins) if name}  # their pages may ask everything anyway
     return {name for name in names | {host} if name and name not in ("0.0.0.0", "::")}  # noqa: S104  compared, not bound
+
+
+def _host_of(origin: str) -> str | None:
+    with suppress(ValueError):
+        return urlsplit(origin).hostname
+    return None
 
 
 def _frontend(

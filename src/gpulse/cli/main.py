@@ -40,6 +40,7 @@ VERBS = {
     "session": Verb("gpulse.cli.session", "Profiling sessions: start, stop, list, show, recover, export."),
     "job": Verb("gpulse.cli.job", "How well a job, a session or a process used its GPUs."),
     "status": Verb("gpulse.cli.status", "How a head is, its nodes, and what is being profiled."),
+    "token": Verb("gpulse.cli.token", "Show where a head's token is, and how to copy it to other machines."),
     "settings": Verb("gpulse.cli.settings", "Show or change how a head's agents sample."),
     "report": Verb("gpulse.cli.report", "Statistics and plots of a session's file."),
     "doctor": Verb("gpulse.cli.doctor", "Check what can be read here, and say how to get the rest."),

@@ -201,9 +201,9 @@ class Ready:
     def __init__(self, channel: int | None = None) -> None:
         self._channel = channel
 
-    def say(self, text: str) -> None:
-        """It is up."""
-        self._send(f"+{text}")
+    def say(self, text: str, *more: str) -> None:
+        """Report that it is up, and what else whoever started it should know, a line each."""
+        self._send("\n".join((f"+{text}", *more)))
 
     def fail(self, error: GpulseError) -> None:
         """It will not come up."""
@@ -259,7 +259,8 @@ def _report(name: str, channel: int, log_path: Path) -> int:
             said += piece
     text = plain(said.decode("utf-8", "replace"))
     if text.startswith("+"):
-        print(f"{text[1:]}; log: {log_path}", flush=True)
+        first, *more = text[1:].split("\n")
+        print("\n".join((f"{first}; log: {log_path}", *more)), flush=True)
         return 0
     context = click.get_current_context(silent=True)
     called = f"gpulse {name}" if context is None else context.command_path

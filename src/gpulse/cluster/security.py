@@ -1,16 +1,20 @@
-"""Who may talk to a head: the token, requests from the head's own machine, and pages of other origins."""
+"""Decide who may read from a head and who may change something: token, user, machine, and origin of a page."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
+import os
+import pwd
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from gpulse.cluster.socket_owner import port_owner
 from gpulse.cluster.tls import TlsFiles, channel_credentials, server_credentials
 from gpulse.cluster.tokens import load_or_make_token, read_token
 
@@ -32,6 +36,10 @@ COOKIE = "gpulse_login"
 COOKIE_SECONDS = 30 * 86400
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_ROOT = 0
+_SETTLE_SECONDS = 0.05
+"""How long a call waits that is allowed for its user's sake. gRPC does not say which connection a call came from, only its
+address and port. If that connection is gone and another user's has the same port now, the call is cancelled meanwhile."""
 
 
 class Refusal(NamedTuple):
@@ -59,15 +67,19 @@ class HttpRequest(NamedTuple):
     """True when a header says that a proxy passed it on: it may come from anywhere then."""
     fetch_site: str | None = None
     fetch_mode: str | None = None
+    user: int | None = None
+    """User id of the process at the other end, if that is on this machine; None when it is unknown."""
 
 
 class Access:
     """The rules, the same for gRPC, HTTP and WebSocket.
 
-    With the token everything may be read and written from anywhere. Without it only requests from the head's own
-    machine are served, if they are addressed to it by a name of its own (a page elsewhere can make its own name
-    point here) and do not come from a page of another origin. Nothing is served to pages of other origins unless
-    these are allowed.
+    With the token everything may be read and changed from anywhere. Without it, on the head's own machine, its own user
+    and root may read and change everything, and other users may read. Other machines may do nothing. `private` closes
+    reading to other users as well, `public_read` opens it to other machines.
+
+    Without the token a request must be addressed to a name of the head, because a page elsewhere can make its own name
+    point here. Nothing is served to pages of other origins unless these are allowed.
     """
 
     def __init__(
@@ -77,16 +89,20 @@ class Access:
         *,
         names: Collection[str] = (),
         insecure: bool = False,
+        private: bool = False,
+        public_read: bool = False,
         clock: Callable[[], float] = time.time,
         who: str = "head",
     ) -> None:
         """Set the rules.
 
         Args:
-            token: What others must know; None when nobody beyond this machine may ask anything.
-            allowed_origins: Of pages elsewhere that may ask, such as `https://panel.example`.
-            names: Under which the head is reached from its own machine, besides localhost.
+            token: What others must present; None when nobody else may do more than read.
+            allowed_origins: Origins of pages elsewhere that may ask, such as `https://panel.example`.
+            names: Names of the head, besides localhost.
             insecure: Serve everybody without a token.
+            private: Other users of this machine need the token to read, too.
+            public_read: Other machines may read without a token.
             clock: Epoch seconds, to end logins.
             who: What is asked, in refusals.
         """
@@ -94,20 +110,46 @@ class Access:
         self.allowed_origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
         self._names = _LOCAL_NAMES | {name.lower().rstrip(".") for name in names}
         self._insecure = insecure
+        self._private = private
+        self._public_read = public_read
+        self._owner = os.geteuid()
         self._clock = clock
         self._who_is_asked = who
-        where = "the file gpulse/token in the configuration directory of whoever started it"
-        self._how = f"give the token of the {who}: {where}"
 
-    def grpc(self, peer: str, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-        """None when a call may go on, else why it may not."""
-        if self._insecure or is_loopback(peer):
+    async def grpc(
+        self,
+        peer: str,
+        metadata: Iterable[tuple[str, str | bytes]],
+        *,
+        ports: Collection[int],
+        changes: bool,
+    ) -> str | None:
+        """Return None when a call may go on, else why it may not.
+
+        Args:
+            peer: Who calls, as gRPC writes it.
+            metadata: What came with the call.
+            ports: The ports that the server listens on.
+            changes: Whether the call changes anything, or only reads.
+        """
+        given = [
+            value.decode("latin-1") if isinstance(value, bytes) else value
+            for name, value in metadata
+            if name.lower() == "authorization"
+        ]
+        if self._insecure or any(map(self._has_token, given)):
             return None
-        for name, value in metadata:
-            text = value.decode("latin-1") if isinstance(value, bytes) else value
-            if name.lower() == "authorization" and self._has_token(text):
+        is_local = is_loopback(peer)
+        if not changes and self._may_read(is_local=is_local):
+            return None
+        client = _address(peer)
+        if is_local and client is not None:
+            user = await asyncio.to_thread(port_owner, client, ports)
+            if self._is_trusted(user):
+                await asyncio.sleep(_SETTLE_SECONDS)
                 return None
-        return f"this head needs a token from other machines; {self._how}"
+        message, hint = self._unknown(is_local=is_local, has_tried=bool(given), changes=changes)
+        return f"{message}; {hint}"
 
     def http(self, request: HttpRequest) -> Refusal | None:
         """None when a request may go on, else why it may not."""
@@ -129,27 +171,59 @@ class Access:
         """The value of a cookie that stands for the token: made from it, and useless to find it."""
         return self._signed(int(self._clock()) + COOKIE_SECONDS)
 
+    def _may_read(self, *, is_local: bool) -> bool:
+        """Whether anybody may read, from this machine or from another one."""
+        return not self._private if is_local else self._public_read
+
+    def _is_trusted(self, user: int | None) -> bool:
+        return user is not None and user in {self._owner, _ROOT}
+
+    def _unknown(self, *, is_local: bool, has_tried: bool, changes: bool) -> tuple[str, str]:
+        """Say why somebody without the token is refused, and what helps."""
+        asked = self._who_is_asked
+        if has_tried:
+            why = f"the token is not the one of this {asked}"
+        elif not is_local:
+            why = f"this {asked} needs a token from other machines"
+            why += " to change anything" if self._public_read and changes else ""
+        else:
+            others = (
+                "users other than root"
+                if self._owner == _ROOT
+                else f"users other than {_user_name(self._owner)} and root"
+            )
+            why = f"this {asked} needs a token from {others}"
+            why += "" if self._private else " to change anything"
+        return (
+            why,
+            f"the user who started the {asked} can run: gpulse token (it prints where the token is and how to copy it)",
+        )
+
     def _who(self, request: HttpRequest) -> Refusal | None:
         if self._has_token(request.authorization) or self._has_login(request.cookie):
             return None
-        if request.client_host is None or not is_loopback(request.client_host) or request.forwarded:
-            if self._insecure:
-                return None
-            if request.authorization is not None:
-                return Refusal(401, f"the token is not the one of this {self._who_is_asked}", self._how)
-            return Refusal(
-                401,
-                f"this {self._who_is_asked} needs a token from other machines",
-                f"{self._how}; Authorization: Bearer TOKEN",
+        is_local = (
+            request.client_host is not None and is_loopback(request.client_host) and not request.forwarded
+        )
+        if self._insecure and not is_local:
+            return None
+        changes = request.method not in _SAFE_METHODS
+        is_allowed = self._insecure or (is_local and self._is_trusted(request.user))
+        if not is_allowed and (changes or not self._may_read(is_local=is_local)):
+            why, hint = self._unknown(
+                is_local=is_local, has_tried=request.authorization is not None, changes=changes
             )
+            return Refusal(401, why, f"{hint}; send it in the header Authorization: Bearer TOKEN")
         name = _host_name(request.host)
-        if name is None or name not in self._names:
-            return Refusal(
-                403,
-                f"the request is addressed to a name that is not this {self._who_is_asked}'s",
-                "without a token use http://localhost and the port",
-            )
-        return None
+        if name is not None and (name in self._names or (not is_local and _is_address(name))):
+            return None
+        return Refusal(
+            403,
+            f"the request is addressed to a name that is not this {self._who_is_asked}'s",
+            "without a token use http://localhost and the port"
+            if is_local
+            else "without a token use the address of its machine, or the name that `hostname` prints there",
+        )
 
     def _where(self, request: HttpRequest) -> Refusal | None:
         if request.origin is not None:
@@ -208,6 +282,29 @@ def is_loopback(peer: str) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def _address(peer: str) -> tuple[str, int] | None:
+    """Read address and port of a peer as gRPC writes it; None where it has none."""
+    kind, _, rest = peer.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if kind not in {"ipv4", "ipv6"} or not (port.isascii() and port.isdecimal()):
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address: nobody can make one point elsewhere."""
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
+
+
+def _user_name(uid: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"user {uid}"
 
 
 def _what(request: HttpRequest) -> Refusal | None:

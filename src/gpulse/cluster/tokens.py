@@ -1,9 +1,12 @@
-"""The token that other machines need: a file that nobody but its owner can read."""
+"""The token that other machines and other users need: a file that nobody but its owner can read."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
+import shlex
+import socket
 from contextlib import suppress
 
 from gpulse.errors import GpulseError, UsageError
@@ -59,7 +62,7 @@ def read_token(path: str) -> str:
     except OSError as error:
         raise GpulseError(
             f"the token file {path} cannot be read: {error.strerror}",
-            hint="copy it from the machine of the head, or name it with --token-file",
+            hint="copy it from the head's machine (gpulse token prints how, there), or name it with --token-file",
         ) from error
     is_ours = status.st_uid == os.geteuid() and _is_of_gpulse(path)
     another = "name a copy of the head's token, mode 600, with --token-file"
@@ -80,6 +83,34 @@ def read_token(path: str) -> str:
             else another,
         )
     return text
+
+
+def copy_command(path: str) -> str:
+    """Return the shell command that copies a token file of this machine, run on another one."""
+    user = str(os.geteuid())
+    with suppress(KeyError):
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    return _copy(shlex.quote(f"{user}@{socket.gethostname()}:{path}"))
+
+
+def token_hint(host: str, *, is_local: bool) -> str:
+    """Say how to get the token of a head that wants one.
+
+    Args:
+        host: The head's machine, as it was addressed.
+        is_local: Whether that is this machine: another user's head then.
+    """
+    if is_local:
+        return (
+            "run it as the user who started the head, or have that user run: gpulse token --show, "
+            "and name a file of mode 600 with it: --token-file FILE"
+        )
+    source = shlex.quote(f"{host}:.config/gpulse/token")
+    return f"{_copy(source)} (if it is elsewhere, the user who started the head can run there: gpulse token)"
+
+
+def _copy(source: str) -> str:
+    return f"mkdir -p ~/.config/gpulse && scp {source} ~/.config/gpulse/token"
 
 
 def _is_of_gpulse(path: str) -> bool:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+CLIENT_USER = "gpulse.client_user"
+"""Key of a request's state: the user id of the process at the other end, looked up once for each connection."""
 _DRAIN_STRANGER = 1_000_000
 """Bytes of a refused request that are read before it is answered."""
 
@@ -151,6 +153,7 @@ def described(scope: Scope) -> HttpRequest:
         forwarded=any(name in headers for name in _PROXY_HEADERS),
         fetch_site=_only(headers, "sec-fetch-site"),
         fetch_mode=_only(headers, "sec-fetch-mode"),
+        user=scope.get("state", {}).get(CLIENT_USER),
     )
 
 

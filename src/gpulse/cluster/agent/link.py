@@ -16,6 +16,7 @@ from gpulse.cluster.agent.heads import Candidate, Heads
 from gpulse.cluster.agent.stream import Side, Stream, printable
 from gpulse.cluster.aside import aside
 from gpulse.cluster.tls import channel_credentials
+from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError
 
 _QUIET_SECONDS = 600.0
@@ -36,7 +37,7 @@ _MOST_UNCLEAR, _UNCLEAR_SECONDS = 5, 0.05
 """An attempt that came to no clear answer is made again so often, that soon."""
 
 _REFUSALS: dict[grpc.StatusCode, str | None] = {
-    grpc.StatusCode.UNAUTHENTICATED: "copy the head's token file to this machine and name it with --token-file",
+    grpc.StatusCode.UNAUTHENTICATED: None,
     grpc.StatusCode.PERMISSION_DENIED: "check that the token is the head's: --token-file",
     grpc.StatusCode.FAILED_PRECONDITION: "install the same version of gpulse here and at the head",
     grpc.StatusCode.INVALID_ARGUMENT: None,
@@ -186,7 +187,7 @@ class Link:
         except grpc.aio.AioRpcError as error:
             code, why = error.code(), printable(error.details() or error.code().name.lower())
             if code in _REFUSALS:
-                raise _unwanted(head, why, _REFUSALS[code]) from error
+                raise _refusal(head, code, why) from error
             if code is grpc.StatusCode.ALREADY_EXISTS:
                 return self._displaced(head, why)
             if (
@@ -263,7 +264,7 @@ class Link:
             code = error.code()
             if code in _REFUSALS:
                 why = printable(error.details() or code.name.lower())
-                self._refused(head, _unwanted(head, why, _REFUSALS[code]))
+                self._refused(head, _refusal(head, code, why))
         except (OSError, GpulseError) as error:
             _log.debug("%s is not back yet: %s", head.target, error)
         except Exception as error:  # noqa: BLE001  a fault of ours in looking must not end the connection there is
@@ -358,6 +359,15 @@ class Link:
         elif head.said[0] != why or now - head.said[1] > _QUIET_SECONDS:
             _log.warning("not connected to %s (%s), %s, and so on", head.target, why, then)
             head.said = (why, now)
+
+
+def _refusal(head: Candidate, code: grpc.StatusCode, why: str) -> RefusedByHeadError:
+    if code is not grpc.StatusCode.UNAUTHENTICATED:
+        return _unwanted(head, why, _REFUSALS[code])
+    from gpulse.cluster.client.address import parse_address  # noqa: PLC0415  rarely needed
+
+    address = parse_address(head.target)
+    return _unwanted(head, why.partition("; ")[0], token_hint(address.host, is_local=address.is_local))
 
 
 def _unwanted(head: Candidate, why: str, hint: str | None, *, is_final: bool = False) -> RefusedByHeadError:

@@ -164,7 +164,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "clients",
         "GET",
         ("/clients",),
-        "The nodes and their GPUs.",
+        "The connected nodes and their GPUs.",
         lambda head, _: head.clients(),
         schemas.CLIENTS,
     ),
@@ -172,7 +172,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "latest",
         "GET",
         ("/metrics/latest",),
-        "The newest readings of every node.",
+        "The newest readings of every node that is not lost.",
         lambda head, _: head.latest(),
         schemas.LATEST,
     ),
@@ -439,6 +439,11 @@ async def call(
         return 200, await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  whatever happens, the caller gets an answer
         return failure(error)
+
+
+def changes_anything(operation: str) -> bool:
+    """Whether an operation changes something, by its name; one that does not exist changes nothing."""
+    return any(each.writes for each in OPERATIONS if each.name == operation)
 
 
 async def fetch(head: HeadInterface, operation: str, body: Mapping[str, Any], *, now: float) -> Download:

@@ -9,14 +9,11 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 from gpulse._version import __version__
 from gpulse.cluster.api.interface import Document, Format, RefusedError
 from gpulse.cluster.client.address import Address
+from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError
 
 CALL_SECONDS = 60.0
 """A head that needs longer for an answer is not well; writing long files is not waited for by it."""
-TOKEN_HINT = (
-    "copy ~/.config/gpulse/token from the head's machine to the same place here, mode 600, "  # noqa: S105  a hint
-    "or name a copy with --token-file"
-)
 
 
 class UnreachableError(GpulseError):
@@ -146,7 +143,9 @@ class HeadClient:
                 f"what answers at {self.address.target} is no gpulse head (status {status})",
                 hint="check the address and the port",
             )
-        hint = TOKEN_HINT if status == 401 else document.get("hint")
+        hint = document.get("hint")
+        if status == 401:
+            hint = token_hint(self.address.host, is_local=self.address.is_local)
         return RefusedError(status, str(document["error"]), hint=None if hint is None else str(hint))
 
     def _other_version(self, operation: str) -> GpulseError:

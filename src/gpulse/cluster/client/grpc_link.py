@@ -11,8 +11,9 @@ from gpulse._version import __version__
 from gpulse.cluster import wire
 from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import TOKEN_HINT, Answer, BrokenOffError, Credentials, UnansweredError
+from gpulse.cluster.client.client import Answer, BrokenOffError, Credentials, UnansweredError
 from gpulse.cluster.client.probe import check_listening, explained
+from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError
 
 try:
@@ -107,7 +108,11 @@ class GrpcLink:
         code, place = error.code(), self._address.target
         match code:
             case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
-                return RefusedError(401, _refusal(self._metadata), hint=TOKEN_HINT)
+                return RefusedError(
+                    401,
+                    _details(error).partition("; ")[0],
+                    hint=token_hint(self._address.host, is_local=self._address.is_local),
+                )
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return UnansweredError(
                     f"the head at {place} did not answer within {self._seconds:g} s",
@@ -125,12 +130,6 @@ class GrpcLink:
             f"the head at {place} failed: {_details(error)} ({code.name.lower()})",
             hint="look at the head's log",
         )
-
-
-def _refusal(metadata: tuple[tuple[str, str], ...]) -> str:
-    if metadata:
-        return "the token is not the one of this head"
-    return "this head needs a token from other machines"
 
 
 def _details(error: grpc.RpcError) -> str:

@@ -83,11 +83,11 @@ def _identified(node: NodePlan, state: Path) -> Path:
     return path
 
 
-async def _play(node: NodePlan, plan: ClusterPlan, started: float, head: str, state: Path) -> None:
+async def _play(node: NodePlan, plan: ClusterPlan, started: float, link: LinkConfig, state: Path) -> None:
     """Be the agent of one node, for as long as it is planned to be there."""
     await asyncio.sleep(_SPREAD_SECONDS * (node.number - 1) / len(plan.nodes))
     config = AgentConfig(
-        link=LinkConfig(head),
+        link=link,
         state=state,
         node_name=node.name,
         machine_file=_identified(node, state),
@@ -101,9 +101,9 @@ async def _play(node: NodePlan, plan: ClusterPlan, started: float, head: str, st
     await run_agent(config, Stamped(simulated(node, started)), stop=stop)
 
 
-async def _play_all(plan: ClusterPlan, started: float, head: str, directory: str) -> None:
+async def _play_all(plan: ClusterPlan, started: float, link: LinkConfig, directory: str) -> None:
     await asyncio.gather(
-        *(_play(node, plan, started, head, Path(directory, "agents", node.name)) for node in plan.nodes)
+        *(_play(node, plan, started, link, Path(directory, "agents", node.name)) for node in plan.nodes)
     )
     await asyncio.Event().wait()  # all of them may have left; the process stays until it is told
 
@@ -124,8 +124,8 @@ def _work(directory: str, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     gc.collect()
     gc.freeze()  # the recordings stay
     _say(ready=True)
-    head = requests.get()["head"]
-    asyncio.run(_play_all(plan, started, head, directory))
+    told = requests.get()
+    asyncio.run(_play_all(plan, started, LinkConfig(told["head"], told["token"]), directory))
 
 
 def main() -> int:

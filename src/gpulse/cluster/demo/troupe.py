@@ -62,9 +62,9 @@ class Troupe:
                     raise GpulseError(error, hint=hint)
         raise self._gone()
 
-    async def play(self, head: str) -> None:
-        """Let the nodes send to the head at this address."""
-        await self._tell({"head": head})
+    async def play(self, head: str, token: str) -> None:
+        """Let the nodes send to the head at this address, with its token."""
+        await self._tell({"head": head, "token": token})
 
     async def ended(self) -> None:
         """Wait until it ends by itself.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NoReturn, Protocol
 from urllib.parse import unquote
 
@@ -19,8 +19,19 @@ _WINDOW_US = 300_000_000
 """Clocks drift, so what they differed by is forgotten after one to two of these."""
 
 
-Allowed = Callable[[str, Iterable[tuple[str, str | bytes]]], str | None]
-"""From the peer and the metadata of a call, why it is refused, or None."""
+class Allowed(Protocol):
+    """Decides whether a call may go on."""
+
+    async def __call__(
+        self, peer: str, metadata: Iterable[tuple[str, str | bytes]], *, changes: bool
+    ) -> str | None:
+        """Return why a call is refused, or None when it may go on.
+
+        Args:
+            peer: Who calls, as gRPC writes it.
+            metadata: What came with the call.
+            changes: Whether the call changes anything, or only reads.
+        """
 
 
 def shown_peer(peer: str) -> str:

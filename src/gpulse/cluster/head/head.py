@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -59,6 +59,8 @@ class HeadConfig(NamedTuple):
     """Where to say, besides in the data directory, where it listens."""
     expected: Callable[[], Sequence[str]] = tuple
     """The nodes that should be there, asked now and then: what was never heard of is shown as missing."""
+    token_file: str | None = None
+    """Where the token of this head is."""
     places: Places = Places()
     """What it has beyond its own disk."""
 
@@ -94,6 +96,8 @@ class Head:
         self._access = access
         self._clock = SteadyClock(time.time, time.monotonic)
         self._stop = asyncio.Event()
+        self._ports: tuple[int, ...] = ()
+        """The ports that gRPC is served on."""
         self._whereabouts = Whereabouts((f"{config.data_dir}/{ADDRESS_FILE}", *config.address_files))
         self._archive: Archive
         self._committer: Committer
@@ -130,9 +134,10 @@ class Head:
             stack.callback(self._committer.close)
             stack.callback(self._beyond.close)
             await self._wake_sessions()
-            server = make_server(self._ingest, Calls(service, self._access.grpc, now=self._clock.now))
+            server = make_server(self._ingest, Calls(service, self._allowed, now=self._clock.now))
             port = self._bind(server)
             local = server.add_insecure_port("127.0.0.1:0") if self._config.local_port else None
+            self._ports = (port, local) if local else (port,)
             await server.start()
             stack.push_async_callback(server.stop, None)
             made = None
@@ -144,7 +149,13 @@ class Head:
                 made.address if made else None,
                 f"127.0.0.1:{local}" if local else None,
             )
-            self._whereabouts.write({**listening._asdict(), "tls": self._config.tls is not None})
+            self._whereabouts.write(
+                {
+                    **listening._asdict(),
+                    "tls": self._config.tls is not None,
+                    "token_file": self._config.token_file,
+                }
+            )
             stack.callback(self._whereabouts.remove)
             self._ingest.event("head_started", None, version=__version__)
             tasks = [
@@ -182,7 +193,7 @@ class Head:
             head_id=archive.head_id,
             now=now,
             settings=self._settings.to_wire,
-            allowed=self._access.grpc,
+            allowed=self._allowed,
         )
         self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
         self._upkeep = Upkeep(archive, self._fleet, self._ingest, config.rules, now=now)
@@ -210,6 +221,11 @@ class Head:
             now=now,
             stop=self.stop,
         )
+
+    async def _allowed(
+        self, peer: str, metadata: Iterable[tuple[str, str | bytes]], *, changes: bool
+    ) -> str | None:
+        return await self._access.grpc(peer, metadata, ports=self._ports, changes=changes)
 
     def _known_runs(self) -> dict[bytes, Run]:
         """The runs of agents, how far they came, and what was told of their losses."""

@@ -66,7 +66,7 @@ class Ingest:
             head_id: Which store this is.
             now: The head's clock.
             settings: How agents are to sample.
-            allowed: From the peer and the metadata of a call, why it is refused, or None.
+            allowed: Decides who may send frames.
         """
         self._fleet = fleet
         self._committer = committer
@@ -86,7 +86,7 @@ class Ingest:
 
     async def stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Handle one agent from hello to goodbye."""
-        refused = self._allowed(context.peer(), context.invocation_metadata() or ())
+        refused = await self._allowed(context.peer(), context.invocation_metadata() or (), changes=True)
         if refused is not None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
         iterator = aiter(requests)

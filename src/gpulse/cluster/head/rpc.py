@@ -13,7 +13,7 @@ import grpc
 from gpulse.cluster import wire
 from gpulse.cluster.api.answers import dumps, failure, read_body
 from gpulse.cluster.api.interface import HeadInterface
-from gpulse.cluster.api.operations import call, fetch
+from gpulse.cluster.api.operations import call, changes_anything, fetch
 from gpulse.cluster.head.checks import read_message
 from gpulse.cluster.head.connection import Allowed
 from gpulse.cluster.head.greeting import Refused
@@ -66,14 +66,21 @@ class Calls:
             yield Reply(status=status, body=json.dumps(document).encode()).SerializeToString()
 
     async def _request(self, data: bytes, context: Any) -> Request:
-        refused = self._allowed(context.peer(), context.invocation_metadata() or ())
-        if refused is not None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
+        await self._check(context, changes=False)
         try:
-            return read_message(Request, data)
+            request = read_message(Request, data)
         except Refused as refusal:
             await context.abort(refusal.code, refusal.reason)
             raise AssertionError from None  # abort never returns
+        if changes_anything(request.operation):
+            await self._check(context, changes=True)
+        return request
+
+    async def _check(self, context: Any, *, changes: bool) -> None:
+        metadata = context.invocation_metadata() or ()
+        refused = await self._allowed(context.peer(), metadata, changes=changes)
+        if refused is not None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
 
 
 def make_server(ingest: Ingest, calls: Calls) -> grpc.aio.Server:
