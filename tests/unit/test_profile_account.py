@@ -100,6 +100,24 @@ def test_a_part_of_a_block_has_its_own_middle() -> None:
     assert (0.0, 0.0) == made.within(2.0, 4.0)
 
 
+@pytest.mark.parametrize("lateness", [0.004, -0.004, 0.3])
+def test_energy_does_not_depend_on_how_two_clocks_were_read(lateness: float) -> None:
+    """A busy machine can pause this process between its reads of the one clock and the other."""
+    scene = Scene()
+    scene.run(0.1, 0.9)
+    for at, read_at, late in (
+        (0, 0, 0),
+        (0.25, 0.25, 0.01),
+        (0.5, 0.25, 0.01 - lateness),
+        (0.75, 0.75, 0),
+        (1, 1, 0),
+    ):
+        gpu = reading(read_at, {"power_instant_watts": 300.0})
+        scene.ledger.take([gpu], NOON + at, at + late)
+
+    assert scene.report().energy_joules == pytest.approx(300 * 0.8)
+
+
 def test_a_moment_is_in_a_block_or_not() -> None:
     """Also while it is open."""
     made = spans((1.0, 2.0))

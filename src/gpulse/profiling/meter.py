@@ -67,6 +67,8 @@ class Meter:
     def __init__(self) -> None:
         self._last: dict[str, _Point] = {}
         """By group."""
+        self._taken: dict[str, float] = {}
+        """By group when its last reading was taken, in epoch seconds."""
         self._has_instant = False
         self._powered: deque[tuple[float, float, float, float]] = deque(maxlen=_MOST_POWERED)
         """Start, end and power of the stretches since the counter of energy was last seen."""
@@ -94,18 +96,20 @@ class Meter:
             says nothing new, or nothing that can be believed.
         """
         stretches = [*self._tick(reading, monotonic)]
-        offset = monotonic - now
-        for group, at in reading.read_at.items():
-            moment = at + offset
-            if group == "second":
-                stretches += self._second(reading, moment, pid)
-            elif group == "gpm":
-                stretches += self._gpm(reading, moment)
+        moments = {
+            group: min(monotonic, at + monotonic - now)
+            for group, at in reading.read_at.items()
+            if at != self._taken.get(group)  # otherwise it is held from the frame before
+        }
+        self._taken |= reading.read_at
+        if "second" in moments:
+            stretches += self._second(reading, moments["second"], pid)
+        if "gpm" in moments:
+            stretches += self._gpm(reading, moments["gpm"])
         for stretch in stretches:
             if stretch.watts is not None:
                 self._powered.append((stretch.start, stretch.end, *stretch.watts))
-        slow = reading.read_at.get("slow")
-        return stretches, None if slow is None else self._correction(reading, slow + offset)
+        return stretches, self._correction(reading, moments["slow"]) if "slow" in moments else None
 
     def _tick(self, reading: GpuReading, at: float) -> Iterator[Stretch]:
         values = reading.values
@@ -135,10 +139,10 @@ class Meter:
 
     def _between(self, group: str, at: float, watts: float | None) -> Iterator[Stretch]:
         last = self._last.get(group)
-        if last is not None and abs(at - last.at) < 1e-3:
-            return  # held from the frame before
+        if last is not None:
+            at = max(at, last.at)  # the two clocks are not read at the same instant; no time counts twice
         self._last[group] = _Point(at, watts)
-        if last is None or at < last.at:
+        if last is None or at == last.at:
             yield Stretch(at, at)
             return
         known = None if watts is None or last.watts is None else (last.watts, watts)
@@ -146,7 +150,7 @@ class Meter:
 
     def _correction(self, reading: GpuReading, at: float) -> Correction | None:
         energy = reading.values.get(_ENERGY)
-        if energy is None or (self._counted is not None and at - self._counted[0] < 1e-3):
+        if energy is None or (self._counted is not None and at <= self._counted[0]):
             return None
         before, self._counted = self._counted, (at, energy)
         found = None if before is None else self._compared(before[0], at, energy - before[1])
