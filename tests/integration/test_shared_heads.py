@@ -105,6 +105,7 @@ def events(head: HeadProcess, kind: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.timeout(240)  # four heads start one after the other
 def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     """A session begins at one head, goes on when that is killed, and is stopped at another; a new head has it all."""
 
@@ -114,13 +115,13 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     began = time.time()
     a.post("/profiling/start", {"name": "run"})
     until(lambda: state(b, "run") == "active", "the session at the second head")
-    until(lambda: processes(a), "processes")
+    known = until(lambda: processes(a), "processes")
     assert b.ask("/profiling/start", {"name": "run"}, method="POST")[0] == 409
 
     a.kill()
     until(lambda: b.get("/status")["connected_clients"] == ["n1"], "the node at the second head")
     assert state(b, "run") == "active"
-    known = until(lambda: processes(b), "the processes that the first head saw")
+    until(lambda: processes(b) == known, "the processes that the first head saw")
     a = heads.start("a")
     until(lambda: a.get("/status")["connected_clients"] == ["n1"], "the node at the first head again")
     until(lambda: len(a.get("/status")["shared"]["heads"]) == 1, "a look at the other head")
@@ -147,8 +148,7 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
         heads.lose(name)
     c = heads.start("c")
     until(lambda: state(c, "run") == "finished", "the session at a new head")
-    until(lambda: processes(c), "the processes at a new head")
-    assert processes(c) == known
+    until(lambda: processes(c) == known, "the processes at a new head")
     until(lambda: used(c, *window) == pytest.approx(seconds, rel=0.25), "what processes used at a new head")
     starts = heads.told("agent_started")
     until(lambda: len(events(c, "agent_started")) == starts, "what happened at a new head, each of it once")
