@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -112,21 +112,28 @@ class Terminal:
         self.seen += part
         return bool(part)
 
+    def press_ctrl_c(self) -> None:
+        """Type it, so that the terminal itself sends SIGINT to the command in its foreground."""
+        os.write(self._master, b"\x03")
+
 
 @contextmanager
 def terminal(
-    *arguments: str | Path, columns: int = 80, rows: int = 24, env: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    columns: int = 80,
+    rows: int = 24,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[Terminal]:
-    """Start a command on a terminal of this size."""
+    """Start a command in the foreground of a terminal of this size."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     child = subprocess.Popen(
-        [BIN / "gpulse", *arguments],
+        ["setsid", "--ctty", *prefix, BIN / "gpulse", *arguments],
         env=environment({"TERM": "xterm-256color", **(env or {})}),
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        start_new_session=True,
     )
     os.close(slave)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -188,7 +187,7 @@ def test_ctrl_c_ends_the_waiting() -> None:
     with silence() as listener:
         command = terminal("dask", "stop", place_of(listener), "--timeout", "30")
         with command as screen, listener.accept()[0]:
-            screen.child.send_signal(signal.SIGINT)
+            screen.press_ctrl_c()
             said = screen.to_the_end()
 
-    assert (130, b"") == (screen.child.returncode, said.strip())
+    assert (130, b"^C") == (screen.child.returncode, said.strip())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
+from tests.integration.cluster import Process, until
 from tests.integration.commands import run, terminal
 
+IGNORING = ("env", "--ignore-signal=INT")
 SEQUENCE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -49,7 +52,7 @@ def test_watching_redraws_in_place_and_ends_on_ctrl_c() -> None:
     """The screen is drawn over without scrolling, the history is kept, and the code is 130."""
     with terminal("--demo", "-a", "-w", "0.1", rows=12) as shown:
         shown.until(b"\x1b[J\r\n\x1b[H")
-        shown.child.send_signal(signal.SIGINT)
+        shown.press_ctrl_c()
         seen = shown.to_the_end()
 
     assert 130 == shown.child.returncode
@@ -65,9 +68,33 @@ def test_watching_on_a_dumb_terminal_prints_one_look_after_the_other() -> None:
     with terminal("--demo", "-w", "0.1", env={"TERM": "dumb"}) as shown:
         shown.until(b"demo  ")
         shown.until(b"\r\n\r\ndemo  ")
-        shown.child.send_signal(signal.SIGINT)
+        shown.press_ctrl_c()
 
         assert b"\x1b" not in shown.to_the_end()
+
+
+def test_ctrl_c_works_on_a_terminal_though_the_parent_ignores_it() -> None:
+    """As everything does that a background job of a script has started."""
+    with terminal("--demo", "-w", "0.1", env={"TERM": "dumb"}, prefix=IGNORING) as shown:
+        shown.until(b"demo  ")
+        shown.press_ctrl_c()
+        shown.to_the_end()
+
+    assert 130 == shown.child.returncode
+
+
+def test_ctrl_c_that_a_script_ignores_is_ignored_away_from_a_terminal(tmp_path: Path) -> None:
+    """It is meant for the script's other commands; a polite kill ends this one."""
+    watching = Process("--demo", "-w", "0.1", "--csv", cwd=tmp_path, prefix=IGNORING)
+    try:
+        watching.said("demo")
+        watching.popen.send_signal(signal.SIGINT)
+        seen = len(watching.lines)
+        until(lambda: len(watching.lines) > seen + 30, "more looks")
+    finally:
+        code = watching.end(signal.SIGTERM)
+
+    assert -signal.SIGTERM == code
 
 
 def test_csv_on_a_terminal_is_harmless() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -74,6 +75,7 @@ def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> 
         gpus: The GPUs of this machine, if they were opened already.
     """
     _open_streams()
+    _accept_ctrl_c()
     if f"_{name.upper()}_COMPLETE" in os.environ:
         command.main(prog_name=name)  # a shell asks for completions; click answers and exits
     arguments = sys.argv[1:]
@@ -193,6 +195,24 @@ def _open_streams() -> None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open to the end
+
+
+def _accept_ctrl_c() -> None:
+    """Make Ctrl-C work in the foreground of a terminal, even when the parent process ignores SIGINT.
+
+    A shell without job control starts background jobs with SIGINT ignored, and everything that they start inherits
+    that. Away from a terminal it stays ignored: there, the Ctrl-C of somebody's script is not meant for this command.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and _is_in_foreground():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_in_foreground() -> bool:
+    """Whether what is typed at the terminal, Ctrl-C included, goes to this process."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # standard input is closed, or is not the terminal that controls this process
+        return False
 
 
 def _discard(stream: TextIO) -> None:
