@@ -11,7 +11,11 @@ WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+.NOTPARALLEL:
+
 $(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo '$(PYTHON) is missing: install Python 3.11 or later (as root: apt-get install python3 python3-venv)' >&2; exit 1; }
+	@$(PYTHON) tests/prerequisites.py install venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -24,7 +28,8 @@ run: $(READY) ## One look at this machine
 demo: $(READY) ## A simulated cluster and its web page
 	$(BIN)/gpulse demo
 
-test: $(READY) ## Run all tests
+test: $(READY) ## Run all tests; installs the programs that they need where it may, and skips the tests whose programs are missing
+	@$(BIN)/python tests/prerequisites.py install test
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY) ## Linters, types, and who may import whom

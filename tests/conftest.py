@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+
+from tests import prerequisites
 
 pytest_plugins = ["tests.fakes.nvml.fixtures"]
 
 _GRACE_SECONDS = 3.0
 """For threads that were told to end and processes that were killed."""
+_FOREIGN = ("/etc/", "/lib", "/usr/", "/var/cache/", "/var/lib/")
+"""Where the system and its libraries have files that they keep open, such as libuuid its clock in /var/lib."""
+_OWN = (str(Path(__file__).parents[1]), tempfile.gettempdir())
+"""Where the tests have theirs, wherever that is."""
+
+
+def pytest_configure() -> None:
+    """Let the programs that tests start hear the signals that tests send them, whoever started the tests.
+
+    A shell without job control starts background jobs with SIGINT and SIGQUIT ignored, and `nohup` ignores SIGHUP; a
+    program inherits that from its parent.
+    """
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
@@ -26,6 +48,39 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """In the end everything goes."""
     gc.unfreeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a program which this machine does not have."""
+    for mark in item.iter_markers("requires"):
+        prerequisites.require(*mark.args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that is skipped where CI is set: nothing may go untested there but real GPUs."""
+    report: pytest.TestReport = yield
+    is_allowed = item.get_closest_marker("gpu") is not None or hasattr(report, "wasxfail")
+    if os.environ.get("CI") and report.skipped and not is_allowed:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and with CI set nothing may be: {_reason(report)}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what was not tested, and what to install for it."""
+    lines = prerequisites.summary(_reason(report) for report in terminalreporter.stats.get("skipped", ()))
+    if lines:
+        terminalreporter.section("not tested here")
+        for line in lines:
+            terminalreporter.line(line)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 @pytest.fixture(autouse=True)
@@ -71,5 +126,10 @@ def _files() -> Iterator[str]:
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{descriptor}")
-            if not target.startswith("/proc/"):  # the listing's own
+            if not target.startswith("/proc/") and _is_ours(target):  # the listing's own
                 yield f"file {descriptor}: {target}"
+
+
+def _is_ours(target: str) -> bool:
+    """Whether a test can have left this open: a socket, a pipe, a device or a file that is not the system's."""
+    return target.startswith(_OWN) or not target.startswith(_FOREIGN)

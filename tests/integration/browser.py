@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mimetypes
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import pytest
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -25,6 +23,7 @@ from playwright.sync_api import (
 )
 
 from tests.integration.cluster import until
+from tests.prerequisites import find, require
 
 FLAGS = (
     "--no-sandbox",
@@ -61,10 +60,9 @@ document.addEventListener("securitypolicyviolation",
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """A browser without a screen; without one on this machine the test fails."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.fail("the dashboard's tests need a browser: apt-get install chromium", pytrace=False)
+    """A browser without a screen."""
+    require("Chromium")
+    program = find("chromium", "chromium-browser", "google-chrome")
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))

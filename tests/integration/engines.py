@@ -13,6 +13,7 @@ import cramjam
 
 from gpulse.store.remote.config import Engine
 from tests.integration.cluster import free_port, until
+from tests.prerequisites import require
 
 Written = tuple[Mapping[str, str], Sequence[tuple[float, float]]]
 """The labels of a series, its name among them, and its samples: epoch seconds and value."""
@@ -20,6 +21,9 @@ Written = tuple[Mapping[str, str], Sequence[tuple[float, float]]]
 
 class EngineProcess:
     """A program that keeps time series, on a port of its own."""
+
+    tool: str
+    """Its name among the prerequisites."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
@@ -39,6 +43,7 @@ class EngineProcess:
 
     def start(self) -> Self:
         """Start it, again perhaps, and wait until it answers."""
+        require(self.tool)
         self.directory.mkdir(exist_ok=True, parents=True)
         with (self.directory / "engine.log").open("ab") as output:
             self._popen = subprocess.Popen(
@@ -95,6 +100,8 @@ class EngineProcess:
 class VictoriaMetrics(EngineProcess):
     """A single VictoriaMetrics."""
 
+    tool = "VictoriaMetrics"
+
     def command(self) -> list[str]:
         """How it is started."""
         return [
@@ -114,6 +121,8 @@ class VictoriaMetrics(EngineProcess):
 
 class Prometheus(EngineProcess):
     """A single Prometheus that takes remote write."""
+
+    tool = "Prometheus"
 
     def command(self) -> list[str]:
         """How it is started."""

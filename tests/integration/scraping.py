@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.cluster import free_port, until
+from tests.prerequisites import require
 
 _SCRAPE = """
   - job_name: {name}
@@ -53,6 +54,7 @@ class Prometheus:
 @contextmanager
 def scraping(directory: Path, targets: Mapping[str, int]) -> Iterator[Prometheus]:
     """A Prometheus that scrapes ports of this machine, by the names of its jobs."""
+    require("Prometheus")
     jobs = "".join(_SCRAPE.format(name=name, port=port) for name, port in targets.items())
     config = directory / "prometheus.yml"
     config.write_text(f"scrape_configs:\n{jobs}", encoding="utf-8")

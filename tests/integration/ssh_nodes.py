@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cluster import free_port, until
+from tests.prerequisites import find, require
 
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+SSHD = find("sshd")
 
 
+def require_sshd() -> None:
+    """Skip the test that runs where no node can be reached over ssh."""
+    require("OpenSSH", "util-linux")
+    if not _can_rename():
+        pytest.skip("needs root, to give processes a host name of their own")
+
+
+@cache
 def _can_rename() -> bool:
-    """Whether processes here may have a host name of their own."""
     words = ["unshare", "--uts", "hostname", "probe"]
-    return (
-        bool(shutil.which("unshare"))
-        and subprocess.run(words, capture_output=True, check=False).returncode == 0
-    )
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-needs_sshd = pytest.mark.skipif(
-    not os.environ.get("CI") and (SSHD is None or shutil.which("ssh") is None or not _can_rename()),
-    reason="needs sshd, ssh, and the right to give processes a host name of their own",
-)
 BIN = Path(sys.executable).parent
 PLAIN_PATH = f"{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
 

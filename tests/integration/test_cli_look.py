@@ -312,7 +312,7 @@ def test_sixty_four_gpus_are_sixty_four_rows(machine: Machine, nvml_library: Pat
 def test_another_users_process_is_shown_with_its_owner(machine: Machine, nvml_library: Path) -> None:
     """Who holds the GPU is the point of looking."""
     if os.geteuid() != 0:
-        pytest.skip("only root can start another user's process")
+        pytest.skip("needs root, to start a process of another user")
     fake = machine(1)
     # In a container only who holds a GPU's file is believed to be the one that the driver means.
     code = (

@@ -10,9 +10,9 @@ import pytest
 
 from tests.integration.cluster import EAGER, AgentProcess, Cluster, HeadProcess, cluster_in, until
 from tests.integration.stored import Stored, check_complete, check_times, read_stored, read_taken
+from tests.prerequisites import find_faketime, require
 
 _HOUR = 3600.0
-_PLACES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
 
 
 class Clock:
@@ -43,10 +43,8 @@ class Clock:
 
 def library() -> str:
     """libfaketime's, for programs with threads."""
-    for pattern in _PLACES:
-        for found in Path("/").glob(pattern.lstrip("/")):
-            return str(found)
-    pytest.skip("there is no libfaketime here (apt-get install faketime)")
+    require("libfaketime")
+    return find_faketime() or ""
 
 
 @pytest.fixture

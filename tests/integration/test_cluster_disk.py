@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 
 from tests.integration.cluster import EAGER, SEALING, AgentProcess, Cluster, HeadProcess, cluster_in, until
 from tests.integration.stored import check_complete, check_order, logged, read_stored, read_taken
+from tests.prerequisites import require
 
 _SHIM = r"""
 /* Delays fdatasync, or lets calls fail, as a file says: "sleep 2", "sync 5" (an error's number), "write 28". */
@@ -89,13 +89,11 @@ ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library that makes a disk slow or broken."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
+    require("C compiler")
     place = tmp_path_factory.mktemp("shim")
     (place / "shim.c").write_text(_SHIM, encoding="ascii")
     made = place / "shim.so"
-    command = [compiler, "-shared", "-fPIC", "-o", str(made), str(place / "shim.c"), "-ldl"]
+    command = ["cc", "-shared", "-fPIC", "-o", str(made), str(place / "shim.c"), "-ldl"]
     subprocess.run(command, check=True, capture_output=True)
     return made
 
@@ -111,7 +109,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def small_disk(place: Path, kilobytes: int) -> Iterator[None]:
     """A disk of its own at a place."""
     if os.geteuid() != 0:
-        pytest.skip("a disk of its own needs root")
+        pytest.skip("needs root, for a disk of its own")
     place.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "gpulse-test", str(place)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

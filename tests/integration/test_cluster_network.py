@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 from tests.integration.cluster import EAGER, AgentProcess, Cluster, HeadProcess, cluster_in, free_port, until
 from tests.integration.proxy import Proxy
 from tests.integration.stored import check_complete, check_times, logged, read_stored, read_taken
+from tests.prerequisites import require
 
 _SMALL_SPOOL = {**EAGER, "gpulse.cluster.agent.spool:LEAST_LIMIT_BYTES": 0}
 
@@ -237,10 +237,8 @@ def called(*command: str) -> None:
 def wire() -> Iterator[Wire]:
     """Two network namespaces and a wire between them."""
     if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    for name in ("ip", "nft"):
-        if shutil.which(name) is None:
-            pytest.skip(f"there is no {name} here (apt-get install iproute2 nftables)")
+        pytest.skip("needs root, for network namespaces")
+    require("ip and nft")
     mark = f"{os.getpid() % 10_000}{random.randrange(100)}"
     made = Wire(f"gpa{mark}", f"gph{mark}", f"va{mark}", "198.18.77.2")
     try:

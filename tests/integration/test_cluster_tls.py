@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from tests.integration.cluster import Cluster, cluster_in
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates"),
+    pytest.mark.requires("openssl"),
 ]
 
 

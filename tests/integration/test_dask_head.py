@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import time
@@ -266,7 +265,7 @@ def _target(descriptor: str) -> str:
         return ""
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+@pytest.mark.requires("openssl")
 def test_the_certificate_comes_along(cluster: Cluster, tmp_path: Path) -> None:
     """A worker's machine need not have the file."""
 

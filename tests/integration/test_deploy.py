@@ -17,9 +17,15 @@ import pytest
 
 from tests.integration.cluster import AgentProcess, HeadProcess, free_port, until
 from tests.integration.commands import BIN, Ended, environment
-from tests.integration.ssh_nodes import PLAIN_PATH, SshNode, is_alive, make_key, needs_sshd
+from tests.integration.ssh_nodes import PLAIN_PATH, SshNode, is_alive, make_key, require_sshd
 
-pytestmark = [needs_sshd, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _sshd() -> None:
+    require_sshd()
+
 
 _TOKEN = "t0ken-that-nobody-must-see-0123456789"
 

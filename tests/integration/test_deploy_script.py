@@ -21,6 +21,7 @@ import pytest
 from gpulse.deploy.script import Answer, Letter, letter, read_answer
 from tests.integration.cluster import until
 from tests.integration.ssh_nodes import is_alive
+from tests.prerequisites import TOOLS, require
 
 _AGENT = f"""#!{sys.executable} -SE
 import json, os, signal, sys
@@ -182,8 +183,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def test_an_agent_is_started_once_and_ended(machine: Machine, shell: str) -> None:
     """In every shell that there is."""
 
-    if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell}")
+    if shell in TOOLS:
+        require(shell)
     machine.use(shell)
     assert ["absent", "nothing ran"] == [machine.do("status").first("state"), machine.do("down").first("did")]
     first = machine.up("--label", "rack='a b' $(date) `x` \\ \"q\"")

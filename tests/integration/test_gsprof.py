@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,7 @@ def test_controlling_profiling(here: Place) -> None:
     assert set(frame["gpu_id"]) == set(session["summary_by_device"])
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.requires("curl")
 def test_direct_http_requests(here: Place) -> None:
     """The document's curl lines answer JSON with its fields."""
     here.head("gsprof start --port 8090 --http-port 8091 --freq 100")

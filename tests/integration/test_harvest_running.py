@@ -125,7 +125,7 @@ async def test_limits_apply_to_the_program(lab: Lab) -> None:
     await lab.gone()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 async def test_a_program_of_another_user_is_ended_like_any() -> None:
     """It runs as that user, in their groups and with their home, and goes when it is told."""
 

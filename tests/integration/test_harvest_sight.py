@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ from tests.integration.opened import open_to_all
 
 IMPATIENT = Patience(start=2.0, call=0.3, survey=0.05, retry=0.0)
 GIB = 1 << 30
-needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs root to look into everything")
+needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs root, to look into everything")
 
 
 class Scene:
@@ -236,7 +235,7 @@ def test_of_instances_that_come_and_go_nothing_is_kept(scene: Scene, fake_nvml: 
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+@pytest.mark.requires("util-linux")
 def test_root_sees_the_processes_of_other_users(scene: Scene, tmp_path: Path) -> None:
     """With their names."""
     _open_to_all(tmp_path, *scene.files)
@@ -683,7 +682,7 @@ mount --bind "$1" "$2" && echo ready && read go && exec 3<"$2" && echo open && r
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.requires("util-linux")
 def test_a_container_with_a_device_file_of_its_own_is_seen_at_a_look(scene: Scene, tmp_path: Path) -> None:
     """Nothing tells of its opens; while all others are left alone, it is read again."""
     (tmp_path / "own").touch()
@@ -708,7 +707,7 @@ def test_a_container_with_a_device_file_of_its_own_is_seen_at_a_look(scene: Scen
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+@pytest.mark.requires("util-linux")
 def test_an_open_by_somebody_out_of_sight_is_told(
     scene: Scene, fake_nvml: FakeNvml, nvml_library: Path, tmp_path: Path
 ) -> None:
@@ -728,7 +727,7 @@ def test_an_open_by_somebody_out_of_sight_is_told(
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+@pytest.mark.requires("util-linux")
 def test_what_was_started_just_before_an_open_is_told(
     scene: Scene, fake_nvml: FakeNvml, nvml_library: Path, tmp_path: Path
 ) -> None:
@@ -753,7 +752,7 @@ def test_what_was_started_just_before_an_open_is_told(
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+@pytest.mark.requires("util-linux")
 def test_where_neither_opens_nor_holders_are_seen_nothing_is_known(
     scene: Scene, fake_nvml: FakeNvml, nvml_library: Path, tmp_path: Path
 ) -> None:
@@ -772,7 +771,7 @@ def test_where_neither_opens_nor_holders_are_seen_nothing_is_known(
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.requires("util-linux")
 def test_in_a_container_the_drivers_pids_are_others(
     scene: Scene, fake_nvml: FakeNvml, nvml_library: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def settings(unit: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+@pytest.mark.requires("systemd-analyze")
 @pytest.mark.parametrize(("unit", "options"), [(SYSTEM, ()), (USER, ("--user",))])
 def test_systemd_has_nothing_to_say_of_them(tmp_path: Path, unit: str, options: tuple[str, ...]) -> None:
     """Every setting is known and has a value that it can have."""

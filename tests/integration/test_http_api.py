@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import select
-import shutil
 import socket
 import ssl
 import time
@@ -30,6 +29,7 @@ from gpulse.web.app import make_app
 from gpulse.web.protocol import PatientHttp, PatientWebSocket
 from gpulse.web.server import serve
 from tests.integration.serving import served
+from tests.prerequisites import require
 from tests.unit.fake_head import TOKEN, FakeHead
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ async def ended(connection: socket.socket) -> None:
 async def test_curl_as_printed(port: int, head: FakeHead) -> None:
     """The seed's curl lines work as they are printed."""
 
-    program = shutil.which("curl")
-    if program is None:
-        pytest.skip("there is no curl here")
+    require("curl")
     here = f"http://localhost:{port}"
     body = ["-X", "POST", "-H", "Content-Type: application/json", "-d", '{"name": "my_experiment"}']
     for arguments, key in (
@@ -112,7 +110,7 @@ async def test_curl_as_printed(port: int, head: FakeHead) -> None:
         ([f"{here}/profiling/sessions"], "sessions"),
     ):
         process = await asyncio.create_subprocess_exec(
-            program, "-sS", *arguments, stdout=asyncio.subprocess.PIPE
+            "curl", "-sS", *arguments, stdout=asyncio.subprocess.PIPE
         )
         output, _ = await process.communicate()
         assert key in json.loads(output)
@@ -633,12 +631,10 @@ async def test_the_end_is_quick(head: FakeHead, caplog: pytest.LogCaptureFixture
 async def test_tls(head: FakeHead, tmp_path: Path) -> None:
     """HTTPS and secure live streams, and clients that need a certificate of their own."""
 
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("there is no openssl here")
+    require("openssl")
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     command = [
-        program,
+        "openssl",
         "req",
         "-x509",
         "-newkey",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,7 @@ import pytest
 
 from tests.fakes.nvml import FakeNvml
 
-pytestmark = pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root for a PID namespace"
-)
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root, for a PID namespace")
 
 INSIDE = """
 import json, subprocess, sys, time

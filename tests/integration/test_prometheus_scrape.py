@@ -167,6 +167,7 @@ def test_pages_pass_promtool(scraped: Scraped) -> None:
         assert [] == [line for line in checked(scraped.page(name)) if not line.endswith(theirs)]
 
 
+@pytest.mark.requires("Prometheus")
 def test_alert_rules() -> None:
     """They are understood, and alert when they should and not otherwise."""
 

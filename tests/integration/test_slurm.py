@@ -24,7 +24,10 @@ from tests.integration.cluster import cluster_in, until
 from tests.integration.nvml_machine import IMPATIENT, QUICK, four, frames_until
 from tests.integration.slurm_machine import SlurmMachine, slurm_machine
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="Slurm starts jobs of other users")
+pytestmark = [
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root, for Slurm to start jobs of other users"),
+    pytest.mark.requires("Slurm"),
+]
 
 CONTRIB = Path(__file__).parents[2] / "contrib" / "slurm"
 NOBODY, DAEMON = 65534, 1

@@ -23,7 +23,7 @@ _MOUNTS = parse_mounts(Path("/proc/self/mounts").read_bytes())
 _UNIFIED = [mount.mount_point for mount in _MOUNTS if mount.type == "cgroup2" and "rw" in mount.options]
 
 pytestmark = pytest.mark.skipif(
-    os.getuid() != 0 or not _UNIFIED, reason="needs root and version 2 of control groups"
+    os.getuid() != 0 or not _UNIFIED, reason="needs root, and version 2 of control groups"
 )
 
 

@@ -177,7 +177,7 @@ def test_an_epilog_does_not_wait_for_long(scripts: Scripts) -> None:
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 class TestTellUser:
     """The line at the end of the job's own output."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ def settings(unit: str) -> dict[str, str]:
     return {name: value for name, value in reversed(pairs)}  # noqa: C416  the first wins
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+@pytest.mark.requires("systemd-analyze")
 @pytest.mark.parametrize("unit", NAMES)
 def test_systemd_has_nothing_to_say_of_them(tmp_path: Path, unit: str) -> None:
     """Every setting is known and has a value that it can have."""
@@ -74,9 +73,7 @@ def _seen_with(rights: list[str], pid: int) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-@pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root to give up capabilities"
-)
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give up capabilities")
 def test_an_agent_with_the_units_capabilities_sees_other_users_processes() -> None:
     """Their environment, their counters and what they have open; without the capabilities it would not."""
 

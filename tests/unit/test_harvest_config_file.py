@@ -16,7 +16,7 @@ from gpulse.harvest.settings import ConfigError
 from tests.unit.harvest_config_lab import GPUS, INI, TOML, Lab
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "harvest-config.md"
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give files away")
 
 
 @pytest.fixture

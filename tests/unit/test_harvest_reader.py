@@ -284,7 +284,7 @@ def test_only_what_is_proven_is_believed(
     assert found == (believed.gpus[0].state, believed.gpus[0].program, len(together([believed]).programs))
 
 
-@pytest.mark.skipif(ME != 0, reason="only root can give files away")
+@pytest.mark.skipif(ME != 0, reason="needs root, to give files away")
 def test_a_file_of_one_user_is_believed_about_that_user_alone(roots: Roots, tmp_path: Path) -> None:
     """Who says that root's processes are their program says nothing, and changes nothing of what root says."""
     grow(tmp_path, {"proc/50/status": uid_of(1000)})
@@ -299,7 +299,7 @@ def test_a_file_of_one_user_is_believed_about_that_user_alone(roots: Roots, tmp_
     assert ({(0, "fold")}, 4) == (set(both.programs.values()), both.gpus["GPU-0"]["harvest_state"])
 
 
-@pytest.mark.skipif(ME != 0, reason="only root can give files away")
+@pytest.mark.skipif(ME != 0, reason="needs root, to give files away")
 def test_a_harvest_whose_process_is_another_users_counts_for_nothing(roots: Roots) -> None:
     """It is not the one that publishes."""
     os.chown(publish(roots, running(), 1000), 1000, 1000)

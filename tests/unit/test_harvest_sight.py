@@ -137,7 +137,7 @@ def test_only_device_files_of_the_gpus_count(tmp_path: Path) -> None:
     assert {0: {10: frozenset({3})}, 1: {10: frozenset({4})}} == tree.holdings().scan("quick")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device files")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make device files")
 def test_a_device_file_below_another_root_counts(tmp_path: Path) -> None:
     """A chroot's or a container's /dev may be anywhere; the numbers of the file say what it is."""
     tree = Tree(tmp_path)
@@ -187,7 +187,7 @@ def test_every_process_has_its_turn(tmp_path: Path) -> None:
     assert any(10 in holdings.scan("listed")[0] for _ in range(30))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give processes to others")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give processes to others")
 @pytest.mark.parametrize(("uid", "driven", "looks"), [(1000, False, 1), (0, True, 1), (0, False, 3)])
 def test_where_nothing_tells_of_opens_those_who_may_come_to_a_gpu_are_read_each_time(
     tmp_path: Path, uid: int, driven: bool, looks: int

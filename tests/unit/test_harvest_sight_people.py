@@ -77,7 +77,7 @@ def test_terminals_are_told_with_their_owners_and_idle_times(room: Room) -> None
     assert 40 == pytest.approx(found["pts/0"].idle_seconds, abs=0.01)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to own terminals as others")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to own terminals as others")
 def test_consoles_at_which_nobody_logged_in_are_nobody(room: Room) -> None:
     """They are root's and nobody typed there; where somebody did, or whom it was given to, somebody is."""
     now = time.time()

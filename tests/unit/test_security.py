@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from gpulse.cluster.security import (
     server_credentials,
 )
 from gpulse.errors import GpulseError, UsageError
+from tests.prerequisites import require
 
 TOKEN = "a-token-of-some-length-1234567890"
 LOCAL = HttpRequest("127.0.0.1", "localhost:8091", user=os.geteuid())
@@ -435,11 +435,18 @@ def test_token_files_that_are_not_there(tmp_path: Path) -> None:
 @pytest.fixture
 def pems(tmp_path: Path) -> tuple[str, str]:
     """A certificate that vouches for itself, and its key."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("there is no openssl here")
+    require("openssl")
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
     command += ["-subj", "/CN=localhost", "-keyout", key, "-out", cert, "-days", "2"]
     subprocess.run(command, check=True, capture_output=True)
     return cert, key

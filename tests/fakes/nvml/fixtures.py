@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.nvml.control import FakeNvml, build
+from tests.prerequisites import require
 
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled library, built once and shared by the xdist workers of this session."""
+    require("C compiler")
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     library = shared / "fake-nvml" / "libnvidia-ml.so.1"
