@@ -257,7 +257,7 @@ def _report(name: str, channel: int, log_path: Path) -> int:
     with suppress(KeyboardInterrupt):
         while piece := os.read(channel, 4096):
             said += piece
-    text = plain(said.decode("utf-8", "replace"))
+    text = "\n".join(map(plain, said.decode("utf-8", "replace").split("\n")))
     if text.startswith("+"):
         first, *more = text[1:].split("\n")
         print("\n".join((f"{first}; log: {log_path}", *more)), flush=True)
