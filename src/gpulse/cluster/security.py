@@ -11,12 +11,15 @@ import pwd
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from gpulse.cluster.socket_owner import port_owner
+from gpulse.cluster.socket_owner import connection_owner, port_owner
 from gpulse.cluster.tls import TlsFiles, channel_credentials, server_credentials
 from gpulse.cluster.tokens import load_or_make_token, read_token
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = [
     "COOKIE",
@@ -26,6 +29,7 @@ __all__ = [
     "Refusal",
     "TlsFiles",
     "channel_credentials",
+    "client_user",
     "is_loopback",
     "load_or_make_token",
     "read_token",
@@ -213,7 +217,7 @@ class Access:
             why, hint = self._unknown(
                 is_local=is_local, has_tried=request.authorization is not None, changes=changes
             )
-            return Refusal(401, why, f"{hint}; send it in the header Authorization: Bearer TOKEN")
+            return Refusal(401, why, f"{hint}; send it as Authorization: Bearer TOKEN")
         name = _host_name(request.host)
         if name is not None and (name in self._names or (not is_local and _is_address(name))):
             return None
@@ -262,6 +266,25 @@ class Access:
     def _signed(self, expires: int) -> str:
         key = (self._token or "").encode()
         return f"{expires}.{hmac.new(key, f'gpulse login {expires}'.encode(), hashlib.sha256).hexdigest()}"
+
+
+def client_user(accepted: socket.socket | None) -> int | None:
+    """Return the user id of a client's process; None when it is on another machine or cannot be found.
+
+    Args:
+        accepted: This side of a connection that was just accepted; None when it is unknown.
+    """
+    if accepted is None:
+        return None
+    try:
+        client = accepted.getpeername()[:2]
+        if not is_loopback(client[0]):
+            return None
+        user = connection_owner(client, accepted.getsockname()[:2])
+        accepted.getpeername()  # fails once the connection is gone: another user's may have its port by now
+    except OSError:
+        return None
+    return user
 
 
 def is_loopback(peer: str) -> bool:

@@ -39,6 +39,6 @@ def login_form(message: str | None = None, *, title: str = "gpulse", style: str 
         '<label class="field">Token '
         '<input name="token" type="password" autocomplete="current-password" required autofocus></label>'
         '\n<button class="button primary">Log in</button>\n</form>\n'
-        '<p class="muted">The token is in the file gpulse/token of the configuration directory of whoever started the head.</p>'
+        '<p class="muted">The user who started the head can print the token on its machine: gpulse token --show</p>'
     )
     return _FRAME.format(title=escape(title), style=style, body=f"{said}{form}")

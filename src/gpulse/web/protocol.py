@@ -14,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gpulse.cluster.api.answers import dumps, refusal
+from gpulse.cluster.security import client_user
 from gpulse.web.access import CLIENT_USER
-from gpulse.web.client_user import client_user
 from gpulse.web.shell import HEADERS
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class PatientHttp(H11Protocol):
         """Begin to wait for a request."""
         has_room = self._most is None or len(self.connections) < self._most or self._make_room()
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CLIENT_USER: client_user(transport)}
+        self.app_state = {**self.app_state, CLIENT_USER: client_user(transport.get_extra_info("socket"))}
         if has_room:
             self._watch()
         else:

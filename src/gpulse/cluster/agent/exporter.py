@@ -16,7 +16,7 @@ from gpulse._version import __version__
 from gpulse.cluster.agent.board import Board
 from gpulse.cluster.api.answers import refusal
 from gpulse.cluster.ports import who_listens
-from gpulse.cluster.security import Access, HttpRequest
+from gpulse.cluster.security import Access, HttpRequest, client_user
 from gpulse.errors import GpulseError
 from gpulse.export.prometheus.text import CONTENT_TYPE, accepts_gzip
 
@@ -130,16 +130,14 @@ class Exporter:
 
     async def _serve(self, raw: bytes, writer: asyncio.StreamWriter) -> None:
         asked = _read(raw) if raw else _TOO_LONG
-        answer = (
-            asked if isinstance(asked, _Answer) else self._answer(asked, writer.get_extra_info("peername"))
-        )
+        answer = asked if isinstance(asked, _Answer) else self._answer(asked, writer)
         body = b"" if isinstance(asked, _Asked) and asked.method == "HEAD" else answer.body
         writer.write(_spelled(answer) + body)
         async with asyncio.timeout(_ANSWER_SECONDS):
             await writer.drain()
 
-    def _answer(self, asked: _Asked, peer: tuple[object, ...] | None) -> _Answer:
-        refused = self._access.http(_described(asked, peer))
+    def _answer(self, asked: _Asked, client: asyncio.StreamWriter) -> _Answer:
+        refused = self._access.http(_described(asked, client))
         if refused is not None:
             status, message, hint = refused
             extra = {"WWW-Authenticate": 'Bearer realm="gpulse"'} if status == HTTPStatus.UNAUTHORIZED else {}
@@ -202,9 +200,9 @@ def _read(raw: bytes) -> _Asked | _Answer:
     return _Asked(words[0], words[1].partition("?")[0], headers)
 
 
-def _described(asked: _Asked, peer: tuple[object, ...] | None) -> HttpRequest:
+def _described(asked: _Asked, client: asyncio.StreamWriter) -> HttpRequest:
     """What the rules look at."""
-    headers = asked.headers
+    headers, peer = asked.headers, client.get_extra_info("peername")
 
     def only(name: str) -> str | None:
         values = headers.get_all(name)
@@ -212,6 +210,7 @@ def _described(asked: _Asked, peer: tuple[object, ...] | None) -> HttpRequest:
 
     return HttpRequest(
         client_host=str(peer[0]) if peer else None,
+        user=client_user(client.get_extra_info("socket")),
         host=only("host"),
         origin=only("origin"),
         authorization=only("authorization"),
