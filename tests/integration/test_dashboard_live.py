@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocket, expect
+from playwright.sync_api import Browser, Page, WebSocket, WebSocketRoute, expect
 
 from tests.fakes.nvml import FakeNvml
 from tests.integration.browser import Tab, browsing, tab
@@ -244,6 +244,53 @@ def _wait_until_cut(page: Page, port: int) -> None:
         slow.setblocking(False)
         while select.select([slow], [], [], 0)[0] == []:
             page.wait_for_timeout(20)
+
+
+def test_a_connection_that_died_silently(window: Tab) -> None:
+    """After this machine slept, say: the head answers requests, nothing comes over the stream, and a new one is opened."""
+    dead: list[bool] = []
+    opened: list[str] = []
+
+    def pass_on(socket: WebSocketRoute) -> None:
+        opened.append(socket.url)
+        is_first = len(opened) == 1
+        server = socket.connect_to_server()
+        server.on_message(lambda message: None if is_first and dead else socket.send(message))
+        socket.on_message(lambda message: None if is_first and dead else server.send(message))
+
+    window.page.route_web_socket("**/api/v1/live", pass_on)
+    window.page.clock.install()
+    page = window.go()
+    window.is_live()
+    dead.append(True)
+    page.clock.fast_forward(15_000)
+    page.clock.fast_forward(6_000)
+    until(lambda: _passes(page, opened), "a second stream")
+    window.is_live()
+
+
+def _passes(page: Page, opened: list[str]) -> bool:
+    page.clock.fast_forward(1_000)
+    return len(opened) == 2
+
+
+def test_a_head_without_news(browser: Browser, tmp_path: Path) -> None:
+    """It has nothing to say for minutes, and its page keeps the connection."""
+    with cluster_in(tmp_path) as cluster, tab(browser, cluster.head().http_port) as opened:
+        page = opened.page
+        sockets: list[WebSocket] = []
+        page.on("websocket", lambda socket: sockets.append(socket))  # noqa: PLW0108  it sets attributes on it
+        page.clock.install()
+        opened.go()
+        opened.is_live()
+        page.evaluate(_NOTE_STATES)
+        for _ in range(5):
+            with sockets[0].expect_event("framereceived"):  # the page asks whether the head is there
+                page.clock.fast_forward(15_000)
+            page.clock.fast_forward(6_000)
+        assert [] == page.evaluate("window.states")
+        assert 1 == len(sockets)
+        opened.quiet()
 
 
 def test_a_hidden_tab_sleeps(window: Tab) -> None:

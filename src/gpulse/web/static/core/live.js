@@ -14,6 +14,7 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10_000;
 const FALLS_ASLEEP_MS = 3_000;
 const SILENCE_MS = 12_000;
+const ANSWER_MS = 5_000;
 const PROBE_MS = 5_000;
 const CONNECT_MS = 10_000;
 
@@ -35,6 +36,7 @@ export class Live extends EventTarget {
     this._wait = FIRST_WAIT_MS;
     this._timer = 0;
     this._patience = 0;
+    this._answer = 0;
     this._sleepTimer = 0;
     this._heard = 0;
     this._watch = setInterval(() => this._watchSilence(), 2_000);
@@ -107,6 +109,7 @@ export class Live extends EventTarget {
   _message(data) {
     this._heard = Date.now();
     clearTimeout(this._patience);
+    this._stopAnswer();
     const message = JSON.parse(data);
     if (message.type === "error") {
       this.problem = message.hint ? `${message.error} (${message.hint})` : message.error;
@@ -147,17 +150,13 @@ export class Live extends EventTarget {
     }
   }
 
-  async _watchSilence() {
-    const socket = this._socket;
-    if (this.state !== "open" || Date.now() - this._heard < SILENCE_MS || this._isAsking) {
+  /** A head without news is silent, and so is a connection that died while this machine slept: a wish is always answered. */
+  _watchSilence() {
+    if (this.state !== "open" || this._answer || Date.now() - this._heard < SILENCE_MS) {
       return;
     }
-    this._isAsking = true;
-    const status = await probe();
-    this._isAsking = false;
-    if (status === 0 && socket === this._socket && Date.now() - this._heard >= SILENCE_MS) {
-      this._lose();
-    }
+    this._sendWish();
+    this._answer = setTimeout(() => this._lose(), ANSWER_MS);
   }
 
   _visibility() {
@@ -179,12 +178,18 @@ export class Live extends EventTarget {
   _drop() {
     clearTimeout(this._timer);
     clearTimeout(this._patience);
+    this._stopAnswer();
     const socket = this._socket;
     this._socket = null;
     if (socket) {
       socket.onopen = socket.onmessage = socket.onclose = null;
       socket.close();
     }
+  }
+
+  _stopAnswer() {
+    clearTimeout(this._answer);
+    this._answer = 0;
   }
 
   _sendWish() {
