@@ -240,6 +240,25 @@ def test_frames_that_agents_kept_are_not_missing(cluster: Cluster) -> None:
     assert 4.0 < gap["seconds"] < time.time() - killed
 
 
+def test_a_head_that_was_stopped_does_not_call_its_nodes_late(cluster: Cluster) -> None:
+    """It heard nobody while it did not run; its agents went on sending."""
+
+    head = cluster.head("--freq", "250", tuned={"gpulse.cluster.head.membership:LATE_SECONDS": 2.5})
+    agent = cluster.agent("n1", head.port, tuned=EAGER)
+    until(lambda: head.nodes().get("n1") == "healthy", "the node")
+    before = head.get("/status")["frames_received"]
+    head.popen.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    until(lambda: time.monotonic() - stopped > 6.0, "longer than a node may be silent")
+    head.popen.send_signal(signal.SIGCONT)
+
+    head.said("this process did not run for")
+    until(lambda: head.get("/status")["frames_received"] > before + 24, "the frames of that time, and more")
+    assert "late" not in head.text
+    agent.kill()
+    head.said("n1 is late (was healthy)")
+
+
 def test_agents_are_back_soon_after_two_quick_restarts(cluster: Cluster) -> None:
     """The second restart is waited for as briefly as the first, by every agent."""
 

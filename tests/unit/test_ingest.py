@@ -219,6 +219,25 @@ async def test_an_agent_with_an_interval_of_its_own_is_late_by_that() -> None:
         await call.hang_up()
 
 
+async def test_agents_have_time_to_come_back_to_a_head_that_was_away() -> None:
+    """Who was not heard since the head listens again is not called silent yet; who was heard since and fell silent is."""
+
+    scene = Scene()
+    away = await scene.connected(host="away", machine="away")
+    await away.hang_up()
+    scene.now += 40
+    listening_since = scene.now
+    there = await scene.connected(host="there", machine="there", runs=[Run(id=b"u" * 16)])
+    scene.now += 7
+
+    def changed(since: float | None) -> list[tuple[str, str]]:
+        return [(member.name, member.state) for member, _ in scene.fleet.check(scene.now, 0.5, since)]
+
+    assert [("there", "late")] == changed(listening_since)
+    assert [("away", "lost")] == changed(None)
+    await there.hang_up()
+
+
 async def test_frames_that_come_twice_are_stored_once() -> None:
     """An agent that saw no acknowledgement sends again, in other batches."""
 

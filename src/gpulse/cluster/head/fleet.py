@@ -300,17 +300,29 @@ class Fleet:
         for member in self.members.values():
             member.seen += seconds
 
-    def check(self, now: float, interval_seconds: float) -> list[tuple[Member, NodeState]]:
-        """The nodes whose state is another one by now, and the one it was before."""
+    def check(
+        self, now: float, interval_seconds: float, listening_since: float | None = None
+    ) -> list[tuple[Member, NodeState]]:
+        """Return the nodes whose state has changed, each with its state before.
+
+        Args:
+            now: Epoch seconds.
+            interval_seconds: How often agents send a frame that do as the head says.
+            listening_since: When the head began to listen, while agents may still be on their way back to it: a node that
+                was not heard since then is not called silent. None when every agent has had the time to come back.
+        """
         changed = []
         for member in self.members.values():
             interval = member.interval_seconds or interval_seconds
             state = state_of(now - member.seen, interval)
-            member.is_silent = state != "healthy"
+            may_be_back = listening_since is not None and member.seen < listening_since
+            member.is_silent = state != "healthy" and not may_be_back
             if member.is_elsewhere:  # the other head says what becomes of it
                 member.state = member.abroad.state(member.seen, now, interval)
                 continue
-            if state == member.state or (member.is_silent and is_undecided(self.asked, member.seen, now)):
+            if state == member.state or (
+                state != "healthy" and (may_be_back or is_undecided(self.asked, member.seen, now))
+            ):
                 continue
             changed.append((member, member.state))
             member.state = state

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
 from gpulse.cluster.api.interface import Document, HeadInterface
+from gpulse.cluster.head import membership
 from gpulse.cluster.head.beyond import Beyond, Places
 from gpulse.cluster.head.clock import SteadyClock
 from gpulse.cluster.head.commit import Committer
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 1.0
+_STOPPED_SECONDS = 3.0
+"""A round of watching that comes this late means that the whole process was stopped, and heard nobody meanwhile."""
 _GRACE_SECONDS = 0.5
 
 
@@ -304,8 +307,13 @@ class Head:
     async def _watch(self) -> None:
         """Notice nodes that fall silent or come back, and clocks that are set."""
         kinds = {"healthy": "node_back", "late": "node_late", "lost": "node_lost"}
+        listening_since = self._clock.now()
         while True:
+            began = time.monotonic()
             await asyncio.sleep(_WATCH_SECONDS)
+            if time.monotonic() - began > _WATCH_SECONDS + _STOPPED_SECONDS:
+                log.warning("this process did not run for %.1f s", time.monotonic() - began - _WATCH_SECONDS)
+                listening_since = self._clock.now()
             before_step = self._clock.now()
             step = self._clock.step()
             if step is not None:
@@ -314,7 +322,13 @@ class Head:
                 self._ingest.clock_was_set()
                 self._upkeep.hold()
                 self._fleet.clock_was_set(self._clock.now() - before_step)
-            for member, before in self._fleet.check(self._clock.now(), self._settings.interval_seconds):
+            now = self._clock.now()
+            changed = self._fleet.check(
+                now,
+                self._settings.interval_seconds,
+                listening_since if now - listening_since < membership.RETURN_SECONDS else None,
+            )
+            for member, before in changed:
                 level = logging.WARNING if member.state == "lost" else logging.INFO
                 log.log(level, "%s is %s (was %s)", member.name, member.state, before)
                 self._ingest.event(kinds[member.state], member.stored.id, before=before)

@@ -12,6 +12,8 @@ from gpulse.store.base import StoredNode
 LATE_SECONDS = 5.0
 LATE_INTERVALS = 5
 LOST_SECONDS = 30.0
+RETURN_SECONDS = 12.0
+"""How long agents may take to come back to a head that was not listening: they try at least every ten seconds."""
 _ENGINE_SECONDS = 10.0
 """What other heads write to an engine is found there, and noticed here, so much later."""
 _UNDECIDED_SECONDS = 20.0
