@@ -88,6 +88,7 @@ def content(book: Book) -> dict[str, Any]:
         "processes": book.processes(start=-1e300, end=1e300),
         "health": book.latest("health"),
         "findings": book.latest("findings"),
+        "finding_spans": book.findings(start=-1e300, end=1e300),
         "runs": book.runs(),
         "layouts": book.layouts(),
         "settings": book.settings(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,13 @@ from gpulse.store.base import (
     SeriesKey,
     Statistic,
     StoredEvent,
+    StoredFinding,
     StoredGpu,
     StoredNode,
     StoredProcess,
 )
+from gpulse.store.book.book import Book, Step
+from tests.unit.books import fact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,6 +117,15 @@ class MemoryStore:
             and (nodes is None or event.node in nodes)
         ]
         return found if most is None else found[max(0, len(found) - most) :]
+
+    def findings(
+        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
+    ) -> list[StoredFinding]:
+        """Those that its events report."""
+        facts = [fact("event", **event._asdict()) for event in self._events]
+        with tempfile.TemporaryDirectory() as directory, Book(f"{directory}/book.sqlite") as book:
+            book.apply(Step(1, facts))
+            return book.findings(start=start, end=end, nodes=nodes, most=most)
 
     def processes(
         self,

@@ -13,6 +13,7 @@ from gpulse.cluster import wire
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.membership import RETURN_SECONDS
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run, Settings
 from gpulse.errors import DiskError
 from gpulse.model.columns import Block, BlockPacker, PackedFrame
@@ -226,15 +227,16 @@ async def test_agents_have_time_to_come_back_to_a_head_that_was_away() -> None:
     away = await scene.connected(host="away", machine="away")
     await away.hang_up()
     scene.now += 40
-    listening_since = scene.now
+    scene.fleet.listening_since = scene.now
     there = await scene.connected(host="there", machine="there", runs=[Run(id=b"u" * 16)])
     scene.now += 7
 
-    def changed(since: float | None) -> list[tuple[str, str]]:
-        return [(member.name, member.state) for member, _ in scene.fleet.check(scene.now, 0.5, since)]
+    def changed() -> list[tuple[str, str]]:
+        return [(member.name, member.state) for member, _ in scene.fleet.check(scene.now, 0.5)]
 
-    assert [("there", "late")] == changed(listening_since)
-    assert [("away", "lost")] == changed(None)
+    assert [("there", "late")] == changed()
+    scene.now += RETURN_SECONDS - 7
+    assert [("away", "lost")] == changed()
     await there.hang_up()
 
 

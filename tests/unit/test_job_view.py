@@ -174,7 +174,7 @@ n1    1    NVIDIA H200      2.0 h  2.0 h  6 min   83%  71.0/140G   500W   1 kWh
 n1    2    NVIDIA H200      2.0 h    0 s      -     -  71.0/140G   500W       -  untouched
 
 Findings
-  high: n1:0,1: GPU waits 50% of the time (input_io_bound; 08:01:00 to 08:11:00, 2 times, 10:00)
+  high: n1:0,1: GPU waits 50% of the time (input_io_bound; 08:01:00 to 08:11:00, 4 times, up to 10:00)
     try: cache the data
 
 What is not known

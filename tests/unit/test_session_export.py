@@ -156,10 +156,10 @@ def heard(second: float, kind: str, node: int | None = 1, **detail: Any) -> Stor
 
 
 def test_findings_become_stretches_of_time() -> None:
-    """From when they came up to when they were told no more, with their newest words; those of other GPUs are not in."""
+    """From when they began, be it before the session, with their newest words; those of other GPUs are not in."""
     events = [
         heard(-50, "findings", findings=[finding("0"), finding("7")]),
-        heard(3, "findings", findings=[]),
+        heard(3, "findings", findings=[finding("0")]),
         heard(5, "findings", findings=[finding("0", summary="waits more"), finding(None, id="swapping")]),
         heard(8, "agent_stopping"),
         heard(9, "findings", node=3, findings=[finding("0")]),
@@ -168,7 +168,7 @@ def test_findings_become_stretches_of_time() -> None:
     found = document(steady(gpu(1, 0), events=events), session())["findings"]
 
     assert [
-        ("launch_bound", "n1", "0", "08:00:00", "08:00:08", 6.0, 2, "waits more"),
+        ("launch_bound", "n1", "0", "07:59:10", "08:00:08", 8.0, 1, "waits more"),
         ("swapping", "n1", None, "08:00:05", "08:00:08", 3.0, 1, "waits"),
     ] == [
         (
@@ -188,22 +188,41 @@ def test_findings_become_stretches_of_time() -> None:
 @pytest.mark.parametrize(
     ("began", "first"),
     [
-        (-20, "08:00:00"),
+        (-20, "07:59:40"),
         (2, "08:00:02"),
         (6, "08:00:06"),
         (7, "08:00:06"),
-        (-200, "08:00:06"),
+        (-1e10, "08:00:06"),
         (None, "08:00:06"),
     ],
 )
 def test_a_finding_that_was_told_late(began: float | None, first: str) -> None:
-    """Begins when it began itself, within the session, unless its clock cannot be the head's."""
-    start = None if began is None else START + began
-    events = [heard(6, "findings", findings=[finding("0", start=start)]), heard(8, "findings", findings=[])]
+    """Begins when it began itself, whatever the clock of its node, unless that cannot be."""
+    ahead = 500.0
+    start = None if began is None else START + ahead + began
+    late = finding("0", start=start, end=START + ahead + 6)
+    events = [heard(6, "findings", findings=[late]), heard(8, "findings", findings=[])]
 
     (found,) = document(steady(gpu(1, 0), events=events), session())["findings"]
 
     assert (first, "08:00:08") == (found["first_time"][11:19], found["last_time"][11:19])
+
+
+def test_a_session_keeps_every_fault_of_a_gpu() -> None:
+    """The worst first, each with its own words; one that went on after the session says so."""
+    faults = [
+        finding("0", id="gpu_fault", cause=cause, severity=severity, summary=cause)
+        for cause, severity in (("remap", "medium"), ("xid_94", "high"), ("ecc", "critical"))
+    ]
+    events = [heard(1, "findings", findings=faults), heard(7, "findings", findings=faults[1:])]
+
+    found = document(steady(gpu(1, 0), events=events), session())["findings"]
+
+    assert [
+        ("ecc", "critical", True, 9.0),
+        ("xid_94", "high", True, 9.0),
+        ("remap", "medium", False, 6.0),
+    ] == [(item["summary"], item["severity"], item["is_ongoing"], item["active_seconds"]) for item in found]
 
 
 def test_events_of_the_session() -> None:

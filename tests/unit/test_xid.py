@@ -14,7 +14,7 @@ from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.xid import Counted, Xid, XidLedger, from_document
 from gpulse.sources.nvml.events import XidLog, Xids
-from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 NOW = 1_767_225_600.0
 
@@ -174,6 +174,10 @@ class Before(NamedTuple):
         """What was told."""
         return [event for event in self.told if kinds is None or event.kind in kinds]
 
+    def findings(self, **_: object) -> list[StoredFinding]:
+        """None."""
+        return []
+
     def seen(self, _node: int) -> float:
         """Some time."""
         return NOW
@@ -192,7 +196,7 @@ def test_counts_outlive_agents_and_heads() -> None:
         [{"event": "agent_started"}, {**event, "event": "xid", "errors": 1, "time": NOW + 20}],
         [{"event": "agent_started"}, {**event, "event": "xid", "code": 31, "errors": 1, "time": NOW + 30}],
     ):
-        member.happened(json.dumps(documents).encode())
+        member.happened(json.dumps(documents).encode(), NOW)
 
     [node] = fleet.live()
     assert node.xids is not None
@@ -208,7 +212,7 @@ def test_a_head_remembers_who_left_in_order() -> None:
     fleet.restore(Before([StoredEvent(NOW, "agent_stopping", 1, {})]), NOW + 10)
     seen = [fleet.live()[0].left]
     for document in (started, ended):
-        fleet.members[1].happened(json.dumps([document]).encode())
+        fleet.members[1].happened(json.dumps([document]).encode(), NOW)
         seen.append(fleet.live()[0].left)
 
     assert [True, False, True] == seen

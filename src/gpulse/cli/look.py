@@ -103,8 +103,8 @@ def _diagnosed(snapshot: Snapshot, frames: Iterable[Frame]) -> Snapshot:
     from gpulse.diagnosis.engine import diagnose, rank  # noqa: PLC0415
 
     diagnosis = diagnose(frames)
-    known = {(finding.id, finding.label) for finding in snapshot.findings}
-    more = [finding for finding in diagnosis.findings if (finding.id, finding.label) not in known]
+    known = {finding.key for finding in snapshot.findings}
+    more = [finding for finding in diagnosis.findings if finding.key not in known]
     return snapshot._replace(findings=tuple(rank([*snapshot.findings, *more])), verdict=diagnosis.verdict)
 
 

@@ -10,10 +10,9 @@ from gpulse.diagnosis.faults import faults
 from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.errors import RecordingError
-from gpulse.model.finding import Finding
+from gpulse.model.finding import Finding, FindingKey
+from gpulse.model.finding_span import MAX_GAP_SECONDS
 from gpulse.model.frame import Frame
-
-_Key = tuple[str, str | None]
 
 WINDOW_SECONDS = 30.0
 EVERY_SECONDS = 5.0
@@ -22,6 +21,8 @@ _RAISED_AFTER = 2
 """Judgements in a row that must show a finding before it is told."""
 _CLEARED_AFTER = 3
 """Judgements in a row that must not, before it is taken back."""
+_MAX_STARTS = 1000
+"""More are forgotten when they are over: numbers of Xid errors and of GPUs come and go for months."""
 
 
 class _Held:
@@ -58,7 +59,9 @@ class Monitor:
         self._t = thresholds
         self._digest = Digest()
         self._seconds: dict[str, deque[Second]] = {}
-        self._held: dict[_Key, _Held] = {}
+        self._held: dict[FindingKey, _Held] = {}
+        self._starts: dict[FindingKey, tuple[float | None, float]] = {}
+        """When each finding began, and when it was told last."""
         self._judged_at: float | None = None
 
     def __call__(self, frame: Frame) -> list[Finding]:
@@ -70,13 +73,25 @@ class Monitor:
             self._judged_at = frame.time
             self._judge(frame)
         now = faults(frame)
-        facts = {(finding.id, finding.label) for finding in now}
+        facts = {finding.key for finding in now}
         told = [
             held.finding._replace(end=frame.time)
             for key, held in self._held.items()
             if held.seen >= _RAISED_AFTER and key not in facts
         ]
-        return rank([*now, *told])
+        return rank([self._since_it_began(finding, frame.time) for finding in (*now, *told)])
+
+    def _since_it_began(self, finding: Finding, now: float) -> Finding:
+        """Return the finding with the start it had when it was told first, unless it was gone for long."""
+        start, last = self._starts.get(finding.key, (finding.start, now))
+        if not 0 <= now - last <= MAX_GAP_SECONDS:
+            start = finding.start
+        self._starts[finding.key] = start, now
+        if len(self._starts) > _MAX_STARTS:
+            self._starts = {
+                key: told for key, told in self._starts.items() if now - told[1] <= MAX_GAP_SECONDS
+            }
+        return finding._replace(start=start)
 
     def _take(self, frame: Frame) -> None:
         try:
@@ -97,7 +112,7 @@ class Monitor:
     def _judge(self, frame: Frame) -> None:
         seconds = {uuid: list(entries) for uuid, entries in self._seconds.items()}
         found = {
-            (finding.id, finding.label): finding
+            finding.key: finding
             for finding in judge(seconds, frame, self._t, frame.time).findings
             if finding.id != "gpu_fault"  # told from the frame itself
         }

@@ -49,6 +49,8 @@ class Match(NamedTuple):
     """For rules that look at the whole node."""
     advice: tuple[Advice, ...] | None = None
     """Instead of the rule's own, where the case asks for something special."""
+    cause: str | None = None
+    """Tells it from other matches of the same rule on the same GPU."""
 
 
 Check = Callable[["Case"], Match | Iterable[Match] | None]
@@ -110,6 +112,7 @@ def found(rule: Rule, match: Match, case: Case | None = None) -> Finding:
         ruled_out=match.ruled_out,
         advice=rule.advice if match.advice is None else match.advice,
         url=f"docs/diagnosis.md#{rule.id}",
+        cause=match.cause,
     )
 
 

@@ -13,12 +13,14 @@ from gpulse.diagnosis.rules import (
     link,
     memory,
     network,
+    node,
     pipeline,
     stall,
 )
 
 RULES: tuple[Rule, ...] = (
     *fault.RULES,
+    *node.RULES,
     *clocks.RULES,
     *link.RULES,
     *memory.RULES,

@@ -22,6 +22,7 @@ Unit = Literal[
     "watts",
     "hertz",
     "bits",
+    "time",
 ]
 
 
@@ -82,6 +83,8 @@ DERIVED: dict[str, Signal] = {
     "seconds": Signal("lasting for", "seconds"),
     "seconds_left": Signal("time left", "seconds"),
     "startup_seconds": Signal("time since it started", "seconds"),
+    "last_heard_timestamp_seconds": Signal("last heard", "time"),
+    "expected_since_timestamp_seconds": Signal("expected since", "time"),
     "blocked_seconds": Signal("time stuck in the kernel", "seconds"),
     **{
         f"clocks_event_{reason.bit:#x}_ratio": Signal(f"{reason.name} in force", "share")
@@ -159,6 +162,7 @@ _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
     "watts": units.watts,
     "hertz": units.megahertz,
     "bits": lambda value: f"{int(value):#x}",
+    "time": units.local_time,
 }
 
 STATISTICS = {

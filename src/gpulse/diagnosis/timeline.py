@@ -10,7 +10,7 @@ from gpulse.diagnosis.engine import judge, rank, verdict
 from gpulse.diagnosis.rulebook import RULES
 from gpulse.diagnosis.seconds import Second
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
-from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
+from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, FindingKey, Judged
 from gpulse.model.frame import Frame
 from gpulse.model.units import duration
 
@@ -169,10 +169,10 @@ class Timeline:
             for runs in _runs([window.info for window in self._windows]).values()
             if 2 * sum(map(len, runs)) >= counts[runs[0][0][1].label or ""]
         ]
-        known = {(finding.id, finding.label) for finding in findings}
+        known = {finding.key for finding in findings}
         sparse = self._t._replace(coverage=0.0)
         trends = judge(_only(self._coarse, gpus), last, sparse, last.time, _TREND_RULES)
-        findings += [finding for finding in trends.findings if (finding.id, finding.label) not in known]
+        findings += [finding for finding in trends.findings if finding.key not in known]
         findings = rank(findings)
         known_windows = [window for window in self._windows if window.judged] or self._windows
         gaps = Counter(gap for window in known_windows for gap in window.data_gaps)
@@ -207,12 +207,12 @@ def _about(diagnosis: Diagnosis, labels: Collection[str]) -> Diagnosis:
     )
 
 
-def _runs(windows: Sequence[Sequence[Finding]]) -> dict[tuple[str, str | None], list[_Run]]:
-    """By finding and GPU the stretches of windows that show it."""
-    found: dict[tuple[str, str | None], list[_Run]] = {}
+def _runs(windows: Sequence[Sequence[Finding]]) -> dict[FindingKey, list[_Run]]:
+    """By finding, GPU and cause the stretches of windows that show it."""
+    found: dict[FindingKey, list[_Run]] = {}
     for place, findings in enumerate(windows):
         for finding in findings:
-            runs = found.setdefault((finding.id, finding.label), [[]])
+            runs = found.setdefault(finding.key, [[]])
             if runs[-1] and place - runs[-1][-1][0] > _APART:
                 runs.append([])
             runs[-1].append((place, finding))

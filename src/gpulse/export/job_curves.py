@@ -23,6 +23,7 @@ from gpulse.export.curves import (
     time_ticks,
 )
 from gpulse.export.page import svg
+from gpulse.model.finding_group import grouped
 from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.units import long_size, rate, share, watts
 
@@ -134,17 +135,15 @@ def _runs(
 
 def _marks(report: Document, start: float, end: float) -> Iterator[Mark]:
     """From the first to the last moment of each kind of finding."""
-    kinds: dict[str, list[Document]] = {}
-    for finding in report.get("findings") or ():
-        if finding.get("node") is not None:
-            kinds.setdefault(str(finding.get("id")), []).append(finding)
-    for name, found in list(kinds.items())[:_MOST_MARKS]:
+    told = [finding for finding in report.get("findings") or () if finding.get("node") is not None]
+    for group in grouped(told)[:_MOST_MARKS]:
+        found = group.members
         begin = min(words.number(one.get("from")) or start for one in found)
         ends = [end if (last := words.number(one.get("to"))) is None else last for one in found]
         yield Mark(
-            words.text(name, 60),
-            words.text(found[0].get("summary"), 300),
-            severity_color(found[0].get("severity")),
+            words.text(group.id, 60),
+            words.text(group.worst.get("summary"), 300),
+            severity_color(group.severity),
             min(max(begin, start), end),
             min(max(*ends, begin), end),
             shaded=False,

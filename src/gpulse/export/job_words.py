@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from gpulse.model.device import ranges
-from gpulse.model.finding import SEVERITIES
+from gpulse.model.finding_group import FindingGroup, grouped
 from gpulse.model.units import UNKNOWN, duration, energy, hours, rate, share, size, watts
 
 Document = Mapping[str, Any]
@@ -167,51 +166,27 @@ def _troubles(report: Document) -> Iterator[str]:
 
 def findings(report: Document) -> list[Told]:
     """What was wrong, worst first; what several GPUs have is told once."""
-    groups: dict[tuple[str, str], list[Document]] = {}
-    for finding in report.get("findings") or ():
-        key = str(finding.get("severity") or "info"), str(finding.get("id"))
-        groups.setdefault(key, []).append(finding)
     start = number(report.get("from")) or 0.0
-    return [_told(severity, name, found, start) for (severity, name), found in groups.items()]
+    return [_told(group, start) for group in grouped(report.get("findings") or ())]
 
 
-def _told(severity: str, name: str, found: Sequence[Document], start: float) -> Told:
+def _told(group: FindingGroup, start: float) -> Told:
     """Those of one kind, in the words of the one that held for longest."""
-    first = max(found, key=lambda one: number(one.get("active_seconds")) or 0.0)
-    begin = min(number(one.get("from")) or start for one in found)
-    ends = [number(one.get("to")) for one in found]
+    begin = min(number(one.get("from")) or start for one in group.members)
+    ends = [number(one.get("to")) for one in group.members]
     last = None if None in ends else max(end for end in ends if end is not None)
     until = "now" if last is None else moment(last, begin)
-    active = duration(number(first.get("active_seconds")))
-    times = first.get("times")
-    often = f"{times} times, " if isinstance(times, int) and times > 1 else ""
+    before = " (before the report begins)" if begin < start else ""
+    most = "up to " if len(group.members) > 1 else ""
+    often = f"{group.times} times, " if group.times > len(group.members) else ""
     return Told(
-        severity if severity in SEVERITIES else "info",
-        text(name, 60),
-        _places(found),
-        text(first.get("summary"), 300),
-        f"{moment(begin, start)} to {until}, {often}{active}",
-        tuple(item for item in first.get("advice") or () if isinstance(item, Mapping)),
+        group.severity,
+        text(group.id, 60),
+        _some([text(place, 80) for place in group.places], _MOST_PLACES),
+        text(group.worst.get("summary"), 300),
+        f"{moment(begin, start)}{before} to {until}, {often}{most}{duration(group.seconds)}",
+        tuple(item for item in group.worst.get("advice") or () if isinstance(item, Mapping)),
     )
-
-
-def _places(found: Sequence[Document]) -> str:
-    """`n1:0-3, n2:1`: the GPUs, or the node for what is about it."""
-    by_node: dict[str, list[str]] = {}
-    for one in found:
-        if one.get("node") is not None:
-            labels = by_node.setdefault(text(one["node"], 60), [])
-            if one.get("label") is not None:
-                labels.append(text(one["label"], 10))
-    said = [
-        f"{node}:{ranges(sorted(labels, key=_by_number))}" if labels else node
-        for node, labels in by_node.items()
-    ]
-    return _some(said, _MOST_PLACES)
-
-
-def _by_number(label: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdecimal() else 0 for part in label.split(":"))
 
 
 def gpu_name(row: Document) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 Family = Literal[
@@ -9,6 +11,17 @@ Family = Literal[
 ]
 Severity = Literal["info", "low", "medium", "high", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "low", "medium", "high", "critical")
+SEVERAL_CAUSES = "gpu_fault"
+"""The one finding that a GPU can have several times at once, each time with another cause."""
+
+NODE_FINDINGS = frozenset({"node_lost", "node_missing"})
+"""Findings that a head makes about its nodes; agents do not report them."""
+
+FindingKey = tuple[str, str | None, str]
+"""Id, label of the GPU and cause: what makes two reports of a node reports of the same finding."""
+
+_MAX_CAUSE_CHARACTERS = 64
+_DIGITS = re.compile(r"\d+")
 
 
 class Evidence(NamedTuple):
@@ -64,6 +77,13 @@ class Finding(NamedTuple):
     ruled_out: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
     url: str | None = None
+    cause: str | None = None
+    """Which of several conditions it is, where one GPU can have several of them at once: `xid_94`."""
+
+    @property
+    def key(self) -> FindingKey:
+        """What makes another report of the node one of the same finding."""
+        return self.id, self.label, self.cause or ""
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as JSON types."""
@@ -84,7 +104,19 @@ class Finding(NamedTuple):
             "ruled_out": list(self.ruled_out),
             "advice": [item._asdict() for item in self.advice],
             "url": self.url,
+            "cause": self.cause,
         }
+
+
+def finding_key(document: Mapping[str, Any]) -> FindingKey:
+    """Return the key of a finding that is a JSON document.
+
+    Older agents do not send a cause; of them the summary tells the faults of one GPU apart.
+    """
+    name, label, cause = str(document.get("id")), document.get("label"), document.get("cause")
+    if not isinstance(cause, str) and name == SEVERAL_CAUSES:
+        cause = _DIGITS.sub("", str(document.get("summary") or ""))
+    return name, None if label is None else str(label), str(cause or "")[:_MAX_CAUSE_CHARACTERS]
 
 
 class Diagnosis(NamedTuple):

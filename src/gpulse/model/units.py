@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 UNKNOWN = "-"
 """How a reading that could not be had is shown. Never 0."""
 
@@ -151,6 +153,14 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
     return f"{whole // 86400}d{whole // 3600 % 24:02}h"
+
+
+def local_time(when: float) -> str:
+    """A moment in local time, with its day; unknown when no calendar has it."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN
 
 
 def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:

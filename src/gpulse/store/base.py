@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from gpulse.model.finding_span import FindingSpan
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 
@@ -65,6 +66,16 @@ class StoredEvent(NamedTuple):
     kind: str
     node: int | None
     detail: Mapping[str, Any]
+
+
+class StoredFinding(NamedTuple):
+    """A finding, from when to when it held."""
+
+    node: int | None
+    """None for a node that was expected and never reported."""
+    span: FindingSpan
+    finding: Mapping[str, Any]
+    """As it was reported last (`model.finding.Finding.to_dict`)."""
 
 
 class StoredProcess(NamedTuple):
@@ -275,6 +286,18 @@ class Store(SampleSource, Protocol):
     ) -> list[StoredEvent]:
         """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
 
+    def findings(
+        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
+    ) -> list[StoredFinding]:
+        """Return the findings that held at some time in `[start, end)`, those that began first before the others.
+
+        Args:
+            start: Epoch seconds. A finding that began before it keeps its own start.
+            end: Epoch seconds; not within any more.
+            nodes: Only of these; None for all, and for nodes that were expected and never reported.
+            most: Only so many, those that held last.
+        """
+
     def processes(
         self, *, start: float, end: float, nodes: Collection[int] | None = None
     ) -> list[StoredProcess]:
@@ -304,18 +327,3 @@ class HeadStore(Store, SummarySource, Protocol):
 
     def of_jobs(self, names: Collection[str]) -> list[StoredProcess]:
         """The processes of some jobs, whenever they lived."""
-
-    def last_events(
-        self, *, start: float, end: float, every: float, kinds: Collection[str], nodes: Collection[int]
-    ) -> list[StoredEvent]:
-        """Of each node, kind and step the last event in `[start, end)`, and the last one before; oldest first.
-
-        What is told again and again can be followed by it over a long time. Steps begin at multiples of their length.
-
-        Args:
-            start: Epoch seconds.
-            end: Epoch seconds; not within any more.
-            every: How long a step is, in seconds.
-            kinds: What it is about.
-            nodes: Only these.
-        """

@@ -14,6 +14,7 @@ from gpulse.store.base import (
     Statistic,
     Steps,
     StoredEvent,
+    StoredFinding,
     StoredGpu,
     StoredNode,
     StoredProcess,
@@ -53,11 +54,11 @@ class StoreView:
         """What happened in `[start, end)`; see `store.base.Store`."""
         return self._book.events(start=start, end=end, kinds=kinds, nodes=nodes, most=most)
 
-    def last_events(
-        self, *, start: float, end: float, every: float, kinds: Collection[str], nodes: Collection[int]
-    ) -> list[StoredEvent]:
-        """The last events of steps; see `store.base.HeadStore`."""
-        return self._book.last_events(start=start, end=end, every=every, kinds=kinds, nodes=nodes)
+    def findings(
+        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
+    ) -> list[StoredFinding]:
+        """Return the findings that held in `[start, end)`; see `store.base.Store`."""
+        return self._book.findings(start=start, end=end, nodes=nodes, most=most)
 
     def processes(
         self, *, start: float, end: float, nodes: Collection[int] | None = None

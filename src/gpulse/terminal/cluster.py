@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from gpulse.model.finding_group import grouped
+from gpulse.model.natural import natural_key
 from gpulse.terminal import format as f
 from gpulse.terminal.beyond import beyond_lines
 from gpulse.terminal.table import Cell, Column, Paint, render, wrapped
@@ -27,6 +29,9 @@ MOST_NODES = 40
 _MAX_NAMED = 5
 """At most this many nodes are named in a sentence."""
 _STYLES = {"healthy": "good", "late": "notice", "lost": "warn", "active": "good", "interrupted": "notice"}
+_SEVERITY_STYLES = {"critical": "warn", "high": "warn", "medium": "notice", "low": "notice"}
+_MAX_FINDINGS = 12
+_MAX_PLACES = 4
 _NODE_COLUMNS = (
     Column("node", right=False),
     Column("state", right=False),
@@ -76,6 +81,7 @@ def status_lines(
         yield from (paint(style, line) for line in wrapped(told, width, "  "))
     yield ""
     yield from node_lines(status, width=width, paint=paint, every_node=every_node, commands=commands)
+    yield from finding_lines(status, width=width, paint=paint)
     sessions = status.get("active_sessions") or []
     yield ""
     if sessions:
@@ -108,7 +114,9 @@ def node_lines(
         yield from wrapped(f"no node yet; on each machine with GPUs run: {commands.agent}", width, "  ")
         return
     order = {"lost": 0, "late": 1}
-    ordered = sorted(nodes, key=lambda node: (order.get(str(node.get("state")), 2), str(node.get("name"))))
+    ordered = sorted(
+        nodes, key=lambda node: (order.get(str(node.get("state")), 2), natural_key(str(node.get("name"))))
+    )
     shown = ordered
     if len(ordered) > MOST_NODES and not every_node:
         shown = [node for node in ordered if node.get("state") != "healthy"]
@@ -122,6 +130,26 @@ def node_lines(
         yield from wrapped(f"{len(nodes)} nodes with {f.count(gpus)} GPUs: {told}", width, "  ")
     if shown:
         yield from render(_NODE_COLUMNS, map(_node_row, shown), width, paint)
+
+
+def finding_lines(status: Document, *, width: int, paint: Paint) -> Iterator[str]:
+    """What is wrong now, worst first; the same on several GPUs once. Notes are left out."""
+    now = seconds_of(status.get("time"))
+    found = [one for one in status.get("findings") or () if one.get("severity") != "info"]
+    groups = grouped(found)
+    if groups:
+        yield ""
+        yield paint("title", f"{len(found)} {'finding' if len(found) == 1 else 'findings'}")
+    for group in groups[:_MAX_FINDINGS]:
+        starts = [start for one in group.members if isinstance(start := one.get("start"), int | float)]
+        since = f", {f.since(min(starts), now)}" if starts and now is not None else ""
+        more = len(group.places) - _MAX_PLACES
+        places = ", ".join(group.places[:_MAX_PLACES]) + (f" and {more} more nodes" if more > 0 else "")
+        text = f"{group.severity}: {places}: {group.worst.get('summary')} ({group.id}{since})"
+        style = _SEVERITY_STYLES.get(group.severity, "")
+        yield from (paint(style, line) for line in wrapped(f.plain(f"  {text}"), width, "    "))
+    if len(groups) > _MAX_FINDINGS:
+        yield f"  and {len(groups) - _MAX_FINDINGS} more kinds: gpulse status --json, or the page"
 
 
 def session_lines(sessions: Iterable[Document], *, now: float | None, width: int, paint: Paint) -> list[str]:

@@ -103,9 +103,8 @@ def _gaps(report: Report, width: int, paint: Paint) -> Iterator[str]:
 def _findings(report: Report, width: int, paint: Paint) -> Iterator[str]:
     if not report.findings:
         return
-    yield paint("title", "Findings")
-    for finding in report.findings:
-        told = words.finding(report, finding)
+    yield paint("title", words.findings_title(report))
+    for told in words.findings(report):
         text = f"  {told.severity}: {told.place}: {told.summary}  {told.when}"
         lines: Sequence[str] = list(wrapped(f.plain(text), width, "    "))
         style = _STYLES.get(told.severity, "dim")

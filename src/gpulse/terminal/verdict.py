@@ -11,6 +11,7 @@ from gpulse.diagnosis.rulebook import BY_ID
 from gpulse.diagnosis.signals import Told, told
 from gpulse.model.device import ranges
 from gpulse.model.finding import Diagnosis, Evidence, Finding, Severity
+from gpulse.model.finding_group import by_kind
 from gpulse.terminal import format as f
 from gpulse.terminal.table import Paint, cut, flowed, width_of, wrapped
 
@@ -158,10 +159,8 @@ def _since(finding: Finding, begun: Mapping[str, float]) -> float | None:
 
 def _alike(groups: Sequence[Group]) -> list[Group]:
     """The same finding with other numbers under the first of its kind, so that eight GPUs do not say it eight times."""
-    kinds: dict[tuple[str, Severity], list[Group]] = {}
-    for group in groups:
-        kinds.setdefault((group.finding.id, group.finding.severity), []).append(group)
-    return [first._replace(others=tuple(rest)) for first, *rest in kinds.values()]
+    kinds = by_kind(groups, lambda group: group.finding)
+    return [first._replace(others=tuple(rest)) for first, *rest in kinds]
 
 
 def _verdict(diagnosis: Diagnosis, findings: Sequence[Group], page: _Page) -> Iterator[str]:

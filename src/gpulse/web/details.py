@@ -16,7 +16,7 @@ _DISK = ("read_bytes_per_second", "written_bytes_per_second", "busy_ratio")
 _FILESYSTEM = ("size_bytes", "used_bytes", "available_bytes")
 _NETWORK = ("rx_bytes_per_second", "tx_bytes_per_second", "link_bits_per_second")
 _PROCESS = ("cpu_percent", "host_memory_bytes")
-_FINDING = ("id", "family", "severity", "gpu", "label", "pids", "summary", "lost_ratio")
+_FINDING = ("id", "cause", "family", "severity", "gpu", "label", "pids", "summary", "lost_ratio", "start")
 _MOST_PROCESSES = 100
 """Of one GPU: more are no table any more."""
 

@@ -123,7 +123,9 @@ class Changes:
             yield {"event": "health", "entries": [_health(entry) for entry in entries]}
 
     def _findings_event(self, findings: Sequence[Finding], now: float, *, whole: bool) -> Iterable[Event]:
-        keys = tuple(sorted((item.id, item.label or "", item.severity) for item in findings))
+        keys = tuple(
+            sorted((item.id, item.label or "", item.cause or "", item.severity) for item in findings)
+        )
         is_old = bool(findings) and now - self._findings_told >= FINDINGS_SECONDS
         if whole or keys != self._findings or is_old:
             self._findings, self._findings_told = keys, now

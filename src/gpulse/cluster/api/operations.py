@@ -385,7 +385,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "finding_spans",
         "GET",
         ("/api/v1/findings/history",),
-        "What was wrong from when to when, oldest first.",
+        "What was wrong at some time of a range, oldest first, each with its own start and end.",
         lambda head, given: head.finding_spans(
             start=given.pop("from", None), end=given.pop("to", None), **given
         ),

@@ -86,6 +86,7 @@ STATUS = record(
     remote_query=optional(record(state={"type": "string", "enum": ["ok", "failing"]}, url=TEXT)),
     shared=optional(record(state={"type": "string", "enum": ["ok", "failing"]})),
     missing_nodes=optional(several(TEXT)),
+    findings=optional(several(ANY_OBJECT)),
     nodes=optional(several(record(name=TEXT, state={"type": "string", "enum": ["healthy", "late", "lost"]}))),
 )
 CLIENTS = record(
@@ -207,6 +208,7 @@ _JOB_FINDING = record(
     gpu=or_null(WHOLE),
     label=or_null(TEXT),
     id=TEXT,
+    cause=or_null(TEXT),
     family=or_null(TEXT),
     severity=TEXT,
     summary=TEXT,
@@ -280,7 +282,6 @@ EVENTS = record(events=several(ANY_OBJECT))
 FINDINGS = record(findings=several(ANY_OBJECT))
 FINDING_SPANS = record(
     **{"from": NUMBER, "to": NUMBER},
-    step=NUMBER,
     truncated=FLAG,
     spans=several(
         record(
@@ -289,6 +290,7 @@ FINDING_SPANS = record(
             gpu=or_null(WHOLE),
             label=or_null(TEXT),
             id=TEXT,
+            cause=or_null(TEXT),
             family=or_null(TEXT),
             severity=TEXT,
             summary=TEXT,

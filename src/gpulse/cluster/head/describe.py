@@ -10,7 +10,9 @@ from typing import Any
 from gpulse.cluster.api.interface import Document, LiveNode
 from gpulse.export.session.steps import steps
 from gpulse.model.device import Device
+from gpulse.model.finding import Finding
 from gpulse.model.frame import GpuReading
+from gpulse.model.natural import NaturalKey, natural_key
 from gpulse.model.session import Session
 
 _GIGA = 1e9
@@ -140,16 +142,27 @@ def nodes(live: Iterable[LiveNode], now: float) -> list[Document]:
     ]
 
 
-def findings(live: Iterable[LiveNode]) -> list[dict[str, Any]]:
-    """What is wrong now on all nodes, worst first."""
+def findings(live: Iterable[LiveNode], missing: Iterable[Finding]) -> list[dict[str, Any]]:
+    """What is wrong now on all nodes, worst first.
+
+    Args:
+        live: The nodes.
+        missing: About nodes that were expected and never reported; each names its node as its cause.
+    """
     order = {"critical": 0, "high": 1, "medium": 2, "low": 3, "info": 4}
     found = [
         {"node": node.name, **(item if isinstance(item, dict) else item.to_dict())}  # type: ignore[union-attr]
         for node in live
-        if node.state != "lost"
         for item in node.findings
     ]
-    return sorted(found, key=lambda item: (order.get(str(item.get("severity")), 5), -_weight(item)))
+    found += [{"node": item.cause, **item.to_dict()} for item in missing]
+    return sorted(
+        found, key=lambda item: (order.get(str(item.get("severity")), 5), -_weight(item), *_place(item))
+    )
+
+
+def _place(item: dict[str, Any]) -> tuple[NaturalKey, NaturalKey]:
+    return natural_key(str(item["node"])), natural_key(str(item.get("label") or ""))
 
 
 def _weight(item: dict[str, Any]) -> float:

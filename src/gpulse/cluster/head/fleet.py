@@ -9,18 +9,22 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from gpulse.cluster.api.interface import LiveNode, NodeState
-from gpulse.cluster.head.membership import Abroad, Register, is_undecided, state_of
+from gpulse.cluster.head.membership import RETURN_SECONDS, Abroad, Register, is_undecided, state_of
+from gpulse.diagnosis.rules.node import node_lost
 from gpulse.model.columns import Layout, PackedFrame
 from gpulse.model.device import Device, Node
+from gpulse.model.finding import Finding, FindingKey, finding_key
+from gpulse.model.finding_span import FindingSpan, new_span
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
 from gpulse.model.job import JOB, JOB_END, Job
 from gpulse.model.job import from_document as job_from
+from gpulse.model.natural import natural_key
 from gpulse.model.packing import device_of, unpack_frame
 from gpulse.model.process import Owner, ProcessIdentity
 from gpulse.model.xid import XID, XidLedger
 from gpulse.model.xid import from_document as xid_from
-from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 _USUAL_INTERVAL_SECONDS = 1.0
 _QUICK_SCOPES = frozenset({"gpu", "host"})
@@ -31,6 +35,10 @@ _LONGEST_JOB_SECONDS = 7 * 86_400.0
 _MOST_JOB_EVENTS = 20_000
 """How much of what was told of jobs is read again at a start."""
 _MOST_XID_EVENTS = 20_000
+_MAX_SPANS = 20_000
+"""Of findings, newest first, that are read again at a start."""
+_MAX_FINDINGS = 4096
+"""Of one node, with those that were over lately."""
 
 
 class Past(Protocol):
@@ -60,6 +68,11 @@ class Past(Protocol):
         most: int | None = None,
     ) -> list[StoredEvent]:
         """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
+
+    def findings(
+        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
+    ) -> list[StoredFinding]:
+        """Return the findings that held in `[start, end)`, oldest first; only the newest where `most` says how many."""
 
     def seen(self, node: int) -> float | None:
         """When something came from a node last, as far as that is known."""
@@ -104,6 +117,11 @@ class Member:
         self.jobs: dict[str, Job] = {}
         self.xids = XidLedger()
         self.findings: Sequence[Mapping[str, Any]] = ()
+        """What its agent reported last, each with the start that it has here."""
+        self.spans: dict[FindingKey, FindingSpan] = {}
+        """Of its findings, also of those that were over lately."""
+        self.is_known_lost = False
+        """Whether it is written down that it is lost."""
         self.health: tuple[Health, ...] = ()
         self.known: tuple[Device, ...] = ()
         """The GPUs it had when something was heard of it last, before the head started or from others."""
@@ -158,17 +176,17 @@ class Member:
             self._decoded = frame._replace(health=self.health)
         return self._decoded
 
-    def happened(self, events: bytes) -> None:
-        """Take in what an agent said in one frame; what cannot be understood is passed over."""
+    def happened(self, events: bytes, time: float) -> None:
+        """Take in what an agent said in one frame of that time; what cannot be understood is passed over."""
         try:
             documents = json.loads(events)
         except ValueError:
             return
         for document in documents if isinstance(documents, list) else ():
             if isinstance(document, dict):
-                self._happened(document)
+                self._happened(document, time)
 
-    def _happened(self, document: dict[str, Any]) -> None:
+    def _happened(self, document: dict[str, Any], time: float) -> None:
         match document.get("event"):
             case "process":
                 identity = identity_of(document)
@@ -181,6 +199,8 @@ class Member:
             case "agent_started":
                 self.processes.clear()
                 self.jobs.clear()
+                self.findings, self.health = (), ()
+                self.spans = {key: span.silent(time) for key, span in self.spans.items()}
                 self.has_left = False
             case "agent_stopping":
                 self.has_left = True
@@ -197,10 +217,26 @@ class Member:
                     self.xids.add(xid, shift_seconds=self.shift_us / 1e6)
             case "findings":
                 found = document.get("findings")
-                self.findings = [f for f in found if isinstance(f, dict)] if isinstance(found, list) else ()
+                self._reported(
+                    [f for f in found if isinstance(f, dict)] if isinstance(found, list) else [], time
+                )
             case "health":
                 entries = document.get("entries")
                 self.health = tuple(_health_of(entries)) if isinstance(entries, list) else ()
+
+    def _reported(self, findings: Sequence[Mapping[str, Any]], time: float) -> None:
+        """Take in all findings that an agent reports at a time, and give each the start that it had before."""
+        told: dict[FindingKey, Mapping[str, Any]] = {}
+        for finding in findings[:_MAX_FINDINGS]:
+            told.setdefault(finding_key(finding), finding)
+        spans = {key: span.absent(time) for key, span in self.spans.items() if key not in told}
+        if len(spans) > _MAX_FINDINGS:
+            spans = {key: span for key, span in spans.items() if not span.is_over}
+        for key, finding in told.items():
+            before = self.spans.get(key)
+            spans[key] = (before and before.reported(finding, time)) or new_span(finding, time)
+        self.spans = spans
+        self.findings = [{**finding, "start": spans[key].start} for key, finding in told.items()]
 
 
 class Fleet:
@@ -220,6 +256,8 @@ class Fleet:
         """Whether other heads tell this one what their agents say."""
         self.looked = asyncio.Event()
         """Set when somebody looks at the nodes."""
+        self.listening_since: float | None = None
+        """When this head began to listen, or went on after it had stood still, on its clock."""
         self._used: dict[int, float] = {}
         """By layout when a frame last referred to it, on the head's clock."""
 
@@ -253,22 +291,28 @@ class Fleet:
 
     def restore(self, store: Past, now: float) -> None:
         """Take up the nodes where the head before this one left them; none of them was heard of yet."""
+        self.listening_since = now
+        spans = self._spans(store, now)
         living = store.processes(start=now, end=now + 1.0)
         findings, health = store.latest("findings"), store.latest("health")
         gpus = store.gpus()
         jobs = self._jobs(store, now)
         for node in store.nodes().values():
             member = self.member(node, store.seen(node.id) or node.first_seen)
-            member.happened(json.dumps(jobs.get(node.id, ())).encode())
+            member.happened(json.dumps(jobs.get(node.id, ())).encode(), now)
+            member.spans = spans.get(node.id, {})
+            lost = member.spans.pop(("node_lost", None, ""), None)
+            member.is_known_lost = lost is not None and lost.end is None
             member.known = tuple(_devices(gpu for gpu in gpus if gpu.node == node.id))
-            member.state = state_of(now - member.seen, _USUAL_INTERVAL_SECONDS)
+            member.state = self._state(member, now, _USUAL_INTERVAL_SECONDS)
             for process in living:
                 identity = identity_of(process.identity) if process.node == node.id else None
                 if identity is not None:
                     member.processes[identity.pid] = identity
             for event, latest in (("findings", findings), ("health", health)):
                 if node.id in latest:
-                    member.happened(json.dumps([{**latest[node.id][1], "event": event}]).encode())
+                    time, detail = latest[node.id]
+                    member.happened(json.dumps([{**detail, "event": event}]).encode(), time)
         self._restore_xids(store, now)
 
     def _restore_xids(self, store: Past, now: float) -> None:
@@ -276,9 +320,18 @@ class Fleet:
         for event in store.events(start=0.0, end=now + 1.0, kinds={XID}, most=_MOST_XID_EVENTS):
             member = self.members.get(event.node or 0)
             if member is not None:
-                member.happened(json.dumps([{**event.detail, "event": XID}]).encode())
+                member.happened(json.dumps([{**event.detail, "event": XID}]).encode(), event.time)
         for member in self.members.values():
             member.xids.meet(member.known)
+
+    @staticmethod
+    def _spans(store: Past, now: float) -> dict[int, dict[FindingKey, FindingSpan]]:
+        """By node the newest span of each finding."""
+        spans: dict[int, dict[FindingKey, FindingSpan]] = {}
+        for stored in store.findings(start=0.0, end=now + 1.0, most=_MAX_SPANS):
+            if stored.node is not None:
+                spans.setdefault(stored.node, {})[finding_key(stored.finding)] = stored.span
+        return spans
 
     @staticmethod
     def _jobs(store: Past, now: float) -> dict[int, list[dict[str, Any]]]:
@@ -299,23 +352,21 @@ class Fleet:
         """The head's clock went forward: nobody was silent for that long."""
         for member in self.members.values():
             member.seen += seconds
+        if self.listening_since is not None:
+            self.listening_since += seconds
 
-    def check(
-        self, now: float, interval_seconds: float, listening_since: float | None = None
-    ) -> list[tuple[Member, NodeState]]:
+    def check(self, now: float, interval_seconds: float) -> list[tuple[Member, NodeState]]:
         """Return the nodes whose state has changed, each with its state before.
 
         Args:
             now: Epoch seconds.
             interval_seconds: How often agents send a frame that do as the head says.
-            listening_since: When the head began to listen, while agents may still be on their way back to it: a node that
-                was not heard since then is not called silent. None when every agent has had the time to come back.
         """
         changed = []
         for member in self.members.values():
             interval = member.interval_seconds or interval_seconds
-            state = state_of(now - member.seen, interval)
-            may_be_back = listening_since is not None and member.seen < listening_since
+            state = self._state(member, now, interval)
+            may_be_back = self._may_be_back(member, now)
             member.is_silent = state != "healthy" and not may_be_back
             if member.is_elsewhere:  # the other head says what becomes of it
                 member.state = member.abroad.state(member.seen, now, interval)
@@ -326,7 +377,25 @@ class Fleet:
                 continue
             changed.append((member, member.state))
             member.state = state
+            member.is_known_lost = state == "lost"
         return changed
+
+    def _state(self, member: Member, now: float, interval_seconds: float) -> NodeState:
+        """Return how a node is; it is late, not lost, while its agent may be on the way back to this head."""
+        state = state_of(now - member.seen, interval_seconds)
+        if state == "lost" and not member.is_known_lost and self._may_be_back(member, now):
+            return "late"
+        return state
+
+    def _may_be_back(self, member: Member, now: float) -> bool:
+        """Whether a node is silent only because this head was away, and its agent had no time yet to come back."""
+        since = self.listening_since
+        return since is not None and member.seen < since and now - since < RETURN_SECONDS
+
+    def lost(self, member: Member, now: float) -> Finding:
+        """Return the finding about a node that is lost."""
+        seen = max(member.seen, member.abroad.seen) if member.is_elsewhere else member.seen
+        return node_lost(member.name, seen, now, was_stopped=member.has_left)
 
     def heard_elsewhere(self, member: Member, seen: float, frame: Frame | None = None) -> None:
         """Another head has got something from a node.
@@ -350,7 +419,7 @@ class Fleet:
     def one_by_one(self) -> Iterator[LiveNode]:
         """The same, each taken apart when it is reached: others may get their turn in between."""
         self.looked.set()
-        for member in sorted(self.members.values(), key=lambda member: member.name):
+        for member in sorted(self.members.values(), key=lambda member: natural_key(member.name)):
             yield self._alive(member)
 
     def _alive(self, member: Member) -> LiveNode:
@@ -368,7 +437,7 @@ class Fleet:
             seen,
             frame,
             member.processes,
-            member.findings,
+            [self.lost(member, seen)] if member.state == "lost" else member.findings,
             member.stored.labels,
             member.version,
             member.known,

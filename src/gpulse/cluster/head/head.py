@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
 from gpulse.cluster.api.interface import Document, HeadInterface
-from gpulse.cluster.head import membership
 from gpulse.cluster.head.beyond import Beyond, Places
 from gpulse.cluster.head.clock import SteadyClock
 from gpulse.cluster.head.commit import Committer
+from gpulse.cluster.head.expected import MissingNodes, missing
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet, Run
 from gpulse.cluster.head.ingest import Ingest
@@ -26,7 +26,10 @@ from gpulse.cluster.head.upkeep import Rules, Upkeep
 from gpulse.cluster.head.whereabouts import ADDRESS_FILE, Whereabouts
 from gpulse.cluster.ports import who_listens
 from gpulse.cluster.security import Access, TlsFiles, server_credentials
+from gpulse.diagnosis.rules.node import node_missing
 from gpulse.errors import DiskError, GpulseError
+from gpulse.model.finding import Finding
+from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
 from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
@@ -190,6 +193,13 @@ class Head:
         self._sessions = Sessions(archive.sessions())
         self._fleet = Fleet(archive.nodes(), self._known_runs(), archive.layouts)
         self._fleet.restore(archive, now())
+        self._missing = MissingNodes(
+            {
+                str(stored.finding.get("cause")): stored.span.start
+                for stored in archive.findings(start=now(), end=now() + 1.0)
+                if stored.node is None and stored.finding.get("id") == "node_missing"
+            }
+        )
         self._ingest = Ingest(
             self._fleet,
             lambda: self._committer,
@@ -221,6 +231,7 @@ class Head:
             beyond=self._beyond.status,
             keep_seconds=keep_seconds,
             expected=lambda: self._expected,
+            missing_findings=self._missing_findings,
             now=now,
             stop=self.stop,
         )
@@ -307,13 +318,12 @@ class Head:
     async def _watch(self) -> None:
         """Notice nodes that fall silent or come back, and clocks that are set."""
         kinds = {"healthy": "node_back", "late": "node_late", "lost": "node_lost"}
-        listening_since = self._clock.now()
         while True:
             began = time.monotonic()
             await asyncio.sleep(_WATCH_SECONDS)
             if time.monotonic() - began > _WATCH_SECONDS + _STOPPED_SECONDS:
                 log.warning("this process did not run for %.1f s", time.monotonic() - began - _WATCH_SECONDS)
-                listening_since = self._clock.now()
+                self._fleet.listening_since = self._clock.now()
             before_step = self._clock.now()
             step = self._clock.step()
             if step is not None:
@@ -323,15 +333,27 @@ class Head:
                 self._upkeep.hold()
                 self._fleet.clock_was_set(self._clock.now() - before_step)
             now = self._clock.now()
-            changed = self._fleet.check(
-                now,
-                self._settings.interval_seconds,
-                listening_since if now - listening_since < membership.RETURN_SECONDS else None,
-            )
-            for member, before in changed:
+            for member, before in self._fleet.check(now, self._settings.interval_seconds):
                 level = logging.WARNING if member.state == "lost" else logging.INFO
                 log.log(level, "%s is %s (was %s)", member.name, member.state, before)
-                self._ingest.event(kinds[member.state], member.stored.id, before=before)
+                lost = {"finding": self._fleet.lost(member, now).to_dict()} if member.state == "lost" else {}
+                self._ingest.event(kinds[member.state], member.stored.id, before=before, **lost)
+            self._watch_missing(now)
+
+    def _watch_missing(self, now: float) -> None:
+        """Write down which expected nodes do not report, and which do by now."""
+        new, found = self._missing.update(missing(self._expected, self._fleet.register.by_id.values()), now)
+        for name, since in new.items():
+            log.warning("%s is expected and has never reported", name)
+            finding = node_missing(name, since, now).to_dict()
+            self._ingest.event("node_missing", None, name=name, finding=finding)
+        for name in found:
+            self._ingest.event("node_found", None, name=name)
+
+    def _missing_findings(self) -> list[Finding]:
+        """Return the findings about expected nodes that have never reported, by name."""
+        now, since = self._clock.now(), self._missing.since
+        return [node_missing(name, since[name], now) for name in sorted(since, key=natural_key)]
 
     async def _measure(self) -> None:
         """Look at the disk now and then, in a thread: one that hangs must not hang the head."""

@@ -325,7 +325,7 @@ class Ingest:
         run.received = batch.last
         member = stream.member
         for item in happened:
-            member.happened(item.events)
+            member.happened(item.events, item.time)
         slow = next((f for f in reversed(frames[:-1]) if len(f.blocks) > 2), None)
         if slow is not None:
             member.take(slow, self._fleet.layouts, shift_us)

@@ -30,6 +30,7 @@ from gpulse.cluster.head.sessions import (
 )
 from gpulse.cluster.head.settings import Settings
 from gpulse.errors import DiskError
+from gpulse.model.finding import Finding
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 from gpulse.store.base import HeadStore, Statistic
@@ -59,6 +60,7 @@ class Service:
         beyond: Callable[[], Document] = dict,
         keep_seconds: float,
         expected: Callable[[], Sequence[str]],
+        missing_findings: Callable[[], Sequence[Finding]] = tuple,
         now: Callable[[], float],
         stop: Callable[[], None],
     ) -> None:
@@ -72,6 +74,7 @@ class Service:
         self._beyond = beyond
         self._keep_seconds = keep_seconds
         self._expected = expected
+        self._missing_findings = missing_findings
         self._now = now
         self._stop = stop
         self._past = Past(store, fleet.register, exports.gpus, lambda: settings.interval_seconds)
@@ -125,6 +128,7 @@ class Service:
             "frames_received": self._ingest.frames,
             "nodes": describe.nodes(live, now),
             "missing_nodes": self.missing(),
+            "findings": describe.findings(live, self._missing_findings()),
             "storage": self._storage(),
             **self._beyond(),
         }
@@ -170,7 +174,10 @@ class Service:
 
     def findings(self) -> Document:
         """What is wrong now, worst first."""
-        return {"time": describe.iso(self._now()), "findings": describe.findings(self._fleet.live())}
+        return {
+            "time": describe.iso(self._now()),
+            "findings": describe.findings(self._fleet.live(), self._missing_findings()),
+        }
 
     def live(self) -> list[LiveNode]:
         """Every node with its newest frame."""

@@ -191,7 +191,7 @@ class Sharing:
             member = self._fleet.members.get(fact["node"])
             if member is not None and not member.connected:
                 self._fleet.heard_elsewhere(member, fact["time"])
-                member.happened(fact["events"].encode())
+                member.happened(fact["events"].encode(), fact["time"])
 
     def _heard_session(self, told: Session) -> None:
         """Take in what another head says of a session; it took itself for the last one in vain when this one was there."""

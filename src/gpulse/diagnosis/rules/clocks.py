@@ -187,6 +187,8 @@ def instant(gpu: GpuReading, time: float) -> Iterator[tuple[str, Match]]:
             continue
         if reason.bit == SLOWDOWN and mask & (HARDWARE_THERMAL | POWER_BRAKE):
             continue  # it only repeats what those two say
+        if reason.bit == THERMAL and mask & HARDWARE_THERMAL:
+            continue  # the same heat, and the worse of the two
         name, severity = known
         yield (
             name,

@@ -64,7 +64,13 @@ def _memory(gpu: GpuReading, frame: Frame) -> Iterator[Match]:
         value = gpu.get(name)
         if value:
             yield _match(
-                gpu, frame, severity, words.format(value), Evidence(name, "now", value, ">", 0), _SERVICE
+                gpu,
+                frame,
+                severity,
+                words.format(value),
+                Evidence(name, "now", value, ">", 0),
+                _SERVICE,
+                name,
             )
 
 
@@ -73,7 +79,9 @@ def _recovery(gpu: GpuReading, frame: Frame) -> Iterator[Match]:
     if action:
         wanted = _RECOVERY.get(int(action), f"recovery action {action}")
         evidence = Evidence("recovery_action", "now", action, ">", 0)
-        yield _match(gpu, frame, "critical", f"the driver asks for {wanted}", evidence, _SERVICE)
+        yield _match(
+            gpu, frame, "critical", f"the driver asks for {wanted}", evidence, _SERVICE, "recovery_action"
+        )
 
 
 def _xid(gpu: GpuReading, frame: Frame) -> Iterator[Match]:
@@ -83,9 +91,8 @@ def _xid(gpu: GpuReading, frame: Frame) -> Iterator[Match]:
     known = classify(int(code))
     count = gpu.get("xid_errors_total") or 1
     evidence = Evidence("xid_errors_total", "now", count, ">", 0)
-    yield _match(
-        gpu, frame, known.severity, f"the driver reported Xid {code:.0f}{known.words}", evidence, known.advice
-    )
+    words = f"the driver reported Xid {code:.0f}{known.words}"
+    yield _match(gpu, frame, known.severity, words, evidence, known.advice, f"xid_{code:.0f}")
 
 
 def _out_of_reach(frame: Frame) -> Iterator[Match]:
@@ -125,11 +132,18 @@ def _unreachable(health: Health, frame: Frame, summary: str, gpu: int | None) ->
         start=health.since,
         end=frame.time,
         advice=(advice,),
+        cause=health.code if whole or gpu is not None else f"{health.code} {health.subject}",
     )
 
 
 def _match(
-    gpu: GpuReading, frame: Frame, severity: Severity, summary: str, evidence: Evidence, advice: Advice
+    gpu: GpuReading,
+    frame: Frame,
+    severity: Severity,
+    summary: str,
+    evidence: Evidence,
+    advice: Advice,
+    cause: str,
 ) -> Match:
     return Match(
         summary=f"GPU {gpu.device.label}: {summary}",
@@ -141,6 +155,7 @@ def _match(
         start=frame.time,
         end=frame.time,
         advice=(advice,),
+        cause=cause,
     )
 
 

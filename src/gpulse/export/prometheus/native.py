@@ -23,6 +23,7 @@ _NODES_A_TURN = 25
 _MOST_FINDINGS = _MOST_PROBLEMS = 64
 """Of one node: each is a series."""
 _WORD = re.compile(r"[a-z0-9_]{1,64}")
+_NO_WORD = re.compile(r"[^A-Za-z0-9_.-]+")
 _CODES = frozenset(get_args(Code))
 _FAMILIES = frozenset(get_args(FindingFamily))
 
@@ -206,7 +207,9 @@ def _gpus(fresh: Fresh) -> Iterator[_Gpu]:
 
 
 def _findings(nodes: Sequence[Fresh]) -> _Samples:
+    """What is wrong, each with labels of its own: the faults of one GPU differ in their cause."""
     for node, _, _ in nodes:
+        seen: set[tuple[str, ...]] = set()
         for item in node.findings[:_MOST_FINDINGS]:
             found: Mapping[str, Any] = item if isinstance(item, Mapping) else item._asdict()
             confidence = found.get("confidence")
@@ -214,10 +217,12 @@ def _findings(nodes: Sequence[Fresh]) -> _Samples:
             if not isinstance(confidence, int | float) or not _is_known(*words):
                 continue
             labels = {"node": node.name, "gpu": str(found.get("label") or "")[:16]}
-            yield (
-                {**labels, "finding": str(words[0]), "family": str(words[1]), "severity": str(words[2])},
-                confidence,
-            )
+            labels |= {"finding": str(words[0]), "family": str(words[1]), "severity": str(words[2])}
+            if found.get("cause"):
+                labels["cause"] = _NO_WORD.sub("_", str(found["cause"]))[:64]
+            if tuple(labels.values()) not in seen:  # a series that is there twice spoils the whole page
+                seen.add(tuple(labels.values()))
+                yield labels, confidence
 
 
 def _is_known(finding: object, family: object, severity: object) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
 
 from gpulse.export.curves import SEVERITY_COLORS, printable
 from gpulse.export.report import words
@@ -116,13 +115,12 @@ def _gaps(report: Report) -> Iterator[str]:
 
 def _findings(report: Report) -> Iterator[str]:
     if report.findings:
-        yield "<h2>Findings</h2><ul>"
-        yield from (_finding(report, finding) for finding in report.findings)
+        yield f"<h2>{_safe(words.findings_title(report))}</h2><ul>"
+        yield from map(_finding, words.findings(report))
         yield "</ul>"
 
 
-def _finding(report: Report, finding: Mapping[str, Any]) -> str:
-    told = words.finding(report, finding)
+def _finding(told: words.Told) -> str:
     color = {str(name): color for name, color in SEVERITY_COLORS.items()}.get(told.severity, "#D8D8D8")
     return (
         f'<li><span class="badge" style="background:{color}">{_safe(told.severity)}</span> '

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from gpulse.export.curves import printable
 from gpulse.export.report.gaps import Absence, Gap
@@ -12,9 +12,11 @@ from gpulse.export.report.model import Report
 from gpulse.export.report.moments import epoch
 from gpulse.export.session.quantities import BYTES, Quantity
 from gpulse.model import units
+from gpulse.model.finding_group import FindingGroup, grouped
 from gpulse.model.units import UNKNOWN, duration, rate
 
 _MOST_GPUS_NAMED = 6
+_MAX_PLACES_NAMED = 4
 
 
 def shown(report: Report) -> tuple[Quantity, ...]:
@@ -120,7 +122,7 @@ def who(report: Report, gpus: Iterable[int]) -> str:
 
 
 class Told(NamedTuple):
-    """A finding in words."""
+    """Findings of one kind in words."""
 
     severity: str
     place: str
@@ -128,27 +130,49 @@ class Told(NamedTuple):
     when: str
 
 
-def finding(report: Report, found: Mapping[str, Any]) -> Told:
-    """A finding of a file, which may say anything."""
-    label, node = found.get("label"), found.get("node")
-    start, end = epoch(found.get("first_time")), epoch(found.get("last_time"))
+def findings(report: Report) -> list[Told]:
+    """What was found, worst first; what several GPUs have, or one has again and again, is said once."""
+    return [_told(report, group) for group in grouped(report.findings)]
+
+
+def findings_title(report: Report) -> str:
+    """`Findings`, with how many there are of how many kinds."""
+    kinds = len(grouped(report.findings))
+    if kinds == len(report.findings):
+        return "Findings"
+    return f"Findings ({len(report.findings)}, of {_many(kinds, 'kind')})"
+
+
+def _told(report: Report, group: FindingGroup) -> Told:
+    starts = [start for one in group.members if (start := epoch(one.get("first_time"))) is not None]
+    ends = [end for one in group.members if (end := epoch(one.get("last_time"))) is not None]
     when = ""
-    if start is not None and end is not None:
-        when = f"{moment(start, report.start)} to {moment(end, start)} ({_held(found, end - start)})"
+    if starts and ends:
+        start, end = min(starts), max(ends)
+        before = " (before the session)" if start < report.start else ""
+        ongoing = any(one.get("is_ongoing") is True for one in group.members)
+        until = f"{moment(end, start)}{' and longer' if ongoing else ''}"
+        when = f"{moment(start, report.start)}{before} to {until} ({_held(group, end - start)})"
+    places = list(group.places)
+    more = len(places) - _MAX_PLACES_NAMED
+    worst = f" (the worst of {len(group.members)})" if len(group.members) > 1 else ""
     return Told(
-        str(found.get("severity", "info")),
-        f"{node or '?'}{'' if label is None else f':{label}'}",
-        str(found.get("summary") or found.get("id") or "?"),
+        group.severity,
+        (", ".join(places[:_MAX_PLACES_NAMED]) or "?")
+        + (f" and {_many(more, 'node')} more" if more > 0 else ""),
+        f"{group.worst.get('summary') or group.id}{worst}",
         when,
     )
 
 
-def _held(found: Mapping[str, Any], seconds: float) -> str:
-    """For how long a finding held; one that came and went held for less than from its first to its last moment."""
-    times, active = found.get("times"), found.get("active_seconds")
-    if isinstance(times, int) and times > 1 and isinstance(active, int | float) and 0 <= active <= seconds:
-        return f"{times} times, {length(active)} in all"
-    return length(max(0.0, seconds))
+def _held(group: FindingGroup, seconds: float) -> str:
+    """For how long findings held; one that came and went held for less than from its first to its last moment."""
+    held = max(0.0, seconds)
+    if group.seconds is not None and 0 <= group.seconds <= seconds:
+        held = group.seconds
+    often = f"{group.times} times, " if group.times > len(group.members) else ""
+    most = "up to " if len(group.members) > 1 else ""
+    return f"{often}{most}{length(held)}{' in all' if often else ''}"
 
 
 def shortened(text: str, most: int) -> str:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from gpulse.model.finding import SEVERITIES
-from gpulse.store.base import Store, StoredEvent, StoredGpu
+from gpulse.model.finding import SEVERITIES, FindingKey, finding_key
+from gpulse.model.natural import natural_key
+from gpulse.store.base import Store, StoredFinding, StoredGpu
 
 MOST_EVENTS = 10_000
-LOOK_BACK_SECONDS = 86_400.0
-"""Findings are told when they change, so what held at the start was told before it; no longer before than this."""
-_FINDINGS = "findings"
-_LONGEST_DOUBT_SECONDS = 120.0
-"""A finding that says to hold for longer before it was told has another clock."""
-_SILENCING = frozenset({"agent_started", "agent_stopping", "node_lost"})
-"""After these nobody knows whether what was found still holds."""
-_ELSEWHERE = frozenset({_FINDINGS, "process", "process_end"})
-_KINDS = {"findings", *_SILENCING}
+_ELSEWHERE = frozenset({"findings", "process", "process_end"})
 
 
 def iso(moment: float) -> str:
@@ -27,94 +20,49 @@ def iso(moment: float) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{whole.microsecond // 1000:03}Z"
 
 
-class _Held(NamedTuple):
-    """A finding and for how long it has held."""
-
-    first: float
-    last: float
-    seconds: float
-    times: int
-    since: float | None
-    """When it came up the last time; None while it does not hold."""
-    detail: Mapping[str, Any]
-
-
-_Key = tuple[int, str, str | None]
-
-
 def findings(
     store: Store, gpus: Sequence[StoredGpu], names: Mapping[int, str], start: float, end: float
 ) -> list[dict[str, Any]]:
-    """The findings about these GPUs and their nodes that held in a session, worst first."""
-    heard = store.events(start=start - LOOK_BACK_SECONDS, end=end, kinds=_KINDS, nodes=set(names))
+    """Return the findings about these GPUs and their nodes that held in a session, worst first.
+
+    One that came and went several times is listed once, with how often and for how long it held in the session.
+    """
     places = {(gpu.node, gpu.label) for gpu in gpus}
-    held: dict[_Key, _Held] = {}
-    for event in heard:
-        if event.node is not None and event.node in names:
-            _hear(held, event._replace(time=max(event.time, start)), places, start)
-    for key in list(held):
-        _end(held, key, end)
-    found = [_told(key, entry, names[key[0]]) for key, entry in held.items() if entry.last > entry.first]
-    return sorted(found, key=lambda item: (-_rank(item), item["first_time"], item["id"]))
+    found: dict[tuple[int, FindingKey], dict[str, Any]] = {}
+    for stored in store.findings(start=start, end=end, nodes=set(names)):
+        if stored.node is None or stored.node not in names:
+            continue
+        label = stored.finding.get("label")
+        if label is not None and (stored.node, str(label)) not in places:
+            continue
+        key = stored.node, finding_key(stored.finding)
+        found[key] = _told(stored, names[stored.node], start, end, found.get(key))
+    return sorted(
+        found.values(),
+        key=lambda item: (-_rank(item), item["first_time"], item["id"], natural_key(item["node"])),
+    )
 
 
-def _hear(
-    held: dict[_Key, _Held], event: StoredEvent, places: Collection[tuple[int, str]], start: float
-) -> None:
-    node = event.node or 0
-    now: dict[_Key, Mapping[str, Any]] = {}
-    if event.kind == _FINDINGS:
-        for detail in _listed(event.detail.get("findings")):
-            label = detail.get("label")
-            if label is None or (node, str(label)) in places:
-                now[node, str(detail.get("id")), None if label is None else str(label)] = detail
-    for key in held:
-        if key[0] == node and key not in now:
-            _end(held, key, event.time)
-    for key, detail in now.items():
-        before = held.get(key)
-        if before is None or (before.since is None and before.last == before.first):
-            began = _began(detail, event.time, start)
-            held[key] = _Held(began, began, 0.0, 1, began, detail)
-        elif before.since is None:
-            held[key] = before._replace(times=before.times + 1, since=event.time, detail=detail)
-        else:
-            held[key] = before._replace(detail=detail)
-
-
-def _began(detail: Mapping[str, Any], told: float, start: float) -> float:
-    """Since when a finding holds that was told only when it was certain, as far as it is in the session."""
-    since = detail.get("start")
-    if isinstance(since, int | float) and 0 <= told - since <= _LONGEST_DOUBT_SECONDS:
-        return max(start, float(since))
-    return told
-
-
-def _end(held: dict[_Key, _Held], key: _Key, moment: float) -> None:
-    entry = held[key]
-    if entry.since is not None:
-        held[key] = entry._replace(
-            last=moment, seconds=entry.seconds + max(0.0, moment - entry.since), since=None
-        )
-
-
-def _listed(raw: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(raw, Iterable):
-        yield from (item for item in raw if isinstance(item, Mapping))
-
-
-def _told(key: _Key, entry: _Held, node: str) -> dict[str, Any]:
+def _told(
+    stored: StoredFinding, node: str, start: float, end: float, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    span, detail = stored.span, stored.finding
+    until = end if span.end is None else min(span.end, end)
+    seconds = max(0.0, until - max(span.start, start))
     told = {
-        "id": key[1],
+        "id": str(detail.get("id")),
         "node": node,
-        "gpu": entry.detail.get("gpu"),
-        "label": key[2],
-        "first_time": iso(entry.first),
-        "last_time": iso(entry.last),
-        "active_seconds": round(entry.seconds, 3),
-        "times": entry.times,
+        "gpu": detail.get("gpu"),
+        "label": detail.get("label"),
+        "first_time": before["first_time"] if before else iso(span.start),
+        "last_time": iso(until),
+        "is_ongoing": span.end is None or span.end > end,
+        "active_seconds": round((before["active_seconds"] if before else 0.0) + seconds, 3),
+        "times": 1 + (before["times"] if before else 0),
+        "start": span.start,
+        "end": until,
     }
-    return told | {name: value for name, value in entry.detail.items() if name not in told}
+    return told | {name: value for name, value in detail.items() if name not in told}
 
 
 def _rank(item: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from gpulse.errors import UsageError
+from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
 from gpulse.store.base import StoredGpu
 
@@ -81,7 +82,7 @@ def _check_nodes(wanted: Iterable[str], gpus: list[StoredGpu]) -> None:
     if missing:
         raise UsageError(
             f"no node with a GPU is called {_told(missing)}",
-            hint=f"there are {_told(sorted(there))}" if there else "no node has joined yet",
+            hint=f"there are {_told(sorted(there, key=natural_key))}" if there else "no node has joined yet",
         )
 
 

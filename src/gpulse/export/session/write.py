@@ -17,6 +17,7 @@ from gpulse.export.session.members import members, present, unique_ids
 from gpulse.export.session.outline import Document, Plan, Tally
 from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.tables import csv_pieces, parquet_pieces
+from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
 from gpulse.store.base import Samples, Store, StoredGpu
 
@@ -209,7 +210,8 @@ def plan(store: Store, session: Session, *, now: float | None = None) -> Plan:
     end = max(session.start, _end(session, now))
     steps = checked_steps(session, end)
     gpus = _present(store, session, end)
-    nodes = sorted({gpu.node for gpu in gpus})
+    names = {gpu.node: natural_key(gpu.node_name) for gpu in gpus}
+    nodes = sorted(names, key=lambda node: names[node])
     place_of = {node: place for place, node in enumerate(nodes)}
     gpus.sort(key=lambda gpu: (place_of[gpu.node], *_label(gpu)))
     return Plan(

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, Self
 
 from gpulse.errors import LogError
 from gpulse.model.columns import Layout
+from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
-from gpulse.store.base import StoredEvent, StoredGpu, StoredNode, StoredProcess
-from gpulse.store.book.events import find_events, job_ends, job_events, last_events
+from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.book.events import find_events, job_ends, job_events
 from gpulse.store.book.file import BookFile
+from gpulse.store.book.findings import find_findings
 from gpulse.store.book.foreign import Reached, take_fact
 from gpulse.store.book.frames import FrameEvents, apply_frame
 from gpulse.store.book.past import Newest, newest, past_events, past_processes
@@ -160,13 +162,14 @@ class Book:
         return position
 
     def drop_before(self, time: float) -> None:
-        """Forget the events before a time, and the processes that had ended by then.
+        """Forget the events before a time, and the findings and processes that had ended by then.
 
         Raises:
             DiskError: It could not be written. It can be tried again.
         """
         for query in (
             "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE time < ? LIMIT ?)",
+            'DELETE FROM findings WHERE id IN (SELECT id FROM findings WHERE "end" < ? LIMIT ?)',
             "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE ended < ? LIMIT ?)",
         ):
             removed = _ROWS_AT_ONCE
@@ -190,9 +193,9 @@ class Book:
         }
 
     def gpus(self) -> list[StoredGpu]:
-        """All GPUs, by node and index."""
+        """All GPUs, by the names of their nodes and by index."""
         rows = self._file.rows(_GPUS.format(via="gpus.via" if self._has_via else "NULL"))
-        return [
+        found = [
             StoredGpu(
                 node,
                 str(node) if node_name is None else node_name,
@@ -206,6 +209,7 @@ class Book:
             )
             for node, node_name, uuid, index, mig_index, name, device, told, via in rows
         ]
+        return sorted(found, key=lambda gpu: natural_key(gpu.node_name))
 
     def sessions(self) -> list[Session]:
         """All sessions, oldest first; what only a newer version can read is left out."""
@@ -234,11 +238,11 @@ class Book:
         """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
         return find_events(self._file, start=start, end=end, kinds=kinds, nodes=nodes, most=most)
 
-    def last_events(
-        self, *, start: float, end: float, every: float, kinds: Collection[str], nodes: Collection[int]
-    ) -> list[StoredEvent]:
-        """Of each node, kind and step the last event in `[start, end)`, and the last one before; oldest first."""
-        return last_events(self._file, start=start, end=end, every=every, kinds=kinds, nodes=nodes)
+    def findings(
+        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
+    ) -> list[StoredFinding]:
+        """Return the findings that held in `[start, end)`; see `store.base.Store`."""
+        return find_findings(self._file, start=start, end=end, nodes=nodes, most=most)
 
     def processes(
         self,

@@ -1,11 +1,9 @@
-"""How events are found in the book: all of a time, the newest of them, or the last of each step."""
+"""How events are found in the book: all of a time, or the newest of them."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection
-from itertools import pairwise
 from typing import Any
 
 from gpulse.store.base import StoredEvent
@@ -15,21 +13,6 @@ _COLUMNS = "time, kind, node, detail"
 # At the same moment what the head says comes first: the order must not depend on how the log was cut.
 _ORDER = "time, from_frame, id"
 _NEWEST_FIRST = "time DESC, from_frame DESC, id DESC"
-_LONG_AGO = -1e300
-_LAST_OF_STRETCHES = f"""
-SELECT {_COLUMNS} FROM events WHERE id IN (
-    SELECT (
-        SELECT id FROM events
-        WHERE node = nodes.value AND kind = kinds.value
-            AND time >= json_extract(stretches.value, '$[0]') AND time < json_extract(stretches.value, '$[1]')
-        ORDER BY {_NEWEST_FIRST} LIMIT 1
-    )
-    FROM json_each(?) AS nodes, json_each(?) AS kinds, json_each(?) AS stretches
-)
-ORDER BY {_ORDER}
-"""
-
-
 _JOBS = f"""
 SELECT {_COLUMNS} FROM events WHERE id IN (
     SELECT id FROM events WHERE kind = 'job'
@@ -81,33 +64,6 @@ def find_events(
         chosen = f"id IN (SELECT id FROM events WHERE {chosen} ORDER BY {_NEWEST_FIRST} LIMIT ?)"
         values.append(most)
     return _events(file, f"SELECT {_COLUMNS} FROM events WHERE {chosen} ORDER BY {_ORDER}", values)
-
-
-def last_events(
-    file: BookFile,
-    *,
-    start: float,
-    end: float,
-    every: float,
-    kinds: Collection[str],
-    nodes: Collection[int],
-) -> list[StoredEvent]:
-    """Of each node, kind and step the last event in `[start, end)`, and the last one before; oldest first.
-
-    Steps begin at multiples of their length.
-    """
-    stretches = _stretches(start, end, every)
-    values = [json.dumps(list(wanted)) for wanted in (nodes, kinds, stretches)]
-    return _events(file, _LAST_OF_STRETCHES, values)
-
-
-def _stretches(start: float, end: float, every: float) -> list[tuple[float, float]]:
-    """What was before the start, and the steps from then on."""
-    edges = [_LONG_AGO, start]
-    if start < end:
-        first, last = math.floor(start / every) + 1, math.ceil(end / every)
-        edges += [step * every for step in range(first, last) if start < step * every < end] + [end]
-    return list(pairwise(edges))
 
 
 def _events(file: BookFile, query: str, values: list[Any]) -> list[StoredEvent]:

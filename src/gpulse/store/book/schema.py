@@ -6,6 +6,7 @@ import sqlite3
 import uuid
 
 from gpulse.errors import LogError
+from gpulse.store.book import findings
 
 VERSION = 1
 """Kept as the file's `user_version`."""
@@ -114,12 +115,15 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     version = check_version(database, path)
     if version == VERSION:
         _execute(database, _LATER)
+        if not columns(database, "findings"):
+            _execute(database, findings.TABLE)
+            findings.rebuild(database)
         for table, column, kind in _LATER_COLUMNS:
             if column not in columns(database, table):
                 database.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         return
     # A step from each older version to the next one belongs here; there is none yet.
-    _execute(database, _TABLES + _LATER)
+    _execute(database, _TABLES + _LATER + findings.TABLE)
     database.executemany(
         "INSERT INTO meta VALUES (?, ?)", (("head_id", str(uuid.uuid4())), ("applied", 0), ("settings", None))
     )

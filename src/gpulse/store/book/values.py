@@ -8,6 +8,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
+from gpulse.store.book.findings import follow
+
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What reading a fact or event that is not as it should be may raise."""
 _LARGEST = (1 << 63) - 1
@@ -64,8 +66,9 @@ def without(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def add_event(
     database: sqlite3.Connection, time: float, node: int | None, kind: str, detail: str, *, from_frame: bool
 ) -> None:
-    """One row among the events."""
+    """Add one row to the events, and what it says of findings to theirs."""
     database.execute(
         "INSERT INTO events (time, node, kind, from_frame, detail) VALUES (?, ?, ?, ?, ?)",
         (time, node, kind, from_frame, detail),
     )
+    follow(database, time, node, kind, detail)

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head import describe
 from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past import chart, findings
-from gpulse.store.base import HeadStore
+from gpulse.cluster.head.past import findings
+from gpulse.store.base import HeadStore, StoredFinding
 
 _DEFAULT_SECONDS = 86_400.0
 _MOST_EVENTS = 10_000
-_MOST_SPANS = 2000
-_TOLD_SECONDS = 30.0
-"""How often agents tell findings whose numbers alone have changed."""
-_NOW_SECONDS = 1.0
-"""A time that ended so short a while ago ends now."""
-_MOST_TELLINGS = 6000
-"""About so many events at most are read for findings over time."""
-_FEWEST_STEPS, _MOST_STEPS = 60, 600
+_MAX_FINDINGS = 2000
 
 
 class Happened:
@@ -70,34 +63,26 @@ class Happened:
     async def finding_spans(
         self, *, start: float | None, end: float | None, nodes: Sequence[str], now: float
     ) -> Document:
-        """From when to when findings held, oldest first.
-
-        Of a long time only one telling a step is read, so that what came and went within one is not seen.
-        """
+        """Return from when to when findings held that held at some time of a range, oldest first."""
         until = now if end is None else end
         begin = until - _DEFAULT_SECONDS if start is None else start
         wanted = self._node_ids(nodes)
-        names = {
-            number: node.name
-            for number, node in self._register.by_id.items()
-            if wanted is None or number in wanted
-        }
-        steps = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_TELLINGS // max(1, len(names))))
-        step = chart.grid(begin, until, steps, _TOLD_SECONDS).step
+        names = {number: node.name for number, node in self._register.by_id.items()}
 
         def ask() -> Document:
-            found: list[findings.Span] = []
-            if begin < until:
-                told = self._store.last_events(
-                    start=begin, end=until, every=step, kinds=findings.KINDS, nodes=names
-                )
-                found = findings.spans(told, begin)
+            found = self._store.findings(start=begin, end=until, nodes=wanted, most=_MAX_FINDINGS + 1)
             return {
-                "truncated": len(found) > _MOST_SPANS,
+                "truncated": len(found) > _MAX_FINDINGS,
                 "spans": [
-                    findings.described(span, names[span.node], None if until > now - _NOW_SECONDS else until)
-                    for span in findings.newest(found, _MOST_SPANS)
+                    findings.described(stored, _name(stored, names)) for stored in found[-_MAX_FINDINGS:]
                 ],
             }
 
-        return {"from": begin, "to": until, "step": step, **await asyncio.to_thread(ask)}
+        return {"from": begin, "to": until, **await asyncio.to_thread(ask)}
+
+
+def _name(stored: StoredFinding, names: Mapping[int, str]) -> str:
+    """Return the name of the node that a finding is about; one that never reported has it in the finding alone."""
+    if stored.node is None:
+        return str(stored.finding.get("cause") or "")
+    return names.get(stored.node, str(stored.node))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpulse.cluster.api.interface import Document, JobKind
 from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past import chart, efficiency, findings, presence, report, verdicts
+from gpulse.cluster.head.past import chart, efficiency, presence, report, verdicts
 from gpulse.cluster.head.past.efficiency import GpuKey, GpuUse
 from gpulse.cluster.head.past.missing import Missing, missing
 from gpulse.cluster.head.past.people import Key, People
@@ -23,8 +23,8 @@ _MOST_POINTS, _FEWEST_POINTS = 1500, 60
 _MOST_CELLS = 250_000
 """Steps of all GPUs together; of many GPUs steps are longer."""
 _KNOWN_BEFORE_SECONDS = 120.0
-_TOLD_SECONDS = 30.0
-_MOST_TELLINGS, _MOST_TOLD_STEPS = 6000, 600
+_MAX_FINDINGS = 20_000
+"""That are read for a report; of more, those that held last."""
 
 
 _METRICS = tuple(dict.fromkeys((*efficiency.METRICS, *presence.WORK_METRICS)))
@@ -214,24 +214,16 @@ class Jobs:
         """What was wrong, worst first."""
         subject = found.subject
         names = {node: found.names[node] for node in subject.nodes if node in found.names}
-        spans: list[findings.Span] = []
-        if names and subject.start < subject.end:
-            most = max(_FEWEST_POINTS, min(_MOST_TOLD_STEPS, _MOST_TELLINGS // len(names)))
-            told = self._store.last_events(
-                start=subject.start,
-                end=subject.end,
-                every=chart.grid(subject.start, subject.end, most, _TOLD_SECONDS).step,
-                kinds=findings.KINDS,
-                nodes=names,
-            )
-            spans = findings.spans(told, subject.start)
+        held = self._store.findings(start=subject.start, end=subject.end, nodes=names, most=_MAX_FINDINGS)
         labels: dict[int, set[str]] = {}
         for use in uses:
             if use.gpu is not None:
                 labels.setdefault(use.key[0], set()).add(use.gpu.label)
         pids = None if subject.kind == "session" else verdicts.pids_by_node(found.keys)
         whole = verdicts.of_the_whole(uses, subject.start, subject.end)
-        return verdicts.ranked([*whole, *verdicts.gathered(spans, names, labels, pids, subject.end)])
+        return verdicts.ranked(
+            [*whole, *verdicts.gathered(held, names, labels, pids, subject.start, subject.end)]
+        )
 
 
 def _stretch(share: Share) -> tuple[float, float]:

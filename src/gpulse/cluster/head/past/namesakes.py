@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gpulse.cluster.head import describe
 from gpulse.cluster.head.past.people import owner_of, text
+from gpulse.model.natural import natural_key
 from gpulse.store.base import StoredEvent, StoredProcess
 
 _ROOT = "root"
@@ -91,7 +92,9 @@ class Namesakes:
             own = [one for one in self._processes if _is_of(_user(one), other, user)]
             events = [one for one in self._events if _is_of(someone(one.detail), other, user)]
             places = {one.node for one in own} | {one.node for one in events}
-            nodes = sorted(names[node] for node in places if node is not None and node in names)
+            nodes = sorted(
+                (names[node] for node in places if node is not None and node in names), key=natural_key
+            )
             where = ", ".join(nodes[:_MOST_NODES]) + (" and more" if len(nodes) > _MOST_NODES else "")
             if events:
                 first = min([one.time for one in events] + [one.first_seen for one in own])

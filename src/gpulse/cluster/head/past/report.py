@@ -15,6 +15,7 @@ from gpulse.cluster.head.past.presence import Work
 from gpulse.cluster.head.past.subject import Subject
 from gpulse.cluster.head.past.usage import STEP_SECONDS, Tally
 from gpulse.cluster.head.past.uses import LACKING_RATIO, Found
+from gpulse.model.natural import natural_key
 from gpulse.model.units import duration
 
 _MOST_GPUS = 4096
@@ -51,7 +52,9 @@ def document(
         "to": subject.end,
         "to_now": subject.is_now,
         "step": found.moments.step,
-        "nodes": sorted(found.names[node] for node in subject.nodes if node in found.names),
+        "nodes": sorted(
+            (found.names[node] for node in subject.nodes if node in found.names), key=natural_key
+        ),
         "gpus": len(uses),
         "processes": len(whole.processes),
         "allocated_seconds": _sum(use.granted_seconds for use in uses),
@@ -155,7 +158,7 @@ def _untold(found: Found, uses: Sequence[GpuUse], gaps: Sequence[Missing]) -> It
     slow = [use for use in shared if found.occupied[use.key].pace.usual > STEP_SECONDS]
     if slow:
         yield f"samples are more than a minute apart, and GPU time of what was shared is too short of: {_named(found, slow)}"
-    for node in sorted({gap.node for gap in gaps}):
+    for node in sorted({gap.node for gap in gaps}, key=lambda node: natural_key(found.names[node])):
         own = [gap for gap in gaps if gap.node == node]
         yield (
             f"nothing is known of {found.names[node]} for {duration(sum(gap.seconds for gap in own))}"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from gpulse.cluster.api.interface import Document, Grouping
 from gpulse.cluster.head.past.people import Key, People, Person
 from gpulse.model.harvest import is_harvested
+from gpulse.model.natural import natural_key
 from gpulse.store.base import Share, StoredGpu
 
 STEP_SECONDS = 60.0
@@ -112,7 +113,7 @@ class Row:
             "energy_joules": _rounded(own.energy),
             "harvested_energy_joules": _rounded(self.harvested.energy),
             "gpus": len(shown.gpus),
-            "nodes": sorted({names[node] for node, _ in shown.gpus}),
+            "nodes": sorted({names[node] for node, _ in shown.gpus}, key=natural_key),
             "processes": len(shown.processes),
             "first": shown.first if math.isfinite(shown.first) else None,
             "last": shown.last if math.isfinite(shown.last) else None,

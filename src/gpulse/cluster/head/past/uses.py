@@ -13,6 +13,7 @@ from gpulse.cluster.head.past.people import Key, People, Person, text
 from gpulse.cluster.head.past.presence import Occupancy, Pace, Work
 from gpulse.cluster.head.past.subject import Subject
 from gpulse.cluster.head.past.usage import STEP_SECONDS, Tally
+from gpulse.model.natural import NaturalKey, natural_key
 from gpulse.model.packing import SLOW_SECONDS
 from gpulse.store.base import Share, Steps, StoredGpu
 
@@ -100,12 +101,20 @@ def wanted_of(
         }
     split = {(key[0], parent_of(gpus.get(key))) for key in found}
     granted = {(grant.node, uuid) for grant in subject.grants for uuid in grant.gpus}
-    return sorted(found | (granted - split), key=lambda key: (key[0], _place(gpus.get(key)), key[1]))
+    return sorted(
+        found | (granted - split), key=lambda key: (_node_order(key, gpus), _place(gpus.get(key)), key[1])
+    )
 
 
 def parent_of(gpu: StoredGpu | None) -> str | None:
     """The UUID of the GPU that an instance is a part of."""
     return None if gpu is None else text(gpu.device.get("parent_uuid"))
+
+
+def _node_order(key: GpuKey, gpus: Mapping[GpuKey, StoredGpu]) -> tuple[bool, NaturalKey, int]:
+    """By the node's name; a GPU that the store does not know comes last."""
+    gpu = gpus.get(key)
+    return gpu is None, natural_key(gpu.node_name if gpu else ""), key[0]
 
 
 def _place(gpu: StoredGpu | None) -> tuple[int, ...]:

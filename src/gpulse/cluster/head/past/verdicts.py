@@ -8,8 +8,9 @@ from typing import Any
 from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.past import findings
 from gpulse.cluster.head.past.efficiency import GpuUse
-from gpulse.cluster.head.past.findings import Span
-from gpulse.model.finding import SEVERITIES, Advice
+from gpulse.model.finding import SEVERITIES, Advice, FindingKey, finding_key
+from gpulse.model.natural import natural_key
+from gpulse.store.base import StoredFinding
 
 MOST = 200
 _IDLE_SHARE = 0.25
@@ -19,31 +20,37 @@ _WASTE_SECONDS = 600.0
 
 
 def gathered(
-    spans: Iterable[Span],
+    held: Iterable[StoredFinding],
     names: Mapping[int, str],
     labels: Mapping[int, Collection[str]],
     pids: Mapping[int, Collection[int]] | None,
+    start: float,
     end: float,
 ) -> list[Document]:
     """The findings about somebody's GPUs, each once with how often and how long it held.
 
     Args:
-        spans: Of their nodes and time.
+        held: The findings of their nodes and time, oldest first.
         names: The nodes'.
         labels: Their GPUs, by node.
         pids: Their processes, by node: what is about others' alone is left out; None for everybody's.
+        start: When their time began.
         end: When their time was over.
     """
-    found: dict[tuple[int, str | None, str], Document] = {}
-    for span in spans:
-        told = findings.described(span, names[span.node], None)
+    found: dict[tuple[int, FindingKey], Document] = {}
+    for stored in held:
+        node, span = stored.node, stored.span
+        if node is None or node not in names:
+            continue
+        told = findings.described(stored, names[node])
         theirs = set(told["pids"])
-        if told["label"] is not None and told["label"] not in labels.get(span.node, ()):
+        if told["label"] is not None and told["label"] not in labels.get(node, ()):
             continue
-        if pids is not None and theirs and theirs.isdisjoint(pids.get(span.node, ())):
+        if pids is not None and theirs and theirs.isdisjoint(pids.get(node, ())):
             continue
-        seconds = max(0.0, (end if span.last is None else span.last) - span.first)
-        key = span.node, told["label"], told["id"]
+        until = end if span.end is None else min(span.end, end)
+        seconds = max(0.0, until - max(span.start, start))
+        key = node, finding_key(stored.finding)
         before = found.get(key)
         told |= {"times": 1, "active_seconds": seconds}
         if before is not None:
@@ -61,10 +68,10 @@ def ranked(found: Iterable[Document]) -> list[Document]:
     return sorted(found, key=_rank)[:MOST]
 
 
-def _rank(told: Document) -> tuple[int, float, str, str]:
+def _rank(told: Document) -> tuple[object, ...]:
     severity = told["severity"]
     worth = SEVERITIES.index(severity) if severity in SEVERITIES else -1
-    return -worth, -told["active_seconds"], told["node"] or "", told["label"] or ""
+    return -worth, -told["active_seconds"], natural_key(told["node"] or ""), natural_key(told["label"] or "")
 
 
 def of_the_whole(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[Document]:
@@ -122,6 +129,7 @@ def _finding(
         "gpu": None,
         "label": None,
         "id": number,
+        "cause": None,
         "family": "gpu_use",
         "severity": severity,
         "summary": summary,

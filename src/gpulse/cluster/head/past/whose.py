@@ -15,6 +15,7 @@ from gpulse.cluster.head.past.people import People, owner_of, text
 from gpulse.cluster.head.past.subject import Subject, Window, key_of
 from gpulse.cluster.head.sessions import Sessions
 from gpulse.model.job import JOB
+from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
 from gpulse.store.base import HeadStore, StoredEvent, StoredGpu, StoredProcess
 
@@ -185,7 +186,9 @@ class Finder:
             found = self._store.holders({pid}, start=start, end=end, nodes=nodes)
             if len({process.node for process in found}) > 1:
                 names = self._store.nodes()
-                shown = sorted({names[process.node].name for process in found if process.node in names})
+                shown = sorted(
+                    {names[process.node].name for process in found if process.node in names}, key=natural_key
+                )
                 raise RefusedError(
                     409,
                     f"pid {pid} was on {', '.join(shown[:5])}",
@@ -215,7 +218,7 @@ class Finder:
     ) -> RefusedError:
         """There is no such job, and which are the newest that there are."""
         arrays = {text(event.detail.get("array")) or "" for event in told}
-        tasks = sorted(array for array in arrays if array.startswith(f"{word}_"))
+        tasks = sorted((array for array in arrays if array.startswith(f"{word}_")), key=natural_key)
         end = now + AHEAD_SECONDS if window[1] is None else window[1]
         newest: dict[str, float] = {}
         for length in _LOOKS_BACK:
@@ -279,7 +282,9 @@ class Finder:
         begin, until = _cut(subject.name, (start, end), window)
         untold = [
             f"whether it still runs on {names.get(node, node)} is not known: nothing was heard of that since {describe.iso(heard)}"
-            for node, heard in sorted(found.lost.items())
+            for node, heard in sorted(
+                found.lost.items(), key=lambda lost: natural_key(str(names.get(lost[0], lost[0])))
+            )
         ]
         return subject._replace(
             start=begin,

@@ -100,6 +100,7 @@ export class Fleet extends EventTarget {
         this.nodes.delete(name);
       }
     }
+    this._sortNodes();
     this._setMissing(message.missing ?? []);
     this.doubt();
     this._tell("structure", told);
@@ -121,6 +122,7 @@ export class Fleet extends EventTarget {
       isNew = this._setMissing(message.missing) || isNew;
     }
     if (isNew) {
+      this._sortNodes();
       this._tell("structure", values);
     }
     if (details.size) {
@@ -160,6 +162,11 @@ export class Fleet extends EventTarget {
       this.nodes.set(name, node);
     }
     return node;
+  }
+
+  /** Nodes are in the order of their names, whoever came first. */
+  _sortNodes() {
+    this.nodes = new Map([...this.nodes].sort(([a], [b]) => byName(a, b)));
   }
 
   _setMissing(names) {

@@ -1,17 +1,18 @@
-// Everything that `gpulse why` sees now across the cluster, worst first.
+// Everything that is wrong across the cluster now, or was at some time of a range, worst first.
 
 import { html, nothing, render } from "../vendor/lit-html.js";
 import { get } from "../core/api.js";
-import { gpuState } from "../core/fleet.js";
+import { byName, gpuState } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { current, setQuery } from "../core/router.js";
-import { asText, findingCard, grouped, rank, SEVERITIES } from "../parts/findings.js";
+import { asText, findingCard, findingKey, grouped, rank, SEVERITIES } from "../parts/findings.js";
 import { explanation } from "../parts/explanation.js";
 import { emptyManual, familyName, findingTitle, manual } from "../parts/manual.js";
 import { copyText, errorNote, later, matches } from "../parts/tables.js";
 
 const EVERY_MS = 30_000;
 const SOON_MS = 2_000;
+const RANGES = [["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"], ["2592000", "last 30 days"]];
 
 /** What the window is called here. */
 export const title = () => "Findings";
@@ -54,9 +55,11 @@ class FindingsPage {
   }
 
   rerouted(route) {
-    const { severity = "", family = "", node = "", text = "", explain = "" } = route.query;
-    this.filter = { severity, family, node, text };
+    const { severity = "", family = "", node = "", text = "", explain = "", range = "" } = route.query;
+    const isOther = range !== (this.filter.range ?? "");
+    this.filter = { severity, family, node, text, range };
     this.explained = explain;
+    if (isOther) this.refresh();
     this.draw();
   }
 
@@ -78,7 +81,12 @@ class FindingsPage {
       return;
     }
     try {
-      this.findings = (await get("/api/v1/findings", {}, { signal: this.stop.signal })).findings;
+      const { range } = this.filter;
+      const answer = await (range ? this.past(Number(range)) : get("/api/v1/findings", {}, { signal: this.stop.signal }));
+      if (range !== this.filter.range) return;
+      this.findings = answer.findings;
+      this.from = answer.from;
+      this.isCut = answer.truncated;
       this.error = null;
     } catch (error) {
       if (error.name === "AbortError") {
@@ -89,9 +97,17 @@ class FindingsPage {
     this.draw();
   }
 
+  /** What was found in the last so many seconds, each with its own start and end. */
+  async past(seconds) {
+    const from = this.app.fleet.headTime() - (seconds || 86_400);
+    const { spans, truncated } = await get("/api/v1/findings/history", { from: from.toFixed(3) }, { signal: this.stop.signal });
+    return { from, truncated, findings: spans.map((span) => ({ ...span, start: span.from, end: span.to, isPast: true })) };
+  }
+
   choose(word, value) {
     this.filter = { ...this.filter, [word]: value };
     setQuery({ [word]: value || null });
+    if (word === "range") this.refresh();
     this.draw();
   }
 
@@ -105,7 +121,7 @@ class FindingsPage {
 
   view() {
     return html`<h1>Findings</h1>
-      ${this.findings?.length ? this.toolbar() : nothing}
+      ${this.findings ? this.toolbar() : nothing}
       ${errorNote(this.error, () => this.refresh())}
       ${this.findings ? this.results() : this.error ? nothing : html`<p class="empty">Asking the head…</p>`}
       ${this.dialog()}`;
@@ -113,8 +129,9 @@ class FindingsPage {
 
   toolbar() {
     const families = [...new Set(this.findings.map((finding) => finding.family))].sort();
-    const nodes = [...new Set(this.findings.map((finding) => finding.node))].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
+    const nodes = [...new Set(this.findings.map((finding) => finding.node))].sort(byName);
     return html`<form class="toolbar" role="search" aria-label="Filter findings" @submit=${(event) => event.preventDefault()}>
+      ${this.select("range", "When", "now", RANGES)}
       ${this.select("severity", "Severity", "all", SEVERITIES.slice(0, 4).map((name) => [name, name === "critical" ? name : `${name} or worse`]))}
       ${this.select("family", "About", "everything", families.map((name) => [name, familyName(name)]))}
       ${this.select("node", "Node", "all", nodes.map((name) => [name, format.text(name)]))}
@@ -138,7 +155,7 @@ class FindingsPage {
       return this.nothingWrong();
     }
     this.openFirst(groups);
-    return html`<p class="counts" role="status">${this.counts(shown, groups)}</p>
+    return html`<p class="counts" role="status">${this.counts(shown, groups)}${this.isCut ? "; there were more, these are the latest" : ""}</p>
       ${groups.length ? html`<div class="finding-list">${groups.map((group) => findingCard(group, this.cardView()))}</div>` : html`<p class="empty">No finding fits this filter. <button type="button" class="button" @click=${() => this.clear()}>Show all</button></p>`}`;
   }
 
@@ -150,6 +167,9 @@ class FindingsPage {
   }
 
   nothingWrong() {
+    if (this.filter.range) {
+      return html`<p class="empty">No findings in this time range.</p>`;
+    }
     const gpus = [...this.app.fleet.nodes.values()].flatMap((node) => node.gpus);
     const seen = gpus.filter((gpu) => gpuState(gpu) !== "lost" && gpuState(gpu) !== "unknown");
     const away = gpus.length - seen.length + this.app.fleet.missing.length;
@@ -193,6 +213,7 @@ class FindingsPage {
   cardView() {
     return {
       book: this.book,
+      from: this.from,
       now: this.app.fleet.headTime(),
       processesOf: (finding) => this.processesOf(finding),
       isOpen: (name) => this.opened.get(name) ?? false,
@@ -214,7 +235,7 @@ class FindingsPage {
   }
 
   clear() {
-    this.filter = { severity: "", family: "", node: "", text: "" };
+    this.filter = { ...this.filter, severity: "", family: "", node: "", text: "" };
     setQuery({ severity: null, family: null, node: null, text: null });
     this.draw();
   }
@@ -246,5 +267,5 @@ class FindingsPage {
 }
 
 function findingsKey(node) {
-  return (node?.details?.findings ?? []).map(({ id, severity, label }) => `${id} ${severity} ${label}`).sort().join("\n");
+  return (node?.details?.findings ?? []).map((finding) => `${findingKey(finding)} ${finding.severity}`).sort().join("\n");
 }

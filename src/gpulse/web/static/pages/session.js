@@ -6,7 +6,7 @@ import { byName } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { Board } from "../parts/chart-board.js";
-import { asText, findingCard, grouped } from "../parts/findings.js";
+import { asText, findingCard, findingKey, grouped } from "../parts/findings.js";
 import { emptyManual, manual } from "../parts/manual.js";
 import { mountRange, Range } from "../parts/range.js";
 import { EVENT_KINDS } from "../parts/timeline-data.js";
@@ -210,7 +210,8 @@ class SessionPage {
     const latest = new Map();
     for (const { from, to, ...finding } of this.found ?? []) {
       if (this.concerns(finding.node, finding)) {
-        latest.set(`${finding.node}\n${finding.id}\n${finding.label}`, { ...finding, start: from, end: to });
+        const key = `${finding.node}\n${findingKey(finding)}`;
+        latest.set(key, { ...finding, start: latest.get(key)?.start ?? from, end: to });
       }
     }
     return [...latest.values()];
@@ -224,13 +225,14 @@ class SessionPage {
   findings() {
     const groups = grouped(this.told());
     return html`<section class="session-findings"><h2>Findings during this time</h2>
-      ${groups.length ? html`<div class="finding-list">${groups.map((group) => findingCard(group, this.cardView()))}</div>` : html`<p class="muted">${this.found ? "None were told." : "Asking the head…"}</p>`}
+      ${groups.length ? html`<div class="finding-list">${groups.map((group) => findingCard(group, this.cardView()))}</div>` : html`<p class="muted">${this.found ? "No findings in this time range." : "Asking the head…"}</p>`}
       ${this.isCut ? html`<p class="muted">There were more; these are the latest.</p>` : nothing}</section>`;
   }
 
   cardView() {
     return {
       book: this.book,
+      from: this.bounds()[0],
       now: this.bounds()[1],
       processesOf: () => [],
       isOpen: (name) => this.opened.get(name) ?? false,

@@ -13,8 +13,6 @@ import { errorNote } from "./tables.js";
 import { Timeline } from "./timeline.js";
 import { EVENT_KINDS, eventMarks, findingBars, findingSpans, jobHref, programOf, xidMarks } from "./timeline-data.js";
 
-/** Of findings over a long time the head reads one telling a step; steps longer than this are worth a word. */
-const LONG_STEP_SECONDS = 300;
 
 /** A history page in its element. `draw(page)` renders what is live into page.head and page.more; `isNone(error)` is true when it says that there is no such thing. */
 export class HistoryPage {
@@ -146,9 +144,8 @@ export class HistoryPage {
 }
 
 /** What is not in an answer about findings. */
-function findingsNote({ truncated, step }) {
-  if (truncated) return "Not all findings are shown: choose a shorter time.";
-  return step > LONG_STEP_SECONDS ? `Findings that held for less than ${format.duration(step)} may be left out. Zoom in to see them.` : null;
+function findingsNote({ truncated }) {
+  return truncated ? "Not all findings are shown: choose a shorter time." : null;
 }
 
 const WAITING = ["Findings", "Events"].map((label) => ({ key: label.toLowerCase(), label, kind: "event", items: [], empty: "…" }));

@@ -1,6 +1,7 @@
 // Findings in groups: the same one on many GPUs is said once.
 
 import { html, nothing } from "../vendor/lit-html.js";
+import { byName } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { current, href } from "../core/router.js";
 import { adviceList } from "./explanation.js";
@@ -11,6 +12,7 @@ export const SEVERITIES = ["critical", "high", "medium", "low", "info"];
 const SHAPES = { critical: "⬣", high: "▲", medium: "◆", low: "●", info: "○" };
 const MOST_PLACES = 12;
 const MOST_USERS = 6;
+const DAY_SECONDS = 86400;
 
 /** How bad a severity is: 0 for the worst. */
 export function rank(severity) {
@@ -24,11 +26,16 @@ export function severityMark(severity) {
   return html`<span class="severity severity-${known}"><span class="severity-shape" aria-hidden="true">${SHAPES[known]}</span> ${known}</span>`;
 }
 
-/** Groups of one finding at one severity, worst first: {key, id, severity, family, members, lost, since}. */
+/** What makes two reports reports of the same finding of a node. */
+export function findingKey({ id, label, cause }) {
+  return `${id}\n${label ?? ""}\n${cause ?? ""}`;
+}
+
+/** Groups of one finding at one severity, worst first; faults of several causes are several: {key, id, severity, family, members, lost, since, until}. */
 export function grouped(findings) {
   const groups = new Map();
   for (const finding of findings) {
-    const key = `${finding.severity} ${finding.id}`;
+    const key = `${finding.severity} ${finding.id}${finding.id === "gpu_fault" ? ` ${finding.cause ?? finding.summary}` : ""}`;
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(finding);
   }
@@ -39,15 +46,21 @@ function group(key, members) {
   const sorted = [...members].sort((a, b) => (b.lost_ratio ?? -1) - (a.lost_ratio ?? -1));
   const starts = members.map((finding) => finding.start).filter((start) => typeof start === "number");
   const { id, severity, family } = sorted[0];
-  return { key, id, severity, family, members: sorted, lost: sorted[0].lost_ratio, since: starts.length ? Math.min(...starts) : null };
+  const isOver = members.every((finding) => finding.isPast && typeof finding.end === "number");
+  return {
+    key, id, severity, family, members: sorted, lost: sorted[0].lost_ratio,
+    since: starts.length ? Math.min(...starts) : null,
+    until: isOver ? Math.max(...members.map((finding) => finding.end)) : null,
+  };
 }
 
 function worse(a, b) {
   return rank(a.severity) - rank(b.severity) || (b.lost ?? -1) - (a.lost ?? -1) || b.members.length - a.members.length;
 }
 
-/** Where a finding is: a link to its GPU, or to its node. */
+/** Where a finding is: a link to its GPU, or to its node where that has a page. */
 export function placeLink(finding) {
+  if (finding.id === "node_missing") return html`<bdi>${format.text(finding.node)}</bdi>`;
   if (finding.label === null || finding.label === undefined) {
     return html`<a href=${href("node", finding.node)}><bdi>${format.text(finding.node)}</bdi></a>`;
   }
@@ -56,7 +69,7 @@ export function placeLink(finding) {
 
 /** "on 14 GPUs of 3 nodes". */
 export function spread(members) {
-  const gpus = members.filter((finding) => finding.label !== null && finding.label !== undefined).length;
+  const gpus = new Set(members.filter((finding) => finding.label !== null && finding.label !== undefined).map((finding) => `${finding.node}\n${finding.label}`)).size;
   const nodes = new Set(members.map((finding) => finding.node)).size;
   if (!gpus) return nodes === 1 ? "on 1 node" : `on ${nodes} nodes`;
   const where = gpus === 1 ? "on 1 GPU" : `on ${gpus} GPUs`;
@@ -89,10 +102,23 @@ function facts(entry, view) {
   return html`<dl class="facts">
     <div><dt>Lost time</dt><dd>${lost(entry)}</dd></div>
     <div><dt>How sure</dt><dd>${sure}</dd></div>
-    <div><dt>Since</dt><dd>${entry.since === null ? "–" : html`${format.clock(entry.since)} <span class="muted">(${format.duration(Math.max(0, view.now - entry.since))})</span>`}</dd></div>
+    <div><dt>${entry.until === null ? "Since" : "From"}</dt><dd>${since(entry, view)}</dd></div>
+    ${entry.until === null ? nothing : html`<div><dt>Until</dt><dd>${moment(entry.until, view.now)}</dd></div>`}
     <div><dt>About</dt><dd>${familyName(worst.family)}</dd></div>
     ${held(entry, view)}
   </dl>`;
+}
+
+function since(entry, view) {
+  if (entry.since === null) return "–";
+  const before = typeof view.from === "number" && entry.since < view.from ? ", before the time shown" : "";
+  const length = format.duration(Math.max(0, (entry.until ?? view.now) - entry.since));
+  return html`${moment(entry.since, view.now)} <span class="muted">(${length}${before})</span>`;
+}
+
+/** A time of day, with its day when that is not within the last one. */
+function moment(time, now) {
+  return now - time < DAY_SECONDS ? format.clock(time) : format.dateTime(time);
 }
 
 function lost(entry) {
@@ -109,12 +135,23 @@ function held(entry, view) {
   return html`<div><dt>Whose</dt><dd>${shown.map((user, place) => html`${place ? ", " : ""}<a href=${href("user", user)}><bdi>${format.text(user)}</bdi></a>`)}${users.size > shown.length ? `, and ${users.size - shown.length} more` : ""}</dd></div>`;
 }
 
+/** Each place once, by name, with how often it had the finding. */
+function inOrder(members) {
+  const found = new Map();
+  for (const finding of members) {
+    const key = `${finding.node}\n${finding.label ?? ""}`;
+    found.set(key, { finding: found.get(key)?.finding ?? finding, times: (found.get(key)?.times ?? 0) + 1 });
+  }
+  return [...found].sort(([a], [b]) => byName(a, b)).map(([, one]) => one);
+}
+
 function places(entry, view) {
   const all = view.isOpen(`${entry.key} places`);
-  const shown = all ? entry.members : entry.members.slice(0, MOST_PLACES);
-  const more = entry.members.length - shown.length;
+  const where = inOrder(entry.members);
+  const shown = all ? where : where.slice(0, MOST_PLACES);
+  const more = where.length - shown.length;
   return html`<ul class="chips" aria-label="Where">
-    ${shown.map((finding) => html`<li>${placeLink(finding)}${entry.members.length > 1 && typeof finding.lost_ratio === "number" ? html` <span class="muted">${format.percent(finding.lost_ratio)}</span>` : nothing}</li>`)}
+    ${shown.map(({ finding, times }) => html`<li>${placeLink(finding)}${times > 1 ? html` <span class="muted">${times} times</span>` : nothing}${where.length > 1 && typeof finding.lost_ratio === "number" ? html` <span class="muted">${format.percent(finding.lost_ratio)}</span>` : nothing}</li>`)}
     ${more > 0 ? html`<li><button type="button" class="button quiet" @click=${() => view.toggle(`${entry.key} places`, true)}>and ${more} more</button></li>` : nothing}
   </ul>`;
 }

@@ -66,6 +66,7 @@ export function written(value, unit) {
     case "watts": return format.watts(value);
     case "hertz": return format.hertz(value);
     case "bits": return hexadecimal(value);
+    case "time": return format.dateTime(value);
     default: return short(value, Math.abs(value) < 0.995 ? 2 : Math.abs(value) < 99.95 ? 1 : 0);
   }
 }

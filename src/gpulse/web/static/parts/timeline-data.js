@@ -3,7 +3,7 @@ import { html, nothing } from "../vendor/lit-html.js";
 import { isHarvested, jobKey } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
-import { severityMark } from "./findings.js";
+import { findingKey, severityMark } from "./findings.js";
 import { findingTitle, told } from "./manual.js";
 import { toneOf } from "./chart-theme.js";
 import { programWords } from "./program.js";
@@ -15,6 +15,8 @@ const EVENTS = {
   node_late: ["late", "…", "warn", "late, no samples for a while"],
   node_lost: ["lost", "✕", "bad", "lost, not heard of"],
   node_back: ["back", "↩", "good", "heard of again"],
+  node_missing: ["missing", "✕", "bad", "an expected node has never reported"],
+  node_found: ["found", "+", "good", "an expected node has reported"],
   node_joined: ["joined", "+", "good", "heard of for the first time"],
   agent_started: ["agent started", "▸", "muted", "its agent started"],
   run_killed: ["agent killed", "✕", "warn", "its agent was ended before it could say so"],
@@ -120,10 +122,9 @@ export function facts(rows) {
 /** Stretches in which findings held, from the head's answer; what still holds lasts until `to`. */
 export function findingSpans(answer, to) {
   return answer.spans.map((finding) => {
-    const { node, label, id, from, severity } = finding;
-    const isOlder = from <= answer.from;
-    const step = isOlder ? "before" : Math.floor(from / answer.step);
-    return { key: `${node}|${label ?? ""}|${id}|${step}`, node, from, to: Math.max(from + 1, finding.to ?? to), severity, isOlder, finding };
+    const { node, from, severity } = finding;
+    const isOlder = from < answer.from;
+    return { key: `${node}|${findingKey(finding)}|${from}`, node, from, to: Math.max(from + 1, finding.to ?? to), severity, isOlder, finding };
   });
 }
 
@@ -145,9 +146,9 @@ export function findingBars(spans, book, { withPlace = false } = {}) {
 
 function findingDetail(span, place, book) {
   const { finding } = span;
-  const begin = `${span.isOlder ? "before " : ""}${format.dateTime(span.from)}`;
+  const begin = `${format.dateTime(span.from)}${span.isOlder ? " (before the time shown)" : ""}`;
   const end = finding.to === null ? "now" : format.dateTime(span.to);
-  const length = `${span.isOlder ? "at least " : ""}${format.duration(span.to - span.from)}`;
+  const length = format.duration(span.to - span.from);
   return html`<div class="tl-finding">
     <p>${severityMark(finding.severity)} <strong>${findingTitle(book, finding.id)}</strong> <span class="muted">${place}</span></p>
     <p>${format.text(finding.summary)}</p>
