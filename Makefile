@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Half as many again as there are CPUs: much of a test's time is spent waiting for other processes.
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
-.PHONY: help install run demo test lint format typecheck bench docs screenshots wire wirecheck golden clean
+.PHONY: help install run demo test soak soak-short lint format typecheck bench docs screenshots wire wirecheck golden clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,12 @@ demo: $(READY) ## A simulated cluster and its web page
 test: $(READY) ## Run all tests; installs the programs that they need where it may, and skips the tests whose programs are missing
 	@$(BIN)/python tests/prerequisites.py install test
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+soak: $(READY) ## Run a whole cluster for MINUTES (30), with restarts, and check that it stays correct; soak-short: 3 minutes
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+soak-short: $(READY)
+	$(BIN)/python -m tests.soak --minutes 3 $(if $(SEED),--seed $(SEED))
 
 lint: $(READY) ## Linters, types, and who may import whom
 	$(BIN)/ruff check

@@ -34,7 +34,7 @@ FLAGS = (
     "--no-first-run",
 )
 PATIENCE_MS = 20_000
-_FILLED = """
+FILLED = """
 document.querySelector("main h1") !== null
   && document.querySelector("main [aria-busy=true], main [data-loading=true], main [data-state=loading]") === null
 """
@@ -109,7 +109,7 @@ class Tab:
     def settled(self) -> None:
         """Wait until the stream is open and the page has what it asked for."""
         self.is_live()
-        until(lambda: self.page.evaluate(_FILLED), f"the page is filled: {self.page.url}")
+        until(lambda: self.page.evaluate(FILLED), f"the page is filled: {self.page.url}")
 
     def is_live(self) -> None:
         """Wait until the stream is open."""
