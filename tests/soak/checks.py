@@ -34,6 +34,8 @@ MAX_STREAM_SILENCE_SECONDS = 30.0
 MAX_SAMPLING_GAP_SECONDS = 30.0
 MAX_FRAMES_LOST_BY_KILL_SECONDS = 1.0
 """Documented: a frame is in the agent's spool one second after it was sampled."""
+MAX_MOVED_FRAMES, MAX_MOVED_RATIO = 3, 0.05
+"""So many samples may serve the frame beside their own in a session's file: agents start, and ticks come late."""
 _MIN_USAGE_SAMPLES = 9
 _MAX_LISTED = 5
 _MILLISECOND = 0.0015
@@ -266,11 +268,11 @@ def session_file(file: SessionFile, stored: Stored) -> list[str]:
     expected = (file.end - file.start) / file.interval_seconds
     if abs(len(file.times) - expected) > 1.0:
         found.append(f"{name}: {len(file.times)} frames, but {expected:.1f} intervals")
-    by_node: dict[str, list[float]] = {}
-    for run in stored.runs:
-        by_node.setdefault(run.node, []).extend(run.frames.values())
-    for node, own in by_node.items():
-        times = [time for time in own if file.start <= time < file.end]
+    by_node: dict[str, set[float]] = {}
+    for (node, _), own in stored.samples.items():
+        by_node.setdefault(node, set()).update(own)
+    for node, sampled in by_node.items():
+        times = sorted(time for time in sampled if file.start <= time < file.end)
         present = file.present.get(node, ())
         if file.frame_counts.get(node, 0) != sum(present):
             found.append(
@@ -278,24 +280,38 @@ def session_file(file: SessionFile, stored: Stored) -> list[str]:
             )
         if sum(present) > len(times) + 1:
             found.append(f"{name}: {node} has {sum(present)} frames of only {len(times)} samples")
-        lacking = _lacking_steps(file, present, times)
+        lacking, moved = _lacking_steps(file, present, times)
         if lacking:
             found.append(
                 f"{name}: {node} has samples but is missing in {len(lacking)} frames: {_listed(lacking)}"
             )
+        if len(moved) > MAX_MOVED_FRAMES + MAX_MOVED_RATIO * len(times):
+            found.append(
+                f"{name}: {len(moved)} of {len(times)} samples of {node} are in a neighbouring frame: {_listed(moved)}"
+            )
     return found
 
 
-def _lacking_steps(file: SessionFile, present: Sequence[bool], times: Sequence[float]) -> list[int]:
-    """Return the frames in which a node is missing although one of its samples lies well within them."""
-    lacking = set()
+def _lacking_steps(
+    file: SessionFile, present: Sequence[bool], times: Sequence[float]
+) -> tuple[list[int], list[int]]:
+    """Return the frames in which a node is missing although it has a sample, and those whose sample moved.
+
+    A sample may serve the frame before or after its own when it was taken within half an interval of it: then the node
+    is present in that one, or it is outside of the session.
+    """
+    lacking, moved = set(), set()
+    there = [*present, *[False] * (len(file.times) - len(present))]
     for time in times:
         step, rest = divmod(time - file.start, file.interval_seconds)
         place = int(step)
         is_within = 0.01 < rest < file.interval_seconds - 0.01 and place < len(file.times)
-        if is_within and (place >= len(present) or not present[place]):
-            lacking.add(file.frame_ids[place])
-    return sorted(lacking)
+        if not is_within or there[place]:
+            continue
+        neighbour = place - 1 if rest < file.interval_seconds / 2 else place + 1
+        is_moved = neighbour in (-1, len(there)) or there[neighbour]
+        (moved if is_moved else lacking).add(file.frame_ids[place])
+    return sorted(lacking), sorted(moved)
 
 
 def stated_gaps(statements: Sequence[tuple[float, str]], file: SessionFile) -> list[str]:

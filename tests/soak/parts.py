@@ -34,6 +34,7 @@ JOB, JOB_NODE, USER = "slurm:4711", "gpu-1", "ada"
 INTERVAL_SECONDS = 0.5
 _GPUS = 4
 _PATIENCE_SECONDS = 120.0
+_FRESH_SECONDS = 3.0
 _DETACHED = ("setsid",)
 """Ctrl-C at a terminal reaches the soak alone, which then stops its parts in order."""
 
@@ -152,6 +153,16 @@ class Parts:
         status = self.get("/status") or {"nodes": ()}
         return {node["name"] for node in status["nodes"] if node["connected"]}
 
+    def wait_until_caught_up(self) -> None:
+        """Wait until every node is connected and its newest frame is one of now, so that none waits to be sent."""
+
+        def is_caught_up() -> bool:
+            latest = (self.get("/metrics/latest") or {"client_data": {}})["client_data"]
+            ages = [latest[node]["age_seconds"] for node in NODES if node in latest]
+            return len(ages) == len(NODES) and max(ages) < _FRESH_SECONDS and set(NODES) <= self.connected()
+
+        until(is_caught_up, "every node is connected and has sent its newest frame", _PATIENCE_SECONDS)
+
     # --- agents ---
 
     def _start_agent(self, node: str) -> None:
@@ -225,10 +236,11 @@ class Parts:
 
         def is_sent() -> bool:
             status = self.get("/status")
-            remote = status["remote"] if status else {}
-            return (
-                remote.get("state") == "ok" and not remote["waiting_bytes"] and not remote["waiting_seconds"]
-            )
+            if status is None:
+                return False
+            remote, storage = status["remote"], status["storage"]
+            waiting = (remote["waiting_bytes"], remote["waiting_seconds"], storage["waiting_bytes"])
+            return remote["state"] == "ok" and not any(waiting)
 
         until(is_sent, "the head has sent every sample to the database", _PATIENCE_SECONDS)
         self.database.settle()

@@ -17,7 +17,7 @@ from tests.soak.parts import Parts
 
 _METRICS: tuple[tuple[Scope, str], ...] = (("gpu", "gpu_utilization_ratio"), ("host", "load1"))
 """A frame is there when either is: a busy machine may miss a reading of a GPU."""
-_SERIES = "gpulse_gpu_utilization_ratio"
+_SERIES = "gpulse_gpu_gpu_utilization_ratio"
 _FAR = 1e11
 
 
@@ -52,7 +52,7 @@ def read_stored(data_dir: Path) -> Stored:
 
 def read_database(parts: Parts) -> dict[tuple[str, str], list[float]]:
     """Return the times of the utilization samples in the time-series database, by node and GPU."""
-    query = urllib.parse.urlencode({"match[]": _SERIES, "reduce_mem_usage": "1"})
+    query = urllib.parse.urlencode({"match[]": _SERIES})
     times: dict[tuple[str, str], list[float]] = {}
     for line in parts.database.get(f"/api/v1/export?{query}").decode().splitlines():
         series = json.loads(line)

@@ -40,6 +40,8 @@ _SHORT_SESSION_SECONDS = 4.0
 _DATABASE_DOWN_SECONDS = 3.0
 _WHOLE = "whole"
 _PATIENCE_SECONDS = 120.0
+_SETTLE_SECONDS = 30.0
+Times = dict[tuple[str, str], list[float]]
 
 
 class Soak:
@@ -150,6 +152,7 @@ class Soak:
             case schedule.PAGE_RELOAD:
                 self._pages.reload()
             case schedule.SHORT_SESSION:
+                parts.wait_until_caught_up()
                 self._short += 1
                 self._session("start", f"short-{self._short}")
                 time.sleep(_SHORT_SESSION_SECONDS)
@@ -243,8 +246,8 @@ class Soak:
 
     def _finish(self, observers: list[Observer]) -> None:
         self._phase = "finishing"
-        until(lambda: set(NODES) <= self.parts.connected(), "every node is connected", _PATIENCE_SECONDS)
         self._claim_on_pages()
+        self.parts.wait_until_caught_up()
         self._session("stop", _WHOLE)
         whole = read_session(self._file(_WHOLE))
         self._claim_session_start(whole)
@@ -257,8 +260,7 @@ class Soak:
         for node in NODES:
             self.parts.stop_agent(node, "end", kill=False)
         self.parts.wait_until_sent()
-        database = read_database(self.parts)
-        history = read_history(self.parts, NODES, self._since)
+        database, history = self._settled()
         self.parts.end_head()
         stored = read_stored(self.parts.head.data_dir)
         found = self.violations
@@ -281,6 +283,17 @@ class Soak:
             "sessions": len(files),
             f"frames in the file of {_WHOLE}": len(whole.times),
         }
+
+    def _settled(self) -> tuple[Times, Times]:
+        """Return what the database and the head answer, once both are the same or after a while."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            self.parts.database.settle()
+            database = read_database(self.parts)
+            history = read_history(self.parts, NODES, self._since)
+            if not checks.same_times(history, database, "") or time.monotonic() > deadline:
+                return database, history
+            time.sleep(0.5)
 
     def _file(self, name: str) -> Path:
         return self.parts.head.output_dir / f"{name}.json"

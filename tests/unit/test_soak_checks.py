@@ -241,20 +241,31 @@ def session(present: Sequence[bool] = (True,) * 10) -> SessionFile:
     )
 
 
-SAMPLES = Stored([Run(RUN, "gpu-1", 7, {n + 1: START + 0.25 + n / 2 for n in range(10)})], 0, {})
+SAMPLES = Stored([], 0, {("gpu-1", "a"): [START + 0.25 + n / 2 for n in range(10)]})
 
 
 @pytest.mark.parametrize(
     ("file", "count"),
     [
         (session(), 0),
-        (session([True] * 9 + [False]), 1),
+        (session([True] * 9 + [False]), 0),
+        (session([True] * 7 + [False] * 3), 1),
+        (session([True, False] * 5), 1),
         (session()._replace(frame_ids=[1, 2, 3, 4, 4, 5, 6, 7, 8, 9]), 1),
         (session()._replace(times=[START + n for n in range(10)]), 1),
         (session()._replace(end=START + 10), 1),
         (session()._replace(frame_counts={"gpu-1": 9}), 1),
     ],
-    ids=["whole", "step missing", "id twice", "wrong steps", "too few steps", "wrong count"],
+    ids=[
+        "whole",
+        "moved",
+        "missing",
+        "too many moved",
+        "id twice",
+        "wrong steps",
+        "too few steps",
+        "wrong count",
+    ],
 )
 def test_session_file(file: SessionFile, count: int) -> None:
     """A session's file has every step once, and every node in the steps of its samples."""
@@ -265,7 +276,7 @@ def test_session_file(file: SessionFile, count: int) -> None:
 def test_session_file_that_invents() -> None:
     """A file with more frames of a node than it has samples is a violation."""
 
-    few = Stored([Run(RUN, "gpu-1", 7, {1: START + 0.25})], 0, {})
+    few = Stored([], 0, {("gpu-1", "a"): [START + 0.25]})
     assert 1 == len(checks.session_file(session(), few))
 
 
