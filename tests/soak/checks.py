@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from statistics import median
 from time import gmtime, strftime
 from typing import TypeVar
@@ -116,9 +116,9 @@ def streams(received: Sequence[float], outages: Sequence[Outage], end: float) ->
 def logs(lines: Sequence[LogLine], outages: Sequence[Outage]) -> list[str]:
     """Check that no log has an error or traceback, and that agents lost the head only when it was down."""
     found = []
-    for line in lines:
+    for place, line in enumerate(lines):
         if "Traceback (most recent call last)" in line.text:
-            found.append(f"log of {line.part}: a traceback")
+            found.append(f"log of {line.part}: a traceback: {_last_of_traceback(lines[place:])}")
         elif line.level in {"E", "C"}:
             found.append(f"log of {line.part}: error: {line.text}")
         elif (
@@ -129,6 +129,12 @@ def logs(lines: Sequence[LogLine], outages: Sequence[Outage]) -> list[str]:
         ):
             found.append(f"log of {line.part} at {_clock(line.time)}: {line.text}")
     return _shortened(found, "log")
+
+
+def _last_of_traceback(lines: Sequence[LogLine]) -> str:
+    """Return the last line of the traceback with which the lines begin: the exception."""
+    own = takewhile(lambda line: line.time is None and line.part == lines[0].part, lines)
+    return list(own)[-1].text.strip()
 
 
 def growth(usages: Sequence[Usage], allowed: Tolerance) -> list[str]:
@@ -300,7 +306,8 @@ def _lacking_steps(
     A sample may serve the frame before or after its own when it was taken within half an interval of it: then the node
     is present in that one, or it is outside of the session.
     """
-    lacking, moved = set(), set()
+    lacking: set[int] = set()
+    moved: set[int] = set()
     there = [*present, *[False] * (len(file.times) - len(present))]
     for time in times:
         step, rest = divmod(time - file.start, file.interval_seconds)

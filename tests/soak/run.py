@@ -177,9 +177,9 @@ class Soak:
     def _claim_last_heard(self, node: str) -> None:
         subject = f"{node} last heard ({_now()})"
 
-        def of(document: dict[str, Any] | None, listed: str, name: str) -> float | None:
-            entries = (document or {}).get(listed, ())
-            return next((seconds_of(one["last_seen"]) for one in entries if one[name] == node), None)
+        def of(document: dict[str, Any] | None) -> float | None:
+            entries = (document or {}).get("nodes", ())
+            return next((seconds_of(one["last_seen"]) for one in entries if one["name"] == node), None)
 
         def card(staying: Tab, _: Tab) -> str:
             place = staying.page.locator(f'article[data-node="{node}"] .card-head')
@@ -189,9 +189,8 @@ class Soak:
 
         shown = self._pages.ask(card)
         listed = json.loads(self.parts.run("status", "--json").out or "{}")
-        self._claim(subject, "GET /status", of(self.parts.get("/status"), "nodes", "name"), 0.001)
-        self._claim(subject, "GET /clients", of(self.parts.get("/clients"), "clients", "client_id"), 0.001)
-        self._claim(subject, "gpulse status", of(listed, "nodes", "name"), 0.001)
+        self._claim(subject, "GET /status", of(self.parts.get("/status")), 0.001)
+        self._claim(subject, "gpulse status", of(listed), 0.001)
         self._claim(subject, "overview page", _clock_near(shown, time.time()), 1.0)
 
     def _claim_session_start(self, file: SessionFile) -> None:
@@ -252,6 +251,11 @@ class Soak:
         whole = read_session(self._file(_WHOLE))
         self._claim_session_start(whole)
         spans, start = self._fault_history()
+        subject = f"start of the constant fault within session {_WHOLE}"
+        for node, kind, label, first, _ in whole.findings:
+            if (node, label, kind) == FAULT and start is not None:
+                self._claim(subject, "session file", first, 0.001)
+                self._claim(subject, "GET /api/v1/findings", max(start, whole.start), 1.0)
         page_end = time.time()
         for observer in observers:
             observer.stop()

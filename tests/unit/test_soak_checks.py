@@ -129,6 +129,18 @@ def test_logs(line: LogLine, count: int) -> None:
     assert count == len(checks.logs([line], [RESTART]))
 
 
+def test_traceback() -> None:
+    """A traceback is told by its exception."""
+
+    lines = [
+        LogLine(HEAD, None, "", " Traceback (most recent call last):"),
+        LogLine(HEAD, None, "", "   File x"),
+        LogLine(HEAD, None, "", " OSError: [Errno 9] Bad file descriptor"),
+        LogLine(HEAD, START, "I", "gpu-1 is connected"),
+    ]
+    assert ["log of head: a traceback: OSError: [Errno 9] Bad file descriptor"] == checks.logs(lines, [])
+
+
 def usages(memory: Sequence[int], files: Sequence[int]) -> list[Usage]:
     """A process that is looked at every ten seconds."""
     return [
