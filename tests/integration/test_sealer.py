@@ -284,3 +284,20 @@ def test_numbers_without_a_layout_are_refused(tmp_path: Path) -> None:
         last = log.sync()
     with closing(Sealer(tmp_path)) as sealer, pytest.raises(LogError, match="layout"):
         sealer.seal(last)
+
+
+def test_a_sealer_whose_head_was_killed_ends_without_a_word(tmp_path: Path) -> None:
+    """A head that is killed while its sealing process starts leaves no traceback in the log."""
+
+    read, write = os.pipe()
+    os.close(read)
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpulse.store.history.sealer", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=write,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(write)
+        assert process.stderr is not None
+        assert b"" == process.stderr.read()
+        assert 0 == process.wait(_PATIENCE_SECONDS)

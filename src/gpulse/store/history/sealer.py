@@ -227,7 +227,13 @@ def main(data_dir: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the head, which then closes the input
     with suppress(OSError):
         os.nice(_NICE)
-    requests = _requests()
+    try:
+        return _answer_all(data_dir, _requests())
+    except BrokenPipeError:
+        return 0  # nobody listens any more
+
+
+def _answer_all(data_dir: str, requests: Iterator[str]) -> int:
     try:
         workshop = Workshop(data_dir)
     except GpulseError as error:
