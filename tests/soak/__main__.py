@@ -33,8 +33,11 @@ def main() -> int:
     options = parser.parse_args()
     seed = random.randrange(1_000_000) if options.seed is None else options.seed
     run_id = os.environ[MARKER] = uuid.uuid4().hex
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     directory = Path(tempfile.mkdtemp(prefix="gpulse-soak-"))
+    os.environ["TMPDIR"] = str(directory / "tmp")  # the browser leaves files there
+    os.mkdir(os.environ["TMPDIR"])
     soak = Soak(directory, minutes=options.minutes, seed=seed)
     is_interrupted = False
     try:
@@ -42,7 +45,8 @@ def main() -> int:
     except KeyboardInterrupt:
         is_interrupted = True
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         if options.keep is not None:
             save(directory, options.keep, soak)
         shutil.rmtree(directory, ignore_errors=True)
@@ -57,6 +61,9 @@ def main() -> int:
 
 
 def _interrupt(*_: object) -> None:
+    """End the run; a second signal must not end the cleaning up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
