@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from gpulse.cluster import wire
-from gpulse.cluster.head.greeting import MOST_RUNS
+from gpulse.cluster.head.decode import MAX_RUNS
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, Durable, HeadMessage, Hello, Settings, Welcome
 from gpulse.model.columns import layout_id, split
 
@@ -53,7 +53,7 @@ class FakeHead:
         if self._options.refuse:
             await context.abort(grpc.StatusCode[self._options.refuse], self._options.reason)
         first = await anext(aiter(messages))
-        if len(first.hello.runs) > MOST_RUNS:
+        if len(first.hello.runs) > MAX_RUNS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it does not say which run it is")
         say(
             kind="hello", **_words(first.hello), token=dict(context.invocation_metadata()).get(wire.TOKEN_KEY)

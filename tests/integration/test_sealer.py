@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from gpulse.errors import ClosedError, DiskError, GpulseError, LogError
+from gpulse.model.columns import split
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.sealing import Sealer
-from gpulse.store.journal import BATCH, FACT, Batch
+from gpulse.store.history.segments import read_segments
+from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
@@ -275,15 +277,38 @@ def test_layouts_come_from_the_log_itself_when_there_is_no_book(tmp_path: Path) 
         assert last == sealer.seal(last).position
 
 
-def test_numbers_without_a_layout_are_refused(tmp_path: Path) -> None:
-    """What nobody can read is not sealed as if it were nothing."""
+def test_numbers_without_a_layout_are_left_out_and_counted(tmp_path: Path) -> None:
+    """What nobody can read does not keep the rest out of the history."""
+
     fleet = Fleet()
+    known, unknown = fleet.batch(1, 0), fleet.batch(2, 0)
+    layouts = {block.layout for frame in split(known.frames) for block in frame.blocks}
     with Log(tmp_path / "log") as log:
-        log.append(FACT, b'{"fact":"node","id":1,"name":"a"}')
-        log.append(BATCH, fleet.batch(1, 0).to_bytes())
+        for number in (1, 2):
+            log.append(FACT, fact_bytes("node", id=number, name=f"n{number}"))
+        log.append(FACT, b"[" * 5000)
+        log.append(FACT, b'{"fact":"layout","id":"7","text":"nonsense"}')
+        for layout in layouts:
+            log.append(FACT, fact_bytes("layout", id=str(layout), text=fleet.texts[layout].decode()))
+        log.append(BATCH, b"too short")
+        log.append(BATCH, known.to_bytes())
+        log.append(BATCH, unknown._replace(frames=_renamed(unknown.frames)).to_bytes())
+        log.append(BATCH, unknown._replace(count=unknown.count + 1).to_bytes())
         last = log.sync()
-    with closing(Sealer(tmp_path)) as sealer, pytest.raises(LogError, match="layout"):
-        sealer.seal(last)
+    with closing(Sealer(tmp_path)) as sealer:
+        sealed = sealer.seal(last)
+        assert last == sealed.position
+        assert sealed.unreadable == 2 + sum(len(frame.blocks) for frame in split(unknown.frames))
+    assert [[1]] == [list(file.nodes) for file in read_segments(str(tmp_path / "history"))[0].files[:1]]
+
+
+def _renamed(frames: bytes) -> bytes:
+    """Frames of layouts that nobody knows."""
+    found = [
+        frame._replace(blocks=tuple(block._replace(layout=9) for block in frame.blocks))
+        for frame in split(frames)
+    ]
+    return b"".join(frame.to_bytes() for frame in found)
 
 
 def test_a_sealer_whose_head_was_killed_ends_without_a_word(tmp_path: Path) -> None:

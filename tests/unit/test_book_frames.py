@@ -96,21 +96,24 @@ def test_what_an_earlier_run_left_behind_changes_nothing_that_is_newer(book: Boo
     """Its processes are those of its time: frames that were kept on disk come after those of the next run."""
     late = [
         frame_events(STARTED, process(1, name="old"), process(2, name="old"), time=100.0),
-        frame_events({"event": "health", "entries": ["old"]}, process(3), time=110.0),
+        frame_events({"event": "health", "entries": [{"detail": "old"}]}, process(3), time=110.0),
         frame_events(ended(3), ended(2), time=120.0),
     ]
     tell(
         book,
         frame_events(STARTED, time=200.0, run=LATER_RUN),
         frame_events(
-            process(2, name="new"), {"event": "health", "entries": ["new"]}, time=201.0, run=LATER_RUN
+            process(2, name="new"),
+            {"event": "health", "entries": [{"detail": "new"}]},
+            time=201.0,
+            run=LATER_RUN,
         ),
     )
     tell(book, *late)
 
     assert [(1, 100.0, 200.0), (2, 100.0, None), (3, 110.0, 120.0)] == lives(book)
     assert ["old", "new", "python3"] == [item.identity["name"] for item in book.processes(start=0, end=1e9)]
-    assert {1: (201.0, {"entries": ["new"]})} == book.latest("health")
+    assert {1: (201.0, {"entries": [{"detail": "new"}]})} == book.latest("health")
 
 
 def test_the_state_of_a_node_is_what_was_said_last(book: Book) -> None:

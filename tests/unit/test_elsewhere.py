@@ -189,7 +189,7 @@ async def test_a_node_that_went_to_another_head(fleet: Fleet) -> None:
     call.say(batch=batch(1))
     await settled(fleet.scene, call)
     member = fleet.scene.fleet.members[1]
-    member.happened(b'[{"event":"process","pid":5},{"event":"findings","findings":[{"id":"x"}]}]', 1.0)
+    member.happened([{"event": "process", "pid": 5}, {"event": "findings", "findings": [{"id": "x"}]}], 1.0)
     await call.hang_up()
     fleet.scene.fleet.asked = NOW
     for second in range(1, 60):

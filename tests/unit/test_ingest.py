@@ -16,7 +16,7 @@ from gpulse.cluster.head.ingest import Ingest
 from gpulse.cluster.head.membership import RETURN_SECONDS
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run, Settings
 from gpulse.errors import DiskError
-from gpulse.model.columns import Block, BlockPacker, PackedFrame
+from gpulse.model.columns import Block, BlockPacker, PackedFrame, layout_id, split
 from gpulse.model.metric import Scope
 from gpulse.store.entry import Entry
 
@@ -445,6 +445,21 @@ async def test_frames_of_another_node_are_refused() -> None:
         {"node": json.dumps({"numa_cpus": "x"}).encode()},
         {"node": json.dumps({"driver": ["x"]}).encode()},
         {"labels": {"a": "b" * 300}},
+        {"runs": [Run(id=RUN, boot="b" * (15 << 20))]},
+        {"runs": [Run(id=RUN, boot="b\0")]},
+        {"runs": [Run(id=RUN), Run(id=RUN)]},
+        {"runs": [Run(id=RUN, dropped=1 << 63)]},
+        {"runs": [Run(id=RUN, elsewhere=1 << 63)]},
+        {"shift_us": 1 << 62},
+        {"time_us": -(1 << 62)},
+        {"monotonic_us": 1 << 62},
+        {"node": json.dumps({"kernel": "\ud800"}).encode()},
+        {"node": json.dumps({"kernel": "a\0b"}).encode()},
+        {"node": json.dumps({"kernel": "k" * 5000}).encode()},
+        {"node": json.dumps({"ticks_per_second": 10**400}).encode()},
+        {"node": json.dumps({"ticks_per_second": True}).encode()},
+        {"node": json.dumps({"kernel": "x"}).encode("utf-16")},
+        {"node": b'{"x":' + b"[" * 5000 + b"]" * 5000 + b"}"},
     ],
 )
 async def test_a_hello_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
@@ -468,14 +483,15 @@ async def test_a_hello_that_makes_no_sense_is_refused(given: dict[str, Any]) -> 
         {"batch": batch(1, frames=batch(1).frames[:-1])},
         {"batch": batch(1, frames=PackedFrame(0, 0, (Block(7, b""),)).to_bytes())},
         {"batch": batch(1, frames=PackedFrame(0, 0, (Block(BLOCK.layout, b"1"),)).to_bytes())},
-        {"batch": batch(1, frames=PackedFrame(0, 0, (), b"nonsense").to_bytes())},
-        {"batch": batch(1, frames=PackedFrame(0, 0, (), b"{}").to_bytes())},
-        {"batch": batch(1, frames=PackedFrame(0, 0, (), b"[" * 100_000).to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(1 << 62, 0, (BLOCK,)).to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, -(1 << 62), (BLOCK,)).to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (BLOCK, BLOCK)).to_bytes())},
+        {"batch": batch(1, sent_monotonic_us=1 << 62)},
+        {"batch": batch(1 << 63)},
+        {"dropped": Run(id=RUN, dropped=(1 << 64) - 1)},
+        {"dropped": Run(id=RUN, boot="b" * 101)},
         {"batch": batch(1, frames=b"nonsense", zipped=True)},
         {"batch": batch(1, frames=zlib.compress(b"\0" * (wire.MOST_BATCH_BYTES + 1)), zipped=True)},
-        {"layout": Layout(text=b"nonsense")},
-        {"layout": Layout(text=b"{}")},
-        {"layout": Layout(text=b'{"scope":"process","subjects":[{"pid":"one"}],"wide":[],"narrow":[]}')},
     ],
 )
 async def test_a_message_that_makes_no_sense_ends_the_connection(message: dict[str, Any]) -> None:
@@ -490,6 +506,105 @@ async def test_a_message_that_makes_no_sense_ends_the_connection(message: dict[s
     assert scene.sequences() == []
     again = await scene.connected()
     await again.hang_up()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"nonsense",
+        b"{}",
+        b'{"scope":"process","subjects":[{"pid":"one"}],"wide":[],"narrow":[]}',
+        PACKER.text.decode().encode("utf-16"),
+    ],
+)
+async def test_a_layout_that_makes_no_sense_costs_its_readings_alone(text: bytes) -> None:
+    """The agent is told, the other readings of its frames are kept, and it goes on."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(layout=Layout(text=text))
+    frames = PackedFrame(round(NOW * 1e6), 0, (BLOCK, Block(layout_id(text), b"12345678")))
+    call.say(batch=batch(1, frames=frames.to_bytes()))
+
+    assert "not stored" in (await call.heard()).warning
+    await settled(scene, call)
+    assert [1] == scene.sequences()
+    assert [1] == [len(scene.events("layout_refused"))]
+    [stored] = [entry.batch for entry in scene.log if entry.batch is not None]
+    assert [PackedFrame(frames.time_us, 0, (BLOCK,))] == list(split(stored.frames))
+    await call.hang_up()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        b"nonsense",
+        b"{}",
+        b"[" * 100_000,
+        b'[{"event":"findings","findings":' + b"[" * 970 + b"]" * 970 + b"}, ]",
+        b'[{"event":"findings","findings":' + b"[" * 100 + b"]" * 100 + b"}]",
+        b'[{"event":"frames_dropped","run":"not a run"}]',
+        b'[{"event":"job","id":"\\ud800"} ]',
+        b'[{"event":"job","id":"a\\u0000"}]',
+        b'[{"event":"xid","uuid":"u","gpu":"0","code":79,"errors":1,"time":1' + b"0" * 400 + b"}]",
+    ],
+)
+async def test_an_event_that_makes_no_sense_costs_itself_alone(events: bytes) -> None:
+    """The frame is kept with the other events, and the agent goes on."""
+
+    scene = Scene()
+    call = await scene.connected()
+    good = b'{"event":"process","pid":5}'
+    whole = events[:-1] + b"," + good + b"]" if events.endswith(b"}]") else events
+    call.say(batch=batch(1, frames=PackedFrame(round(NOW * 1e6), 0, (BLOCK,), whole).to_bytes()))
+
+    assert "not stored" in (await call.heard()).warning
+    await settled(scene, call)
+    [stored] = [entry.batch for entry in scene.log if entry.batch is not None]
+    [frame] = split(stored.frames)
+    assert (BLOCK,) == frame.blocks
+    assert (b"[" + good + b"]" if whole is not events else b"") == frame.events
+    assert [1] == [told["events"] for told in scene.events("events_refused")]
+    await call.hang_up()
+
+
+async def test_an_agent_goes_on_behind_frames_that_are_refused() -> None:
+    """They are refused once; when they come again, empty frames stand in their place and the agent is told."""
+
+    scene = Scene()
+    good, bad = (PackedFrame(round(NOW * 1e6), 0, (block,)) for block in (BLOCK, Block(BLOCK.layout, b"1")))
+    frames = b"".join(frame.to_bytes() for frame in (good, bad, good))
+    call = await scene.connected()
+    call.say(batch=batch(1, count=3, frames=frames))
+    assert "frame 2 is wrong: a block" in (await call.refused()).details
+    call = await scene.connected()
+    call.say(batch=batch(1, count=3, frames=frames))
+    assert "1 frames are not stored" in (await call.heard()).warning
+    call.say(batch=batch(4))
+    await settled(scene, call)
+
+    assert [1, 2, 3, 4] == scene.sequences()
+    [first, _] = [entry.batch for entry in scene.log if entry.batch is not None]
+    assert [(BLOCK,), (), (BLOCK,)] == [frame.blocks for frame in split(first.frames)]
+    assert [1] == [told["frames"] for told in scene.events("frames_refused")]
+    await call.hang_up()
+
+
+async def test_an_agent_goes_on_behind_a_batch_that_is_refused() -> None:
+    """Also when it is not even made of frames."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, count=3, frames=b"nonsense"))
+    assert "whole frames" in (await call.refused()).details
+    call = await scene.connected()
+    call.say(batch=batch(1, count=3, frames=b"nonsense"))
+    call.say(batch=batch(4))
+    await settled(scene, call)
+
+    assert [1, 2, 3, 4] == scene.sequences()
+    assert [3] == [told["frames"] for told in scene.events("frames_refused")]
+    await call.hang_up()
 
 
 @pytest.mark.parametrize(

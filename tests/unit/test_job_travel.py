@@ -119,7 +119,7 @@ def test_a_head_shows_the_jobs_that_are_there() -> None:
     member.take(packed._replace(blocks=()), {}, 0)
 
     def shown(*events: dict[str, Any]) -> tuple[Job, ...]:
-        member.happened(json.dumps(events).encode(), 1.0)
+        member.happened(events, 1.0)
         member.take(packed._replace(blocks=()), {}, 0)
         found = member.frame({})
         assert found is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from itertools import permutations
@@ -95,7 +94,7 @@ class Story:
         fleet = Fleet(self._archive.nodes(), {}, self._archive.layouts)
         fleet.restore(self._archive, BEGIN + now)
         member = fleet.members[1]
-        member.happened(json.dumps([{"event": "findings", "findings": list(reported)}]).encode(), BEGIN + now)
+        member.happened([{"event": "findings", "findings": list(reported)}], BEGIN + now)
         return [(str(one["id"]), one["start"] - BEGIN) for one in member.findings]
 
     async def events(self, start: float, end: float) -> Document:

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -192,11 +191,12 @@ def test_counts_outlive_agents_and_heads() -> None:
     fleet.restore(Before(events), NOW + 10)
     member = fleet.members[1]
     member.shift_us = 5_000_000
-    for documents in (
+    told: list[list[dict[str, Any]]] = [
         [{"event": "agent_started"}, {**event, "event": "xid", "errors": 1, "time": NOW + 20}],
         [{"event": "agent_started"}, {**event, "event": "xid", "code": 31, "errors": 1, "time": NOW + 30}],
-    ):
-        member.happened(json.dumps(documents).encode(), NOW)
+    ]
+    for documents in told:
+        member.happened(documents, NOW)
 
     [node] = fleet.live()
     assert node.xids is not None
@@ -212,7 +212,7 @@ def test_a_head_remembers_who_left_in_order() -> None:
     fleet.restore(Before([StoredEvent(NOW, "agent_stopping", 1, {})]), NOW + 10)
     seen = [fleet.live()[0].left]
     for document in (started, ended):
-        fleet.members[1].happened(json.dumps([document]).encode(), NOW)
+        fleet.members[1].happened([document], NOW)
         seen.append(fleet.live()[0].left)
 
     assert [True, False, True] == seen

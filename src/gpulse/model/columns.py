@@ -23,6 +23,10 @@ MISSING_NARROW = -(1 << 31)
 """The same among 32-bit ones."""
 MOST_SUBJECTS = 65_536
 MOST_COLUMNS = 512
+MAX_LAYOUT_BYTES = 4 << 20
+"""Of a layout's spelling."""
+MAX_PACKED_SUBJECTS = 8192
+"""So many subjects of one scope an agent tells of; a frame of all scopes then fits into a message."""
 _WIDE_LIMIT = (1 << 63) - 1
 _NARROW_LIMIT = (1 << 31) - 1
 _NARROW_UNITS = frozenset({"1", "watts", "celsius", "hertz", "lanes", "bool", "percent"})
@@ -78,14 +82,15 @@ class Layout(NamedTuple):
         return json.dumps(document, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> Layout:
-        """Read a layout.
+    def from_json(cls, text: bytes | str) -> Layout:
+        """Read a layout that a head has taken in; numbers that are not finite are None.
 
         Raises:
             ValueError: It is none, or one of a scope that this version does not know.
         """
         try:
-            document = json.loads(text)
+            spelling = text if isinstance(text, str) else text.decode()
+            document = json.loads(spelling, parse_constant=lambda _: None)
             scope, subjects = document["scope"], tuple(document["subjects"])
             wide = tuple(_column(raw) for raw in document["wide"])
             narrow = tuple(_column(raw) for raw in document["narrow"])
@@ -226,6 +231,9 @@ class BlockPacker:
         self._wide: list[Column] = []
         self._narrow: list[Column] = []
         self._subjects: tuple[dict[str, Any], ...] | None = None
+        """Those that were given last."""
+        self._count = 0
+        """How many of them are packed."""
         self.layout = Layout(scope, (), (), ())
         self.text = b""
         """The spelling of the layout in use."""
@@ -243,11 +251,21 @@ class BlockPacker:
         changed = bool(new) or kept != self._subjects
         if changed:
             self._subjects = kept
-            self.layout = Layout(self.scope, kept, tuple(self._wide), tuple(self._narrow))
-            self.text = self.layout.to_json()
+            self._describe(kept[:MAX_PACKED_SUBJECTS])
             self._id = layout_id(self.text)
+        rows = rows[: self._count]
         numbers = _numbers("q", self._wide, rows) + _numbers("i", self._narrow, rows)
         return Block(self._id, numbers), changed
+
+    def _describe(self, subjects: tuple[dict[str, Any], ...]) -> None:
+        """Make the layout of as many of the subjects as heads take."""
+        while True:
+            self.layout = Layout(self.scope, subjects, tuple(self._wide), tuple(self._narrow))
+            self.text = self.layout.to_json()
+            self._count = len(subjects)
+            if len(self.text) <= MAX_LAYOUT_BYTES:
+                return
+            subjects = subjects[: len(subjects) // 2]
 
 
 def _numbers(code: str, columns: list[Column], rows: Sequence[Row]) -> bytes:

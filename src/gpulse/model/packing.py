@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
+from gpulse.model.bounds import MAX_VALUE, bounded_name, encode_events
 from gpulse.model.codec import plain
 from gpulse.model.columns import Block, BlockPacker, Layout, PackedFrame, Row, unpack
 from gpulse.model.device import Device, Node
@@ -65,14 +65,14 @@ class FramePacker:
             round(frame.time * 1e6),
             round(frame.monotonic * 1e6),
             tuple(block for _, (block, _) in found),
-            json.dumps(list(events), separators=(",", ":"), allow_nan=False).encode() if events else b"",
+            encode_events(events),
         )
         return packed, [packer.text for packer, (_, is_new) in found if is_new]
 
     def _pack_gpus(self, frame: Frame, rates: Rates) -> _Found:
         devices = [gpu.device for gpu in frame.gpus]
         if devices != self._devices:
-            self._devices, self._subjects = devices, [plain(device) for device in devices]
+            self._devices, self._subjects = devices, [_named(plain(device)) for device in devices]
         rows = [(gpu.values, rates.gpus.get(gpu.device.uuid, {})) for gpu in frame.gpus]
         return self._gpu.pack(self._subjects, rows)
 
@@ -98,7 +98,7 @@ class FramePacker:
             ),
             (
                 self._cgroup,
-                [{"path": group.path} for group in frame.cgroups],
+                [_words(group, ("path",)) for group in frame.cgroups],
                 [(group.values, rates.cgroups.get(group.path, {})) for group in frame.cgroups],
             ),
             (
@@ -108,11 +108,31 @@ class FramePacker:
             ),
             (self._on_gpu, *_holdings(frame)),
         ]
-        return [(packer, packer.pack(subjects, rows)) for packer, subjects, rows in parts]
+        return [(packer, packer.pack(*_distinct(subjects, rows))) for packer, subjects, rows in parts]
 
 
 def _words(reading: Any, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(reading, name) for name in names}
+    return _named({name: getattr(reading, name) for name in names})
+
+
+def _named(subject: dict[str, Any]) -> dict[str, Any]:
+    """A subject with texts that heads take."""
+    return {name: bounded_name(value) if isinstance(value, str) else value for name, value in subject.items()}
+
+
+def _distinct(
+    subjects: list[dict[str, Any]], rows: list[Row]
+) -> tuple[Sequence[dict[str, Any]], Sequence[Row]]:
+    """Subjects and rows without those that another one of the same name follows: what was mounted last is what is seen."""
+    places = {tuple(map(subject.get, _KEYS)): place for place, subject in enumerate(subjects)}
+    if len(places) == len(subjects):
+        return subjects, rows
+    kept = sorted(places.values())
+    return [subjects[place] for place in kept], [rows[place] for place in kept]
+
+
+_KEYS = ("name", "mount_point", "path", "pid", "gpu")
+"""The fields that name a subject within its scope."""
 
 
 def _who(process: ProcessReading) -> dict[str, Any]:
@@ -220,25 +240,38 @@ def _part(layouts: Mapping[int, Layout], block: Block) -> tuple[Layout, list[Val
 
 
 def device_of(subject: Mapping[str, Any]) -> Device:
-    """The device that a layout's subject describes.
+    """The device that a layout's subject describes; what of it is of the wrong kind is left out.
 
     Raises:
         ValueError: It describes none.
     """
-    try:
-        known = {name: subject[name] for name in Device._fields if name in subject}
-        known["facts"] = {
-            str(name): value
-            for name, value in dict(known.get("facts", {})).items()
-            if isinstance(value, int | float)
-        }
-        device = Device(**known)
-        kinds = {"index": int, "uuid": str, "name": str}
-        if any(not isinstance(known.get(name), kind) for name, kind in kinds.items()):
-            raise TypeError("its index, uuid or name is none")
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"it is not a GPU: {error}") from error
-    return device
+    index, uuid, name = subject.get("index"), subject.get("uuid"), subject.get("name")
+    if not _is_whole(index) or not isinstance(uuid, str) or not isinstance(name, str):
+        raise ValueError("it is not a GPU: its index, UUID or name is missing")
+    facts = subject.get("facts")
+    known: dict[str, Any] = {
+        key: value for key in _DEVICE_TEXTS if isinstance(value := subject.get(key), str)
+    }
+    known |= {key: value for key in _DEVICE_NUMBERS if _is_whole(value := subject.get(key), lowest=-1)}
+    known["has_gpm"] = subject.get("has_gpm") is True
+    known["facts"] = {
+        str(key): value
+        for key, value in (facts.items() if isinstance(facts, Mapping) else ())
+        if _is_quantity(value)
+    }
+    return Device(index, uuid, name, **known)
+
+
+_DEVICE_TEXTS = ("bus_id", "serial", "vbios", "architecture", "compute_capability", "parent_uuid")
+_DEVICE_NUMBERS = ("minor_number", "numa_node", "mig_index", "gpu_instance", "compute_instance")
+
+
+def _is_whole(value: object, lowest: int = 0) -> TypeGuard[int]:
+    return type(value) is int and lowest <= value < 1 << 31
+
+
+def _is_quantity(value: object) -> bool:
+    return type(value) in (int, float) and -MAX_VALUE <= value <= MAX_VALUE  # type: ignore[operator]  # NaN is not
 
 
 def _known_device(subject: Mapping[str, Any]) -> Device:

@@ -21,10 +21,11 @@ from gpulse.store.entry import Entry, step_of
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
-from gpulse.store.history.sealing import Sealer
+from gpulse.store.history.sealing import Sealed, Sealer
 from gpulse.store.history.segments import Segment
 from gpulse.store.journal import BATCH, NOTHING, Batch
 from gpulse.store.log.log import Log
+from gpulse.store.log.record import Record
 from gpulse.store.remote.forwarder import Forwarder
 from gpulse.store.view import StoreView
 
@@ -85,7 +86,8 @@ class Archive(StoreView):
             self._seen_us: dict[int, int] = {}
             self._newest_us = self._history.newest_us
             for record in self._log.read(self._history.sealed_to + 1):
-                self._remember(record.position, Entry.of_record(record))
+                if record.kind == BATCH:
+                    self._remember(record)
         except BaseException:
             self._log.close()
             raise
@@ -167,7 +169,7 @@ class Archive(StoreView):
             self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
             self._log.append(NOTHING, bytes(probe_bytes))
             self._log.sync()
-            found = [Entry.of_record(record) for record in self._log.read(accepted + 1)]
+            found = [_entry(record) for record in self._log.read(accepted + 1)]
             self._accept(accepted + 1, found)
             return found
 
@@ -175,7 +177,8 @@ class Archive(StoreView):
         """Take in what is on disk from a position on."""
         self._accepted = position + len(entries) - 1
         for place, entry in enumerate(entries):
-            self._remember(position + place, entry)
+            if entry.batch is not None:
+                self._take(position + place, entry.batch)
         try:
             if self._behind:
                 self.settle()
@@ -198,11 +201,15 @@ class Archive(StoreView):
             self._forwarder = forwarder
             forwarder.wake(self._accepted)
 
-    def _remember(self, position: int, entry: Entry) -> None:
-        if entry.batch is not None:
-            self._recent.add(position, entry.batch)
-            self._seen_us[entry.batch.node] = entry.batch.received_us
-            self._newest_us = max(self._newest_us, entry.batch.received_us)
+    def _remember(self, record: Record) -> None:
+        """Take in a batch of the log; one that cannot be read is told of by the book, and left out of the history."""
+        with suppress(ValueError):
+            self._take(record.position, Batch.from_bytes(record.payload))
+
+    def _take(self, position: int, batch: Batch) -> None:
+        self._recent.add(position, batch)
+        self._seen_us[batch.node] = batch.received_us
+        self._newest_us = max(self._newest_us, batch.received_us)
 
     def settle(self) -> None:
         """Bring the book up to date, if the disk did not let it follow.
@@ -219,24 +226,23 @@ class Archive(StoreView):
             self._behind = False
             log.warning("the book follows the log again")
 
-    def seal(self) -> int:
-        """Move what is only in the log into the history, and shorten the log.
-
-        Gives how many records the log had lost before they could be sealed, which should be none.
+    def seal(self) -> Sealed:
+        """Move what is only in the log into the history, and shorten the log; nothing should be missing or unreadable.
 
         Raises:
             GpulseError: It could not be done; nothing is lost, and it can be tried again.
         """
         self.settle()
-        target, missing = self.book.applied, 0
+        target = self.book.applied
+        sealed = Sealed(self._history.sealed_to, ())
         if target > self._history.sealed_to:
-            missing = self._sealer.seal(target).missing
+            sealed = self._sealer.seal(target)
             self._history.refresh()
             self._recent.drop_through(self._history.sealed_to)
         kept = min(self.book.checkpoint(), self._history.sealed_to)
         with self._lock:
             self._shorten_log(kept)
-        return missing
+        return sealed
 
     def _shorten_log(self, kept: int) -> None:
         """Drop what is elsewhere up to a position, unless somebody waits for it."""
@@ -370,6 +376,14 @@ class Archive(StoreView):
         return list(known)
 
 
+def _entry(record: Record) -> Entry:
+    """The entry of a record; one that cannot be read means nothing."""
+    try:
+        return Entry.of_record(record)
+    except ValueError:
+        return Entry(record.kind, record.payload)
+
+
 _ABOUT_GPUS = frozenset({"devices", "node", "shared"})
 
 
@@ -377,10 +391,10 @@ def _pieces(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     piece: list[Entry] = []
     size = 0
     for entry in entries:
-        piece.append(entry)
-        size += len(entry.payload)
-        if size >= _RECORD_BYTES:
+        if piece and size + len(entry.payload) > _RECORD_BYTES:
             yield piece
             piece, size = [], 0
+        piece.append(entry)
+        size += len(entry.payload)
     if piece:
         yield piece

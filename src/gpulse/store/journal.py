@@ -66,7 +66,10 @@ def read_fact(payload: bytes) -> dict[str, Any]:
     Raises:
         ValueError: It is none.
     """
-    document = json.loads(payload)
+    try:
+        document = json.loads(payload.decode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict) or not isinstance(document.get("fact"), str):
         raise ValueError("it is not a fact")  # noqa: TRY004  what was read is wrong, not who reads
     return document

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpulse._version import __version__
 from gpulse.cluster import wire
@@ -27,6 +27,7 @@ from gpulse.cluster.agent.stream import Side
 from gpulse.cluster.agent.taker import Seen, Taker
 from gpulse.cluster.wire_pb2 import Hello, Settings
 from gpulse.errors import DiskError, GpulseError, LogError
+from gpulse.model.bounds import bounded_name
 from gpulse.model.codec import plain
 from gpulse.model.columns import PackedFrame
 from gpulse.model.device import Node
@@ -252,6 +253,7 @@ class _Agent:
     def _hello(self) -> Hello:
         facts = {} if self._node is None else plain(self._node)
         facts.pop("name", None)
+        facts = {name: _bounded(value) for name, value in facts.items()}
         me = self._identity
         return Hello(
             protocol=wire.PROTOCOL,
@@ -267,3 +269,10 @@ class _Agent:
             monotonic_us=time.monotonic_ns() // 1000,
             interval_ms=round((self._config.interval_seconds or 0.0) * 1000),
         )
+
+
+def _bounded(value: Any) -> Any:
+    """A fact about the node as heads take it."""
+    if isinstance(value, str):
+        return bounded_name(value)
+    return [bounded_name(item) for item in value] if isinstance(value, tuple) else value

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpulse.model.bounds import bounded_command
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
@@ -101,7 +102,7 @@ class Changes:
             "start_time": identity.start_time,
             "parent_pid": identity.parent_pid,
             "name": identity.name,
-            "command": list(command),
+            "command": bounded_command(command),
             "owner": identity.owner._asdict(),
             "on_gpu": on_gpu,
         }

@@ -61,6 +61,8 @@ class Stream:
         self.boot = hello.boot
         self.boots = {run.id: run.boot for run in hello.runs}
         self.task = task
+        self.refused_layouts: set[int] = set()
+        """Layouts of this agent whose blocks are left out."""
         self.reason: tuple[grpc.StatusCode, str] | None = None
         """Why it is being ended by the head."""
         self._offsets: tuple[int | None, int | None] = (None, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 from gpulse.cluster.api.interface import LiveNode, NodeState
+from gpulse.cluster.head.decode import Shapes
 from gpulse.cluster.head.membership import RETURN_SECONDS, Abroad, Register, is_undecided, state_of
 from gpulse.diagnosis.rules.node import node_lost
 from gpulse.model.columns import Layout, PackedFrame
@@ -24,7 +25,10 @@ from gpulse.model.packing import device_of, unpack_frame
 from gpulse.model.process import Owner, ProcessIdentity
 from gpulse.model.xid import XID, XidLedger
 from gpulse.model.xid import from_document as xid_from
+from gpulse.store.agent_events import UNREADABLE, check_event
 from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+
+log = logging.getLogger(__name__)
 
 _USUAL_INTERVAL_SECONDS = 1.0
 _QUICK_SCOPES = frozenset({"gpu", "host"})
@@ -93,6 +97,8 @@ class Run:
         """Whether it was told that it ended badly."""
         self.elsewhere = 0
         """Up to this frame another head has it all, as far as was told."""
+        self.refused_at = -1
+        """The newest frame that had come when frames were refused last."""
 
 
 class Member:
@@ -164,29 +170,29 @@ class Member:
         """The newest frame, taken apart when somebody asks for it."""
         if self._decoded is None and self._newest is not None:
             packed, shift_us = self._newest
-            frame = unpack_frame(
-                node_of(self.stored),
-                layouts,
-                packed,
-                slow=self._slow,
-                identities=self.processes,
-                jobs=self.jobs,
-                shift_us=shift_us,
-            )
+            try:
+                frame = unpack_frame(
+                    node_of(self.stored),
+                    layouts,
+                    packed,
+                    slow=self._slow,
+                    identities=self.processes,
+                    jobs=self.jobs,
+                    shift_us=shift_us,
+                )
+            except (ValueError, LookupError, TypeError, OverflowError) as error:  # it costs this node alone
+                log.error("the newest frame of %s cannot be read: %s", self.name, error)
+                self._newest = None
+                return None
             self._decoded = frame._replace(health=self.health)
         return self._decoded
 
-    def happened(self, events: bytes, time: float) -> None:
-        """Take in what an agent said in one frame of that time; what cannot be understood is passed over."""
-        try:
-            documents = json.loads(events)
-        except ValueError:
-            return
-        for document in documents if isinstance(documents, list) else ():
-            if isinstance(document, dict):
-                self._happened(document, time)
+    def happened(self, events: Iterable[Mapping[str, Any]], time: float) -> None:
+        """Take in what an agent said in one frame of that time, as `decode_events` gives it."""
+        for event in events:
+            self._happened(event, time)
 
-    def _happened(self, document: dict[str, Any], time: float) -> None:
+    def _happened(self, document: Mapping[str, Any], time: float) -> None:
         match document.get("event"):
             case "process":
                 identity = identity_of(document)
@@ -250,6 +256,8 @@ class Fleet:
         self.runs = dict(runs)
         self.layouts = layouts
         """Shared with the store, which reads frames by them."""
+        self.shapes = Shapes(layouts)
+        """Which blocks belong into one frame."""
         self.asked: float | None = None
         """When the engine was last asked for nodes of other heads, on the head's clock; None when there is none."""
         self.shares = False
@@ -287,6 +295,8 @@ class Fleet:
         for layout in old:
             del self.layouts[layout]
             self._used.pop(layout, None)
+        if old:
+            self.shapes.clear()
         return old
 
     def restore(self, store: Past, now: float) -> None:
@@ -299,7 +309,7 @@ class Fleet:
         jobs = self._jobs(store, now)
         for node in store.nodes().values():
             member = self.member(node, store.seen(node.id) or node.first_seen)
-            member.happened(json.dumps(jobs.get(node.id, ())).encode(), now)
+            member.happened(_checked(jobs.get(node.id, ())), now)
             member.spans = spans.get(node.id, {})
             lost = member.spans.pop(("node_lost", None, ""), None)
             member.is_known_lost = lost is not None and lost.end is None
@@ -312,7 +322,7 @@ class Fleet:
             for event, latest in (("findings", findings), ("health", health)):
                 if node.id in latest:
                     time, detail = latest[node.id]
-                    member.happened(json.dumps([{**detail, "event": event}]).encode(), time)
+                    member.happened(_checked([{**detail, "event": event}]), time)
         self._restore_xids(store, now)
 
     def _restore_xids(self, store: Past, now: float) -> None:
@@ -320,7 +330,7 @@ class Fleet:
         for event in store.events(start=0.0, end=now + 1.0, kinds={XID}, most=_MOST_XID_EVENTS):
             member = self.members.get(event.node or 0)
             if member is not None:
-                member.happened(json.dumps([{**event.detail, "event": XID}]).encode(), event.time)
+                member.happened(_checked([{**event.detail, "event": XID}]), event.time)
         for member in self.members.values():
             member.xids.meet(member.known)
 
@@ -448,6 +458,13 @@ class Fleet:
             member.interval_seconds,
             member.has_left,
         )
+
+
+def _checked(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Events of the book that this version would take from an agent; an earlier one may have taken others."""
+    for event in events:
+        with suppress(*UNREADABLE):
+            yield check_event(event)
 
 
 def _devices(stored: Iterable[StoredGpu]) -> list[Device]:

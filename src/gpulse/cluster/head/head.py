@@ -164,6 +164,9 @@ class Head:
             )
             stack.callback(self._whereabouts.remove)
             self._ingest.event("head_started", None, version=__version__)
+            for position, reason in self._archive.book.unreadable:
+                log.error("record %d of the log cannot be read and is passed over: %s", position, reason)
+                self._ingest.event("unreadable_record", None, position=position, reason=reason[:200])
             tasks = [
                 asyncio.create_task(work, name=name)
                 for name, work in (
@@ -246,10 +249,11 @@ class Head:
         runs = {name: Run(run.node or 0, run.last) for name, run in self._archive.runs().items()}
         kinds = {"run_killed", "frames_dropped"}
         for event in self._archive.events(start=0.0, end=self._clock.now() + 1.0, kinds=kinds):
-            run = runs.get(bytes.fromhex(str(event.detail.get("run", ""))))
-            if run is not None:
-                run.killed = run.killed or event.kind == "run_killed"
-                run.dropped += int(event.detail.get("frames", 0))
+            with suppress(ValueError, TypeError):  # agents could tell of these once
+                run = runs.get(bytes.fromhex(event.detail["run"])) if "run" in event.detail else None
+                if run is not None:
+                    run.killed = run.killed or event.kind == "run_killed"
+                    run.dropped += int(event.detail.get("frames", 0))
         return runs
 
     def _chosen_settings(self) -> Settings:

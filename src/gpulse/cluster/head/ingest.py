@@ -11,18 +11,24 @@ import grpc
 
 from gpulse._version import __version__
 from gpulse.cluster import wire
-from gpulse.cluster.head.checks import (
-    check_moments,
-    check_numbers,
-    checked_frames,
-    checked_layout,
-    read_message,
-    unzipped,
-)
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.connection import Allowed, Stream, shown_peer
+from gpulse.cluster.head.decode import (
+    MAX_BATCH_FRAMES,
+    MAX_TIME_US,
+    DecodedBatch,
+    Refused,
+    check_numbers,
+    check_run,
+    decode_frames,
+    decode_hello,
+    decode_layout,
+    invalid,
+    read_message,
+    shown,
+    unzipped,
+)
 from gpulse.cluster.head.fleet import Fleet, Member, Run
-from gpulse.cluster.head.greeting import Refused, checked_hello
 from gpulse.cluster.head.membership import node_fact
 from gpulse.cluster.head.sessions import LONGEST_INTERVAL_MS
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
@@ -43,6 +49,11 @@ _SILENT_SECONDS = 10.0
 _SKEW_SECONDS = 2.0
 """Clocks that differ by less are taken to agree: the agent's own times are more exact than the delay of a message."""
 _SKEW_CHANGE_SECONDS = 0.5
+_MAX_REFUSED_LAYOUTS = 1000
+"""An agent with more is not one that could be understood."""
+_MAX_REASON_CHARS = 300
+_MAX_FACT_BYTES = 32 << 20
+"""Half of what a log takes as one record."""
 
 
 class Ingest:
@@ -130,7 +141,7 @@ class Ingest:
         if trouble is not None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, f"the head cannot store anything: {trouble.message}")
         hello = message.hello
-        facts = checked_hello(hello)
+        facts = decode_hello(hello)
         now = self._now()
         stored = self._known(hello, facts, now)
         member = self._fleet.member(stored, now)
@@ -260,6 +271,7 @@ class Ingest:
                 case "layout":
                     self._layout(stream, message.layout.text)
                 case "dropped":
+                    check_run(message.dropped)
                     self._dropped(stream.member.stored.id, message.dropped)
                 case "goodbye":
                     stream.member.abroad.moved = message.goodbye.moved
@@ -280,29 +292,44 @@ class Ingest:
     # --- what comes over it
 
     def _layout(self, stream: Stream, text: bytes) -> None:
-        self._told_layout(stream.member.stored.id, text)
+        """Take a layout in; one that is refused costs the readings that it is about, not the connection."""
+        try:
+            self._told_layout(stream.member.stored.id, text)
+        except Refused as refusal:
+            if len(stream.refused_layouts) >= _MAX_REFUSED_LAYOUTS:
+                raise
+            stream.refused_layouts.add(layout_id(text))
+            what = f"{refusal.reason}; the readings that it is about are not stored"
+            self._refuse(stream, "layout_refused", what, reason=refusal.reason)
 
     def _told_layout(self, node: int, text: bytes, via: str | None = None) -> None:
         name = layout_id(text)
         layout = self._fleet.layouts.get(name)
         if layout is None:
-            layout = self._fleet.layouts[name] = checked_layout(text)
-            self.note("layout", id=str(name), text=text.decode())
+            layout = decode_layout(text)
+            self.note("layout", id=str(name), text=layout.to_json().decode())
+            self._fleet.layouts[name] = layout
         if layout.scope == "gpu":
             self.note("devices", node=node, layout=str(name), time=self._now(), via=via)
+
+    def _refuse(self, stream: Stream, kind: str, what: str, **detail: Any) -> None:
+        """Say everywhere that something of an agent is left out: to people, in the log, and to the agent."""
+        log.warning("%s: %s", stream.member.name, what)
+        self.event(kind, stream.member.stored.id, **detail)
+        stream.tell(HeadMessage(warning=what))
 
     def _batch(self, stream: Stream, message: Any) -> None:
         run = self._fleet.runs.get(message.run)
         if run is None or run.node != stream.member.stored.id:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "frames of a run that was not announced")
-        data = unzipped(message.frames) if message.zipped else message.frames
-        frames = checked_frames(data, message.count, self._fleet.layouts)
-        check_numbers(message.first, message.count)
+        check_numbers(message.first, message.count, message.sent_monotonic_us)
         now_us = round(self._now() * 1e6)
         stream.heard(now_us, message.sent_monotonic_us)
+        decoded = self._decoded(stream, run, message, now_us)
         first = message.first
-        repeated = run.received - first + 1
-        if repeated > 0:
+        repeated = max(0, run.received - first + 1)
+        frames, data = decoded.frames, decoded.data
+        if repeated:
             frames = frames[repeated:]
             data = b"".join(frame.to_bytes() for frame in frames)
             first += repeated
@@ -313,8 +340,8 @@ class Ingest:
         missing = first - 1 - max(run.received, run.elsewhere)
         if missing > 0:
             self.event("gap", run.node, run=message.run.hex(), frames=missing, before=first)
-        shift_us = self._shift(stream, message.run, frames[-1])
-        check_moments(frames, shift_us)
+        self._left_out(stream, message, decoded, repeated)
+        shift_us = self._shift(stream, message.run, frames)
         batch = Batch(message.run, run.node, first, len(frames), now_us, shift_us, data)
         happened = tuple(
             FrameEvents(run.node, batch.run, first + place, (frame.time_us + shift_us) / 1e6, frame.events)
@@ -324,8 +351,9 @@ class Ingest:
         self._committer().add(Entry.of_batch(batch, happened))
         run.received = batch.last
         member = stream.member
-        for item in happened:
-            member.happened(item.events, item.time)
+        for place, events in decoded.happened.items():
+            if place >= repeated:
+                member.happened(events, (decoded.frames[place].time_us + shift_us) / 1e6)
         slow = next((f for f in reversed(frames[:-1]) if len(f.blocks) > 2), None)
         if slow is not None:
             member.take(slow, self._fleet.layouts, shift_us)
@@ -334,26 +362,76 @@ class Ingest:
         self.frames += len(frames)
         self.changed()
 
-    def _shift(self, stream: Stream, run: bytes, frame: PackedFrame) -> int:
+    def _decoded(self, stream: Stream, run: Run, message: Any, now_us: int) -> DecodedBatch:
+        """The frames of a batch; those that are refused a second time are replaced by empty ones.
+
+        An agent that is refused comes again with the same frames, and tells their layouts anew. When that does not help,
+        nothing will: it must be able to go on with the frames behind them.
+
+        Raises:
+            Refused: Some are wrong, and it is the first time.
+        """
+        is_again = run.refused_at == run.received
+        try:
+            data = unzipped(message.frames) if message.zipped else message.frames
+            decoded = decode_frames(
+                data, message.count, self._fleet.shapes, stream.refused_layouts, now_us=now_us
+            )
+            if decoded.refused and not is_again:
+                place, why = next(iter(decoded.refused.items()))
+                raise invalid(f"frame {message.first + place} is wrong: {why}")
+        except Refused as refusal:
+            if not is_again or not 0 < message.count <= MAX_BATCH_FRAMES:
+                run.refused_at = run.received
+                raise
+            empty = [PackedFrame(now_us, 0, ())] * message.count
+            data = b"".join(frame.to_bytes() for frame in empty)
+            decoded = DecodedBatch(empty, data, {}, [], dict.fromkeys(range(message.count), refusal.reason))
+        return decoded
+
+    def _left_out(self, stream: Stream, message: Any, decoded: DecodedBatch, repeated: int) -> None:
+        """Say what of a batch is not stored."""
+        about = {"run": message.run.hex(), "first": message.first}
+        refused = {place: why for place, why in decoded.refused.items() if place >= repeated}
+        if refused:
+            why = next(iter(refused.values()))
+            what = f"{len(refused)} frames are not stored: {why}"
+            self._refuse(stream, "frames_refused", what, **about, frames=len(refused), reason=why)
+        if decoded.problems:
+            count, why = len(decoded.problems), shown(decoded.problems[0], _MAX_REASON_CHARS)
+            what = f"{count} events of its frames are not stored: {why}"
+            self._refuse(stream, "events_refused", what, **about, events=count, reason=why)
+
+    def _shift(self, stream: Stream, run: bytes, frames: Sequence[PackedFrame]) -> int:
         """What to add to the times of these frames to have them on the head's clock."""
         member = stream.member
-        offset_us = stream.clock_offset_us
-        if offset_us is None or (stream.boots.get(run) or stream.boot) != stream.boot:
-            return member.shift_us
-        off = frame.monotonic_us + offset_us - frame.time_us
-        shift_us = off if abs(off) > _SKEW_SECONDS * 1e6 else 0
-        if abs(shift_us - member.shift_us) > _SKEW_CHANGE_SECONDS * 1e6:
+        offset_us, shift_us = stream.clock_offset_us, member.shift_us
+        frame = next((frame for frame in reversed(frames) if frame.blocks), None)
+        is_of_this_boot = (stream.boots.get(run) or stream.boot) == stream.boot
+        if frame is not None and offset_us is not None and is_of_this_boot:
+            off = frame.monotonic_us + offset_us - frame.time_us
+            shift_us = off if abs(off) > _SKEW_SECONDS * 1e6 else 0
+            if abs(shift_us - member.shift_us) <= _SKEW_CHANGE_SECONDS * 1e6:
+                shift_us = member.shift_us
+        if shift_us and not all(0 <= frame.time_us + shift_us < MAX_TIME_US for frame in frames):
+            return 0  # clocks that tell of such times are believed in nothing
+        if shift_us != member.shift_us:
             member.shift_us = shift_us
             seconds = round(-shift_us / 1e6, 3)
             self.event("clock_skew", member.stored.id, seconds=seconds)
             log.warning("the clock of %s differs by %+.1f s from the head's", member.name, seconds)
-        return member.shift_us
+        return shift_us
 
     # --- what is written down
 
     def note(self, fact: str, **fields: Any) -> None:
-        """Write a fact to the log with the next commit."""
-        self._committer().add(Entry.of_fact(fact, **fields))
+        """Write a fact to the log with the next commit; one that no log takes costs itself alone."""
+        entry = Entry.of_fact(fact, **fields)
+        if len(entry.payload) > _MAX_FACT_BYTES:
+            log.error("a fact of %d bytes is not written down: %s", len(entry.payload), fact)
+            detail = {"fact": fact, "bytes": len(entry.payload)}
+            entry = Entry.of_fact("event", time=self._now(), kind="fact_too_large", node=None, detail=detail)
+        self._committer().add(entry)
 
     def event(self, kind: str, node: int | None, **detail: Any) -> None:
         """Write down that something happened."""

@@ -14,9 +14,8 @@ from gpulse.cluster import wire
 from gpulse.cluster.api.answers import dumps, failure, read_body
 from gpulse.cluster.api.interface import HeadInterface
 from gpulse.cluster.api.operations import call, changes_anything, fetch
-from gpulse.cluster.head.checks import read_message
 from gpulse.cluster.head.connection import Allowed
-from gpulse.cluster.head.greeting import Refused
+from gpulse.cluster.head.decode import Refused, read_message
 from gpulse.cluster.head.ingest import Ingest
 from gpulse.cluster.wire_pb2 import Reply, Request
 from gpulse.errors import GpulseError

@@ -21,6 +21,7 @@ from gpulse.cluster.head.interpreter import Interpreter
 from gpulse.cluster.head.sessions import Sessions, recovered, woken
 from gpulse.cluster.head.upkeep import Notes
 from gpulse.model.session import Session
+from gpulse.store.agent_events import decode_events
 from gpulse.store.archive import Archive
 from gpulse.store.book.foreign import Reached
 from gpulse.store.book.values import UNREADABLE
@@ -191,7 +192,7 @@ class Sharing:
             member = self._fleet.members.get(fact["node"])
             if member is not None and not member.connected:
                 self._fleet.heard_elsewhere(member, fact["time"])
-                member.happened(fact["events"].encode(), fact["time"])
+                member.happened(decode_events(fact["events"].encode()).events, fact["time"])
 
     def _heard_session(self, told: Session) -> None:
         """Take in what another head says of a session; it took itself for the last one in vain when this one was there."""

@@ -87,10 +87,13 @@ class Upkeep:
 
     async def _seal(self) -> None:
         began = self._now()
-        missing = await asyncio.to_thread(self._archive.seal)
-        if missing:
-            log.error("%d records of the log were gone before they became history", missing)
-            self._notes.event("records_lost", None, records=missing)
+        sealed = await asyncio.to_thread(self._archive.seal)
+        if sealed.missing:
+            log.error("%d records of the log were gone before they became history", sealed.missing)
+            self._notes.event("records_lost", None, records=sealed.missing)
+        if sealed.unreadable:
+            log.error("%d parts of the log cannot be read, and are not in the history", sealed.unreadable)
+            self._notes.event("records_unreadable", None, parts=sealed.unreadable)
         needed = await asyncio.to_thread(self._archive.needed_since)
         self._forget_layouts(min(began, needed))
 

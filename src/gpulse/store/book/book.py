@@ -25,8 +25,9 @@ from gpulse.store.book.findings import find_findings
 from gpulse.store.book.foreign import Reached, take_fact
 from gpulse.store.book.frames import FrameEvents, apply_frame
 from gpulse.store.book.past import Newest, newest, past_events, past_processes
-from gpulse.store.book.step import Step, steps_of
+from gpulse.store.book.step import Step, Unreadable, steps_of
 from gpulse.store.book.told import Told
+from gpulse.store.book.values import read_object
 from gpulse.store.log.record import Record
 
 __all__ = ("Book", "FrameEvents", "Step", "StoredRun")
@@ -78,6 +79,8 @@ class Book:
         try:
             self.head_id = str(self._meta("head_id"))
             """Made at random when the book was begun."""
+            self.unreadable: list[Unreadable] = []
+            """Records of the log that a replay passed over."""
             self._has_via = bool(
                 self._file.rows("SELECT 1 FROM pragma_table_info('gpus') WHERE name = 'via'")
             )
@@ -148,6 +151,7 @@ class Book:
         count = 0
         for step, length in steps_of(_after(records, self.applied, self._file.shown), at_once):
             self.apply(step)
+            self.unreadable.extend(step.unreadable)
             count += length
         return count
 
@@ -185,7 +189,7 @@ class Book:
         """All nodes, by their numbers."""
         return {
             number: StoredNode(
-                number, name, host, machine, first_seen, json.loads(facts), json.loads(labels), via
+                number, name, host, machine, first_seen, read_object(facts), read_object(labels), via
             )
             for number, name, host, machine, first_seen, facts, labels, via in self._file.rows(
                 _NODES.format(via="via" if self._has_via else "NULL")
@@ -203,7 +207,7 @@ class Book:
                 index,
                 str(index) if mig_index is None else f"{index}:{mig_index}",
                 name,
-                json.loads(device),
+                read_object(device),
                 told,
                 via,
             )
@@ -301,7 +305,7 @@ class Book:
         Nothing of a node whose agent started again and has not said anything since.
         """
         rows = self._file.rows("SELECT node, time, detail FROM latest WHERE kind = ? ORDER BY node", (kind,))
-        return {node: (time, json.loads(detail)) for node, time, detail in rows}
+        return {node: (time, read_object(detail)) for node, time, detail in rows}
 
     def runs(self) -> dict[bytes, StoredRun]:
         """All runs of agents."""

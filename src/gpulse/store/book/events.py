@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Collection
 from typing import Any
 
 from gpulse.store.base import StoredEvent
 from gpulse.store.book.file import BookFile
+from gpulse.store.book.findings import follow
+from gpulse.store.book.values import read_object
 
 _COLUMNS = "time, kind, node, detail"
 # At the same moment what the head says comes first: the order must not depend on how the log was cut.
@@ -68,6 +71,17 @@ def find_events(
 
 def _events(file: BookFile, query: str, values: list[Any]) -> list[StoredEvent]:
     return [
-        StoredEvent(time, kind, node, json.loads(detail))
+        StoredEvent(time, kind, node, read_object(detail))
         for time, kind, node, detail in file.rows(query, values)
     ]
+
+
+def add_event(
+    database: sqlite3.Connection, time: float, node: int | None, kind: str, detail: str, *, from_frame: bool
+) -> None:
+    """Add one row to the events, and what it says of findings to theirs."""
+    database.execute(
+        "INSERT INTO events (time, node, kind, from_frame, detail) VALUES (?, ?, ?, ?, ?)",
+        (time, node, kind, from_frame, detail),
+    )
+    follow(database, time, node, kind, detail)

@@ -10,7 +10,8 @@ from typing import Any
 from gpulse.model.columns import Layout
 from gpulse.model.session import Session
 from gpulse.store.base import HEARSAY
-from gpulse.store.book.values import UNREADABLE, add_event, number, spelled, text, whole, without
+from gpulse.store.book.events import add_event
+from gpulse.store.book.values import UNREADABLE, number, spelled, text, whole, without
 
 Fact = Mapping[str, Any]
 

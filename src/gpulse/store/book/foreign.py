@@ -14,10 +14,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gpulse.model.session import Session
+from gpulse.store.book.events import add_event
 from gpulse.store.book.facts import Fact, apply_fact, hear_gpu, put_session
 from gpulse.store.book.frames import FrameEvents, apply_frame
 from gpulse.store.book.sessions import newer
-from gpulse.store.book.values import UNREADABLE, add_event, number, spelled, text, whole, without
+from gpulse.store.book.values import UNREADABLE, number, spelled, text, whole, without
 
 _TOLD_SECONDS = 2 * 86_400.0
 """For so long it is remembered which frames were told; no agent sends them again after that."""

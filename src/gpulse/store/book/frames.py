@@ -7,13 +7,14 @@ they hear, frames of one run may come in any order, and more than once: then eac
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gpulse.store.book.values import UNREADABLE, add_event, number, spelled, text, whole, without
+from gpulse.store.agent_events import decode_events
+from gpulse.store.book.events import add_event
+from gpulse.store.book.values import UNREADABLE, number, spelled, text, whole, without
 
 KEPT_LATEST = frozenset({"health", "findings"})
 """Events that hold the whole state of a node, so that the last one is what holds now."""
@@ -54,17 +55,11 @@ def apply_frame(database: sqlite3.Connection, frame: FrameEvents) -> None:
     """Take the events of one frame in. What cannot be read of them is one event that says so."""
     if not _is_new(database, frame):
         return
-    unreadable = 0
-    try:
-        events = json.loads(frame.events) if frame.events else []
-        if not isinstance(events, list):
-            raise TypeError("it is not a list")
-    except UNREADABLE:
-        events, unreadable = [], 1
-    for event in events:
+    decoded = decode_events(frame.events, kinds=None)
+    unreadable = len(decoded.problems)
+    for event in decoded.events:
         try:
-            kind = text(event["event"])
-            _HANDLERS.get(kind, _other)(database, frame, event)
+            _HANDLERS.get(event["event"], _other)(database, frame, event)
         except UNREADABLE:
             unreadable += 1
     if unreadable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from gpulse.model.columns import split
@@ -14,6 +13,13 @@ from gpulse.store.log.record import Record
 
 _BYTES_AT_ONCE = 64 << 20
 """A step of so much of the log is long enough, however few records that is."""
+
+
+class Unreadable(NamedTuple):
+    """A record of the log that holds neither frames nor a fact, though it should."""
+
+    position: int
+    reason: str
 
 
 class Step(NamedTuple):
@@ -27,6 +33,8 @@ class Step(NamedTuple):
     """By run the last sequence number in it."""
     events: Sequence[FrameEvents] = ()
     """The frames in which something happened, in the order of the log."""
+    unreadable: Sequence[Unreadable] = ()
+    """Records that are passed over."""
 
 
 class StepBuilder:
@@ -39,21 +47,24 @@ class StepBuilder:
         self._facts: list[Fact] = []
         self._watermarks: dict[bytes, int] = {}
         self._events: list[FrameEvents] = []
+        self._unreadable: list[Unreadable] = []
 
     def add(self, record: Record) -> None:
         """Take the next record; one of a kind that only a newer version knows means nothing."""
         self.records += 1
         self.payload_bytes += len(record.payload)
         self._position = record.position
-        with suppress(ValueError):  # what is neither a fact nor a batch has no time, so it cannot be an event
+        try:
             if record.kind == FACT:
                 self._facts.append(read_fact(record.payload))
             elif record.kind == BATCH:
                 self._add_batch(Batch.from_bytes(record.payload))
+        except ValueError as error:
+            self._unreadable.append(Unreadable(record.position, str(error)))
 
     def step(self) -> Step:
         """The step from the first record to the last."""
-        return Step(self._position, self._facts, self._watermarks, self._events)
+        return Step(self._position, self._facts, self._watermarks, self._events, self._unreadable)
 
     def _add_batch(self, batch: Batch) -> None:
         self._watermarks[batch.run] = max(batch.last, self._watermarks.get(batch.run, 0))

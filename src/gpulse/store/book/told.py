@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
+
+from gpulse.store.book.values import read_object
 
 
 @lru_cache(64)
 def _read(text: str) -> dict[str, Any]:
     """Of the objects that are looked into, only the last ones are held."""
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return read_object(text)
 
 
 class Told(Mapping[str, Any]):

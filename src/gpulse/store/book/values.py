@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from gpulse.store.book.findings import follow
+from gpulse.model.bounds import MAX_DEPTH, MAX_TEXT_CHARS, check_document
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What reading a fact or event that is not as it should be may raise."""
 _LARGEST = (1 << 63) - 1
+_ODD = re.compile(r"\\u|\d{19}|NaN|Infinity")
 
 
 def text(value: Any) -> str:
@@ -49,6 +50,23 @@ def whole(value: Any) -> int:
     return value
 
 
+def read_object(written: str) -> dict[str, Any]:
+    """A JSON object of the book; empty, but for why, when an earlier version wrote what cannot be read any more."""
+    try:
+        found = json.loads(written)
+        if _needs_check(written):
+            check_document(found)
+    except UNREADABLE as error:
+        return {"unreadable": str(error)[:200]}
+    return found if isinstance(found, dict) else {"unreadable": "it is not an object"}
+
+
+def _needs_check(written: str) -> bool:
+    """Whether a document may be deep, or hold long texts and numbers; that of most of them is known at once."""
+    is_flat = written.count("{") + written.count("[") <= MAX_DEPTH
+    return not is_flat or len(written) > MAX_TEXT_CHARS or _ODD.search(written) is not None
+
+
 def spelled(document: Any) -> str:
     """A document as JSON.
 
@@ -61,14 +79,3 @@ def spelled(document: Any) -> str:
 def without(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """A document but for some of its fields."""
     return {name: value for name, value in document.items() if name not in names}
-
-
-def add_event(
-    database: sqlite3.Connection, time: float, node: int | None, kind: str, detail: str, *, from_frame: bool
-) -> None:
-    """Add one row to the events, and what it says of findings to theirs."""
-    database.execute(
-        "INSERT INTO events (time, node, kind, from_frame, detail) VALUES (?, ?, ?, ?, ?)",
-        (time, node, kind, from_frame, detail),
-    )
-    follow(database, time, node, kind, detail)

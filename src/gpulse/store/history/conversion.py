@@ -10,7 +10,7 @@ from gpulse.model.metric import Scope
 from gpulse.store.disk import disk_errors
 from gpulse.store.history import sharing
 from gpulse.store.history.parquet import QUICK, describe, write_table
-from gpulse.store.history.segments import SealedFile, Segment, new_segment, segment_name, write_meta
+from gpulse.store.history.segments import SealedFile, Segment, new_segment, write_meta
 from gpulse.store.history.stacks import Piles, Stack
 from gpulse.store.history.tables import build_table
 from gpulse.store.history.words import Words
@@ -33,23 +33,30 @@ class Haul(NamedTuple):
     received: tuple[int, int] | None
     missing: int
     """How many records were dropped from the log before they were sealed."""
+    unreadable: int
+    """How many batches could not be read."""
 
 
 def collect(records: Iterable[Record], words: Words, first: int, *, most_bytes: int) -> Haul:
-    """Take records in until there are enough for a segment.
+    """Take records in until there are enough for a segment; batches that cannot be read are counted and left out.
 
     Raises:
-        LogError: One cannot be read.
+        LogError: There is a record of a kind that only a newer version knows.
     """
     piles = Piles()
-    last, missing, received = first - 1, 0, None
+    last, missing, unreadable, received = first - 1, 0, 0, None
     for record in records:
         missing += record.position - last - 1
         last = record.position
         if record.kind == FACT:
-            words.hear(record.payload, record.position)
+            words.hear(record.payload)
         elif record.kind == BATCH:
-            batch = _batch(record, piles)
+            try:
+                batch = Batch.from_bytes(record.payload)
+                piles.add(batch)
+            except ValueError:
+                unreadable += 1
+                continue
             low, high = received or (batch.received_us, batch.received_us)
             received = min(low, batch.received_us), max(high, batch.received_us)
         elif record.kind != NOTHING:
@@ -59,20 +66,7 @@ def collect(records: Iterable[Record], words: Words, first: int, *, most_bytes: 
             )
         if piles.size_bytes >= most_bytes:
             break
-    return Haul(first, last, piles, received, missing)
-
-
-def _batch(record: Record, piles: Piles) -> Batch:
-    try:
-        batch = Batch.from_bytes(record.payload)
-        piles.add(batch)
-    except ValueError as error:
-        raise _unreadable(f"the batch at position {record.position} of the log", error) from error
-    return batch
-
-
-def _unreadable(what: str, error: ValueError) -> LogError:
-    return LogError(f"{what} cannot be read: {error}", hint="use the newer version that wrote it")
+    return Haul(first, last, piles, received, missing, unreadable)
 
 
 def write_segment(
@@ -85,16 +79,12 @@ def write_segment(
     """
     piles = haul.piles
     nodes = piles.nodes()
-    words.learn(piles.layouts(), nodes)
+    piles.drop(words.learn(piles.layouts(), nodes))
     with new_segment(directory, haul.first, haul.last) as path:
         files: list[SealedFile] = []
         for shard in sorted({node // NODES_A_FILE for node in nodes}):
             held = [node for node in nodes if node // NODES_A_FILE == shard]
-            try:
-                stacks = piles.take(held, words.layouts)
-            except ValueError as error:
-                name = segment_name(haul.first, haul.last)
-                raise _unreadable(f"a batch in {name} of the log", error) from error
+            stacks = piles.take(held, words.layouts)
             files += [
                 _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, words)
                 for scope, found in sorted(stacks.items())

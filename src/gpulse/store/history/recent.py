@@ -220,8 +220,8 @@ class RecentView:
     ) -> Iterator[tuple[Stack, list[int]]]:
         """What lies in a window of time, and the places of the subjects that are wanted."""
         for (node, number), group in groupby(self._views, key=lambda view: view[:2]):
-            layout = self._layouts[number]
-            if layout.scope != scope or (nodes is not None and node not in nodes):
+            layout = self._layouts.get(number)
+            if layout is None or layout.scope != scope or (nodes is not None and node not in nodes):
                 continue
             kept = [
                 place

@@ -76,7 +76,7 @@ class Workshop:
 
     def seal(self, position: int) -> dict[str, Any]:
         """Seal everything up to a position that is on disk in the log."""
-        made, missing = [], 0
+        made, missing, unreadable = [], 0, 0
         log = self._log_number()
         with self._log.follow(self.sealed_to + 1) as cursor:
             records = takewhile(lambda record: record.position <= position, iter(cursor))
@@ -90,8 +90,9 @@ class Workshop:
                 segment = conversion.write_segment(self._database, self.history, log, haul, self._words)
                 made.append(segment.name)
                 missing += haul.missing
+                unreadable += haul.unreadable + haul.piles.unreadable
                 self.sealed_to = segment.last
-        return {"sealed_to": self.sealed_to, "segments": made, "missing": missing}
+        return {"sealed_to": self.sealed_to, "segments": made, "missing": missing, "unreadable": unreadable}
 
     def compact(self) -> dict[str, Any]:
         """Merge the oldest segments that make up an hour, or else sum up a day; nothing when there is none."""

@@ -24,8 +24,10 @@ class Sealed(NamedTuple):
     """Everything up to here is in the history, on disk."""
     segments: tuple[str, ...]
     """The segments that were made."""
-    missing: int
+    missing: int = 0
     """How many records the log had dropped before they were sealed."""
+    unreadable: int = 0
+    """How many batches and parts of batches could not be read, and are not in the history."""
 
 
 class Sealer:
@@ -68,7 +70,7 @@ class Sealer:
         """
         reply = self._run(lambda: self._ask({"do": "seal", "to": position}))
         self._sealed_to = reply["sealed_to"]
-        return Sealed(reply["sealed_to"], tuple(reply["segments"]), reply["missing"])
+        return Sealed(reply["sealed_to"], tuple(reply["segments"]), reply["missing"], reply["unreadable"])
 
     def compact(self) -> tuple[str, ...]:
         """Merge the oldest hour that is whole, or sum up the oldest day; gives what was merged or made, or nothing.

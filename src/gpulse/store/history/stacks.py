@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -130,6 +130,8 @@ class Piles:
         self._piles: dict[tuple[int, int], _Pile] = {}
         self.size_bytes = 0
         self.frames = 0
+        self.unreadable = 0
+        """How many blocks were left out because nobody knows what their numbers mean."""
 
     def add(self, batch: Batch) -> None:
         """Take a batch apart.
@@ -138,7 +140,10 @@ class Piles:
             ValueError: It is not made of whole frames, or not of as many as it says.
         """
         run, sequence = run_number(batch.run), batch.first
-        for frame in split(batch.frames):
+        frames = list(split(batch.frames))
+        if len(frames) != batch.count:
+            raise ValueError(f"{len(frames)} frames where {batch.count} belong")
+        for frame in frames:
             time = clipped(frame.time_us + batch.shift_us)
             for layout, numbers in frame.blocks:
                 pile = self._piles.get((batch.node, layout))
@@ -149,8 +154,6 @@ class Piles:
                 pile.sequences.append(sequence)
                 pile.numbers.append(numbers)
             sequence += 1
-        if sequence != batch.first + batch.count:
-            raise ValueError(f"{sequence - batch.first} frames where {batch.count} belong")
         self.size_bytes += len(batch.frames)
         self.frames += batch.count
 
@@ -158,22 +161,28 @@ class Piles:
         """The layouts that are needed."""
         return {layout for _, layout in self._piles}
 
+    def drop(self, layouts: Collection[int]) -> None:
+        """Leave out the blocks of layouts that nobody knows."""
+        for key in [key for key in self._piles if key[1] in layouts]:
+            self.unreadable += len(self._piles.pop(key).times)
+
     def nodes(self) -> list[int]:
         """The nodes that batches came from, in order."""
         return sorted({node for node, _ in self._piles})
 
     def take(self, nodes: Iterable[int], layouts: Mapping[int, Layout]) -> dict[Scope, list[Stack]]:
-        """The stacks of some nodes by scope, which are then no longer held.
-
-        Raises:
-            ValueError: A block is not as long as its layout says.
-        """
+        """The stacks of some nodes by scope, which are then no longer held; without blocks that do not fit their layout."""
         wanted = set(nodes)
         found: dict[Scope, list[Stack]] = {}
         for node, layout_id in sorted(key for key in self._piles if key[0] in wanted):
             times, runs, sequences, numbers = self._piles.pop((node, layout_id))
             layout = layouts[layout_id]
-            stack = make_stack(node, layout, times, runs, sequences, b"".join(numbers))
-            if layout.subjects:
+            wrong = [place for place, block in enumerate(numbers) if len(block) != layout.block_bytes]
+            self.unreadable += len(wrong)
+            for place in reversed(wrong):
+                for column in (times, runs, sequences, numbers):
+                    del column[place]
+            if layout.subjects and times:
+                stack = make_stack(node, layout, times, runs, sequences, b"".join(numbers))
                 found.setdefault(layout.scope, []).append(stack)
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -30,39 +30,26 @@ class Words:
         self._log = log
         self._book = book
 
-    def hear(self, payload: bytes, position: int) -> None:
-        """Take a fact in.
-
-        Raises:
-            LogError: It is none.
-        """
-        try:
+    def hear(self, payload: bytes) -> None:
+        """Take a fact in; one that cannot be read is passed over, as the book does, which tells of it."""
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
             fact = read_fact(payload)
             if fact["fact"] == "layout":
                 self._add_layout(fact["id"], fact["text"])
             elif fact["fact"] == "node":
                 self.names[int(fact["id"])] = str(fact["name"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise LogError(
-                f"the fact at position {position} of the log in {self._log.directory} cannot be read: {error}",
-                hint="use the newer version that wrote it",
-            ) from error
 
-    def learn(self, layouts: Collection[int], nodes: Collection[int]) -> None:
-        """Look up what is not known yet.
+    def learn(self, layouts: Collection[int], nodes: Collection[int]) -> set[int]:
+        """Look up what is not known yet; the layouts that are nowhere to be found.
 
         Raises:
-            LogError: A layout is nowhere to be found.
+            LogError: The book or the log cannot be read.
         """
         if self._unknown(layouts, nodes):
             self._ask_book(layouts, nodes)
         if self._unknown(layouts, nodes):
             self._ask_log()
-        if missing := set(layouts).difference(self.layouts):
-            raise LogError(
-                f"nothing says what the numbers of layout {min(missing)} mean",
-                hint=f"restore {self._book} from a copy",
-            )
+        return set(layouts).difference(self.layouts)
 
     def _unknown(self, layouts: Collection[int], nodes: Collection[int]) -> bool:
         return bool(set(layouts).difference(self.layouts) or set(nodes).difference(self.names))
@@ -70,7 +57,7 @@ class Words:
     def _add_layout(self, number: Any, text: str) -> None:
         key = int(number)
         if key not in self.layouts:
-            self.layouts[key] = Layout.from_json(text.encode())
+            self.layouts[key] = Layout.from_json(text)
 
     def _ask_book(self, layouts: Collection[int], nodes: Collection[int]) -> None:
         if not os.path.exists(self._book):
@@ -80,7 +67,8 @@ class Words:
                 for number in set(layouts).difference(self.layouts):
                     row = book.execute("SELECT text FROM layouts WHERE id = ?", (str(number),)).fetchone()
                     if row is not None:
-                        self._add_layout(number, row[0])
+                        with suppress(ValueError):  # it counts as one that is not there
+                            self._add_layout(number, row[0])
                 for number in set(nodes).difference(self.names):
                     row = book.execute("SELECT name FROM nodes WHERE id = ?", (number,)).fetchone()
                     if row is not None:
@@ -95,4 +83,4 @@ class Words:
         """The book may not have been written when the head ended."""
         for record in self._log.read():
             if record.kind == FACT:
-                self.hear(record.payload, record.position)
+                self.hear(record.payload)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sqlite3
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpulse.model.columns import Layout
+from gpulse.store.book.values import UNREADABLE, read_object
 from gpulse.store.journal import FACT, read_fact
 from gpulse.store.log.reader import LogReader
 from gpulse.store.remote.series_of import NodeWords, is_sent
@@ -48,7 +48,7 @@ class Known:
                 self._layouts.pop(layout, None)
         try:
             return self._take(read_fact(payload), now)
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except UNREADABLE:
             return set()
 
     def layout(self, number: int) -> Layout | None:
@@ -59,10 +59,13 @@ class Known:
         """
         if number not in self._layouts:
             found = self._ask("SELECT text FROM layouts WHERE id = ?", str(number))
-            if found is not None:
-                self._add_layout(number, found[0])
-            else:
+            if found is None:
                 self._read_log()
+            else:
+                try:
+                    self._add_layout(number, found[0])
+                except ValueError as error:
+                    raise LookupError(f"layout {number} cannot be read: {error}") from error
         return self._layouts[number]
 
     def node(self, number: int) -> NodeWords:
@@ -74,7 +77,7 @@ class Known:
         if number not in self._nodes:
             found = self._ask("SELECT name, host, machine, facts FROM nodes WHERE id = ?", number)
             if found is not None:
-                self._nodes[number] = NodeWords(found[0], found[1], found[2], json.loads(found[3]))
+                self._nodes[number] = NodeWords(found[0], found[1], found[2], read_object(found[3]))
             else:
                 self._read_log()
         return self._nodes[number]
@@ -109,7 +112,7 @@ class Known:
 
     def _add_layout(self, number: int, text: str) -> None:
         if number not in self._layouts:
-            layout = None if _SCOPE.match(text) else Layout.from_json(text.encode())
+            layout = None if _SCOPE.match(text) else Layout.from_json(text)
             self._layouts[number] = layout if layout is not None and is_sent(layout) else None
 
     def _add_version(self, run: bytes, version: object) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gpulse.model.columns import split
+from gpulse.model.columns import Layout, split
 from gpulse.model.series import MOST_SUBJECTS
+from gpulse.store.book.values import UNREADABLE
 from gpulse.store.history.stacks import clipped
 from gpulse.store.journal import Batch
 from gpulse.store.remote.known import Known
@@ -119,7 +120,7 @@ class Requests:
                     if part is not None:
                         yield part
                 yield from self._about(batch, time_ms, written)
-        except ValueError:  # a newer version wrote it
+        except UNREADABLE:  # another version wrote it: it costs this batch, and nobody else's
             self.unreadable += 1
 
     def _block(self, node: int, layout: int, numbers: bytes, written: bytes) -> Part | None:
@@ -130,7 +131,11 @@ class Requests:
         kept.used = self._now
         if kept.template is None:
             return None
-        series, samples = kept.template.request(numbers, written)
+        try:
+            series, samples = kept.template.request(numbers, written)
+        except ValueError:
+            self.unreadable += 1
+            return None
         return Part(node, layout, series, samples) if samples else None
 
     def _template(self, node: int, layout: int) -> BlockTemplate | None:
@@ -139,9 +144,12 @@ class Requests:
             if words is None:
                 return None
             name = self._known.node(node).name
-        except LookupError:
+            return self._made(node, layout, words, name)
+        except UNREADABLE:
             self.unreadable += 1
             return None
+
+    def _made(self, node: int, layout: int, words: Layout, name: str) -> BlockTemplate | None:
         if words.scope == "gpu":
             info = self._infos.setdefault(node, _Info())
             info.gpus, info.template = layout, None
@@ -160,7 +168,7 @@ class Requests:
                 gpus = None if info.gpus is None else self._known.layout(info.gpus)
                 admits = partial(self._census.admits, batch.node, "gpu")
                 info.template = InfoTemplate(self._known.node(batch.node), version, gpus, self._extra, admits)
-            except (LookupError, ValueError, TypeError):
+            except UNREADABLE:
                 self.unreadable += 1
                 return
             info.version = version

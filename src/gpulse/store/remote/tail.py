@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from gpulse.store.journal import BATCH, FACT, Batch
@@ -72,7 +73,8 @@ class Tail:
             read += 1
             size += len(record.payload)
             if record.kind == BATCH:
-                found.append(Batch.from_bytes(record.payload))
+                with suppress(ValueError):  # the book tells of it
+                    found.append(Batch.from_bytes(record.payload))
             elif record.kind == FACT:
                 found.append(record.payload)
             if self._after >= last or (end is None and size >= _ROUND_BYTES):

@@ -53,8 +53,11 @@ def lines_of(told: Iterable[tuple[int, Sequence[Told]]], last: int) -> Iterator[
     spelled: list[bytes] = []
     size = 0
     for position, facts in told:
-        spelled += [json.dumps(fact, separators=(",", ":"), allow_nan=False).encode() for fact in facts]
-        size += sum(map(len, spelled[len(spelled) - len(facts) :]))
+        for fact in facts:
+            with suppress(ValueError, RecursionError):  # an earlier version took in what no JSON holds
+                line = json.dumps(fact, separators=(",", ":"), allow_nan=False).encode()
+                spelled.append(line)
+                size += len(line)
         if size >= LINE_BYTES:
             yield position, _line(position, spelled)
             spelled, size = [], 0

@@ -14,6 +14,7 @@ from gpulse.model.columns import Layout
 from gpulse.store.archive import Archive
 from gpulse.store.base import StoredNode
 from gpulse.store.book.past import Newest
+from gpulse.store.book.values import UNREADABLE
 from gpulse.store.entry import Entry
 from gpulse.store.log.reader import LogReader
 from gpulse.store.shared.facts import Told, told_at_first, told_of, told_of_past
@@ -164,7 +165,7 @@ class Outbox:
         for record in takewhile(lambda record: record.position <= last, self._log.read(after + 1)):
             self._missed(record.position - reached - 1)
             reached = record.position
-            with suppress(ValueError):  # what cannot be read here means nothing to others
+            with suppress(*UNREADABLE):  # what cannot be read here means nothing to others
                 entry = Entry.of_record(record)
                 _learn(layouts, entry)
                 yield record.position, told_of(record.position, entry, nodes, layouts)
