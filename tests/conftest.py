@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import prerequisites
 
@@ -37,6 +38,9 @@ def pytest_configure() -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A busy machine makes every example slow, which says nothing about the code.
+    settings.register_profile("gpulse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("gpulse")
 
 
 def pytest_collection_finish() -> None:
