@@ -171,7 +171,7 @@ def findings(report: Document) -> list[Told]:
 
 
 def _told(group: FindingGroup, start: float) -> Told:
-    """Those of one kind, in the words of the one that held for longest."""
+    """Those of one kind, in the words of the worst of them."""
     begin = min(number(one.get("from")) or start for one in group.members)
     ends = [number(one.get("to")) for one in group.members]
     last = None if None in ends else max(end for end in ends if end is not None)

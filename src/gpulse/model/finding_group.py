@@ -20,7 +20,7 @@ class FindingGroup(NamedTuple):
     severity: str
     id: str
     members: tuple[Mapping[str, Any], ...]
-    """As JSON documents, the one that held for longest first."""
+    """As JSON documents, the one that cost most first, then the one that held for longest."""
     places: tuple[str, ...]
     """`n1:0-3`, `n2:1`: the GPUs by node, or the node alone for what is about it."""
     times: int
@@ -30,7 +30,7 @@ class FindingGroup(NamedTuple):
 
     @property
     def worst(self) -> Mapping[str, Any]:
-        """The one that says it for all: the one that held for longest."""
+        """The one that says it for all."""
         return self.members[0]
 
 
@@ -87,11 +87,15 @@ def _group(found: Sequence[Mapping[str, Any]]) -> FindingGroup:
     return FindingGroup(
         severity,
         name,
-        tuple(sorted(found, key=lambda one: -(_number(one.get("active_seconds")) or 0.0))),
+        tuple(sorted(found, key=_cost, reverse=True)),
         places_of(found),
         sum(times if isinstance(times := one.get("times"), int) and times > 0 else 1 for one in found),
         max(seconds.values(), default=None),
     )
+
+
+def _cost(finding: Mapping[str, Any]) -> tuple[float, float]:
+    return _number(finding.get("lost_ratio")) or 0.0, _number(finding.get("active_seconds")) or 0.0
 
 
 def _number(value: object) -> float | None:

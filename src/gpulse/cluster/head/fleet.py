@@ -126,8 +126,8 @@ class Member:
         """What its agent reported last, each with the start that it has here."""
         self.spans: dict[FindingKey, FindingSpan] = {}
         """Of its findings, also of those that were over lately."""
-        self.is_known_lost = False
-        """Whether it is written down that it is lost."""
+        self.lost_since: float | None = None
+        """When it was last heard, once it is written down that it is lost."""
         self.health: tuple[Health, ...] = ()
         self.known: tuple[Device, ...] = ()
         """The GPUs it had when something was heard of it last, before the head started or from others."""
@@ -312,7 +312,7 @@ class Fleet:
             member.happened(_checked(jobs.get(node.id, ())), now)
             member.spans = spans.get(node.id, {})
             lost = member.spans.pop(("node_lost", None, ""), None)
-            member.is_known_lost = lost is not None and lost.end is None
+            member.lost_since = lost.start if lost is not None and lost.end is None else None
             member.known = tuple(_devices(gpu for gpu in gpus if gpu.node == node.id))
             member.state = self._state(member, now, _USUAL_INTERVAL_SECONDS)
             for process in living:
@@ -387,13 +387,13 @@ class Fleet:
                 continue
             changed.append((member, member.state))
             member.state = state
-            member.is_known_lost = state == "lost"
+            member.lost_since = member.seen if state == "lost" else None
         return changed
 
     def _state(self, member: Member, now: float, interval_seconds: float) -> NodeState:
         """Return how a node is; it is late, not lost, while its agent may be on the way back to this head."""
         state = state_of(now - member.seen, interval_seconds)
-        if state == "lost" and not member.is_known_lost and self._may_be_back(member, now):
+        if state == "lost" and member.lost_since is None and self._may_be_back(member, now):
             return "late"
         return state
 
@@ -404,7 +404,9 @@ class Fleet:
 
     def lost(self, member: Member, now: float) -> Finding:
         """Return the finding about a node that is lost."""
-        seen = max(member.seen, member.abroad.seen) if member.is_elsewhere else member.seen
+        seen = member.seen if member.lost_since is None else member.lost_since
+        if member.is_elsewhere:
+            seen = max(seen, member.abroad.seen)
         return node_lost(member.name, seen, now, was_stopped=member.has_left)
 
     def heard_elsewhere(self, member: Member, seen: float, frame: Frame | None = None) -> None:

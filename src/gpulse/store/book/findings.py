@@ -133,6 +133,8 @@ def _reported(
     span = None if before is None else _span(before).reported(finding, time)
     if before is None or span is None:
         span = new_span(finding, time)
+        if by_head and isinstance(finding.get("start"), int | float):  # on this very clock
+            span = span._replace(start=float(finding["start"]))
         row = node, key, *span, by_head, detail
         number = database.execute(f"INSERT INTO findings VALUES (NULL{', ?' * len(row)})", row).lastrowid
     else:

@@ -1,0 +1,153 @@
+"""Findings of real agents at a real head: what they are, since when, and where they are shown."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.nvml import FakeNvml
+from tests.integration.cluster import AgentProcess, Cluster, HeadProcess, cluster_in, until
+from tests.integration.commands import run
+
+QUICKLY = {
+    "gpulse.cluster.head.membership:LATE_SECONDS": 1.0,
+    "gpulse.cluster.head.membership:LATE_INTERVALS": 2,
+    "gpulse.cluster.head.membership:LOST_SECONDS": 4.0,
+    "gpulse.cluster.head.fleet:LOST_SECONDS": 4.0,
+    "gpulse.cluster.head.expected:MISSING_SECONDS": 1.0,
+}
+"""Nodes are lost and missing sooner."""
+CAUSES = {"ecc_uncorrected_errors_total", "remapped_rows_pending", "xid_94"}
+DAY = 86_400
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Heads and agents that are all gone at the end."""
+    with cluster_in(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeNvml]:
+    """A machine with two GPUs, the first of which is broken in two ways."""
+    made = FakeNvml.create(tmp_path / "control", 2)
+    made.gpu(0).ecc_volatile[1] = 2
+    made.gpu(0).remapped_pending = 1
+    yield made
+    made.close()
+
+
+def faults(head: HeadProcess) -> dict[str, float]:
+    """The faults that hold now, by cause since when."""
+    found = head.get("/api/v1/findings")["findings"]
+    return {one["cause"]: one["start"] for one in found if one["id"] == "gpu_fault"}
+
+
+def history(head: HeadProcess, seconds: float, **wanted: str) -> list[tuple[str, float, float | None]]:
+    """Cause or node, beginning and end of the findings of the last so many seconds."""
+    spans = head.get(f"/api/v1/findings/history?from={time.time() - seconds}")["spans"]
+    return sorted(
+        (one["cause"] or one["node"], one["from"], one["to"])
+        for one in spans
+        if all(one[name] == value for name, value in wanted.items())
+    )
+
+
+def broken(cluster: Cluster, head: HeadProcess, env: dict[str, str]) -> AgentProcess:
+    """Start an agent of the broken machine."""
+    return cluster.agent("n1", head.port, "--interval", "0.25", source=(), env=env)
+
+
+def test_faults_keep_their_start_over_restarts(cluster: Cluster, fake: FakeNvml, nvml_library: Path) -> None:
+    """Of an agent and of the head, in every range, and all of them are in the session's file and report."""
+    env = fake.env(nvml_library)
+    head = cluster.head("--freq", "250", tuned=QUICKLY)
+    agent = broken(cluster, head, env)
+    until(lambda: len(faults(head)) == 2, "two faults")
+    head.post("/profiling/start", {"name": "s"})
+    fake.push_xid(0, 94)
+    until(lambda: set(faults(head)) == CAUSES, "three faults")
+    began = faults(head)
+    until(lambda: len(history(head, DAY)) == 3, "three faults in the history")
+    head.post("/profiling/stop", {})
+
+    agent.end()
+    agent = broken(cluster, head, env)
+    until(lambda: len(faults(head)) == 2, "the next agent, which has seen no Xid")
+    assert {cause: began[cause] for cause in CAUSES - {"xid_94"}} == faults(head)
+
+    head.end(signal.SIGKILL)
+    head = cluster.head("--freq", "250", port=head.port, http_port=head.http_port, tuned=QUICKLY)
+    until(lambda: head.nodes() == {"n1": "healthy"}, "the node is back")
+    until(lambda: [one[2] for one in history(head, DAY)].count(None) == 2, "two faults again")
+    assert {cause: began[cause] for cause in CAUSES - {"xid_94"}} == faults(head)
+    for seconds in (60 * DAY, DAY, 3600, 0.5):
+        spans = history(head, seconds, id="gpu_fault")
+        assert {(cause, began[cause]) for cause, _, end in spans if end is None} == set(faults(head).items())
+
+    (path,) = head.output_dir.glob("s.json")
+    told = json.loads(path.read_text())["findings"]
+    assert [
+        ("critical", began["ecc_uncorrected_errors_total"]),
+        ("medium", began["remapped_rows_pending"]),
+    ] == [(one["severity"], one["start"]) for one in told if one["cause"] != "xid_94"]
+    assert CAUSES == {one["cause"] for one in told}
+    report = run("report", path).out
+    status = run("status", "--head", f"127.0.0.1:{head.port}", env={"HOME": str(path.parent)}).out
+    for words in ("could not be corrected", "waits for a reset"):
+        assert words in report
+        assert words in status
+    assert "Xid 94" in report
+    agent.end()
+
+
+def lost(head: HeadProcess) -> list[dict[str, Any]]:
+    """The findings about nodes."""
+    found = head.get("/api/v1/findings")["findings"]
+    return [one for one in found if one["id"] in ("node_lost", "node_missing")]
+
+
+def test_nodes_that_do_not_report_are_findings(cluster: Cluster, tmp_path: Path) -> None:
+    """Until they do; in the past they are there with their beginning and end, over a restart of the head."""
+    names = tmp_path / "nodes"
+    names.write_text("n2\nn10\nn1\n")
+    head = cluster.head("--freq", "250", "--nodes", str(names), tuned=QUICKLY)
+    agent = cluster.agent("n1", head.port)
+    until(lambda: head.nodes() == {"n1": "healthy"}, "a node")
+    until(lambda: [one["node"] for one in lost(head)] == ["n2", "n10"], "two nodes are missing")
+    missed = {one["node"]: one["start"] for one in lost(head)}
+
+    agent.end(signal.SIGKILL)
+    until(lambda: len(lost(head)) == 3, "one is lost")
+    first = lost(head)[0]
+    assert ("n1", "node_lost", "critical", "fault") == tuple(
+        first[name] for name in ("node", "id", "severity", "family")
+    )
+    assert ("last_heard_timestamp_seconds", first["start"]) == (
+        first["evidence"][0]["signal"],
+        pytest.approx(first["evidence"][0]["value"], abs=0.001),
+    )
+    status = run("status", "--head", f"127.0.0.1:{head.port}", env={"HOME": str(tmp_path)}).out
+    assert "n1 does not report any more" in status
+    assert "n2, n10: " in status
+
+    head.end()
+    head = cluster.head(
+        "--freq", "250", "--nodes", str(names), port=head.port, http_port=head.http_port, tuned=QUICKLY
+    )
+    until(lambda: len(lost(head)) == 3, "all of them after a restart")
+    assert {"n1": first["start"], **missed} == {one["node"]: one["start"] for one in lost(head)}
+
+    cluster.agent("n1", head.port)
+    cluster.agent("n10", head.port)
+    until(lambda: [one["node"] for one in lost(head)] == ["n2"], "they report")
+    until(lambda: [one for one in history(head, DAY) if one[2]][1:], "their findings are over")
+    found = {(name, start, end is not None) for name, start, end in history(head, DAY, family="fault")}
+    assert {("n1", first["start"], True), ("n10", missed["n10"], True), ("n2", missed["n2"], False)} <= found
