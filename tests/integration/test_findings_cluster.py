@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.fakes.nvml import FakeNvml
+from tests.integration.browser import browsing, tab
 from tests.integration.cluster import AgentProcess, Cluster, HeadProcess, cluster_in, until
 from tests.integration.commands import run
 
@@ -151,3 +153,30 @@ def test_nodes_that_do_not_report_are_findings(cluster: Cluster, tmp_path: Path)
     until(lambda: [one for one in history(head, DAY) if one[2]][1:], "their findings are over")
     found = {(name, start, end is not None) for name, start, end in history(head, DAY, family="fault")}
     assert {("n1", first["start"], True), ("n10", missed["n10"], True), ("n2", missed["n2"], False)} <= found
+
+
+def test_the_page_shows_the_same_start_in_every_range(
+    cluster: Cluster, fake: FakeNvml, nvml_library: Path, tmp_path: Path
+) -> None:
+    """Every fault has an entry of its own, and a node that never reported has one, too."""
+    names = tmp_path / "nodes"
+    names.write_text("n1\nn7\n")
+    head = cluster.head("--freq", "250", "--nodes", str(names), tuned=QUICKLY)
+    broken(cluster, head, fake.env(nvml_library))
+    until(lambda: [one["node"] for one in lost(head)] == ["n7"], "a node is missing")
+    until(lambda: len(history(head, DAY, id="gpu_fault")) == 2, "two faults")
+    seen = []
+    with browsing() as browser, tab(browser, head.http_port) as window:
+        for query in ("", "?range=3600", "?range=2592000"):
+            page = window.go("findings", query=query)
+            window.settled()
+            cards = page.locator(".finding")
+            expect(page.locator("select[name=range]")).to_have_value(query.partition("=")[2])
+            fault = cards.filter(has_text="could not be corrected")
+            expect(fault).to_have_count(1)
+            expect(cards.filter(has_text="waits for a reset to be remapped")).to_have_count(1)
+            expect(cards.filter(has_text="n7 is in the list of nodes")).to_have_count(1)
+            since = fault.locator(".facts div", has_text="Since").locator("dd")
+            seen.append(since.inner_text().partition(" (")[0])
+        window.quiet()
+    assert 1 == len(set(seen))

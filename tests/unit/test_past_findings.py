@@ -230,9 +230,19 @@ async def test_a_node_that_is_lost_is_a_finding(story: Story) -> None:
     story.tell(told(60, finding()), happens(130, "node_lost", finding=lost))
     assert [("slow", 60, 100), ("node_lost", 100, None)] == story.held()
 
-    story.tell(happens(900, "node_back"))
+    story.tell(happens(890, "agent_started"), happens(900, "node_back"))
     assert [("slow", 60, 100), ("node_lost", 100, 900)] == story.held()
     assert [("n1", 100, 900)] == times(await story.ask(200, 300, now=1000))
+
+
+@pytest.mark.parametrize("kind", ["agent_started", "agent_stopping"])
+def test_a_node_that_was_cut_off_has_its_findings_again(story: Story, kind: str) -> None:
+    """When it is back, unless its agent ended meanwhile: then it is unknown until that reports."""
+    story.tell(told(0, finding()), happens(40, "node_lost"), happens(50, "node_back"))
+    assert [("slow", 0, None)] == story.held()
+
+    story.tell(happens(60, "node_lost"), happens(61, kind), happens(70, "node_back"))
+    assert [("slow", 0, 60)] == story.held()
 
 
 async def test_a_node_that_is_missing_is_a_finding(story: Story) -> None:

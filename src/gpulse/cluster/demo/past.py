@@ -11,6 +11,7 @@ from gpulse.cluster import wire
 from gpulse.cluster.agent.changes import Changes, Event
 from gpulse.cluster.demo.plan import FINISHED_SESSION, PAST_SECONDS, ClusterPlan, NodePlan
 from gpulse.diagnosis.live import Monitor
+from gpulse.diagnosis.rules.node import node_lost
 from gpulse.model.codec import plain
 from gpulse.model.columns import PackedFrame, layout_id
 from gpulse.model.finding import Finding
@@ -95,7 +96,6 @@ def write_past(
         for place, author in enumerate(authors):
             now = clock()
             _append(log, author.lately([now - ago for ago in judged]))
-            _append(log, author.judgements())
             progress((len(authors) * len(times) + (place + 1) * 3 * len(judged)) / whole)
 
 
@@ -120,17 +120,19 @@ def _head_entries(plan: ClusterPlan, started: float, begin: float) -> Iterator[E
             labels=dict(node.labels),
         )
         if node.away is not None and started + node.away[0] > begin:
-            yield from _away(node.number, started + node.away[0], started + node.away[1])
+            yield from _away(node, started + node.away[0], started + node.away[1])
     yield Entry.of_fact("session", **_finished(plan, started, started - begin).to_dict())
 
 
-def _away(node: int, gone: float, back: float) -> Iterator[Entry]:
+def _away(node: NodePlan, gone: float, back: float) -> Iterator[Entry]:
+    lost = node_lost(node.name, gone, gone + _LOST_SECONDS, was_stopped=False)
     for time, kind, before in (
         (gone + _LATE_SECONDS, "node_late", "healthy"),
         (gone + _LOST_SECONDS, "node_lost", "late"),
         (back, "node_back", "lost"),
     ):
-        yield Entry.of_fact("event", time=time, kind=kind, node=node, detail={"before": before})
+        detail = {"before": before, **({"finding": lost.to_dict()} if kind == "node_lost" else {})}
+        yield Entry.of_fact("event", time=time, kind=kind, node=node.number, detail=detail)
 
 
 def _finished(plan: ClusterPlan, started: float, past: float) -> Session:
@@ -189,17 +191,13 @@ class _Author:
         self._machine = simulated(self._plan, self._started)
         return self._entries(times, judged=True)
 
-    def judgements(self) -> Iterator[Entry]:
-        """What is wrong now was seen soon after the jobs began, and would have been told then."""
-        begins = {
-            str(slot): self._started + stints[-1].begin + _SEEN_SECONDS
-            for slot, stints in enumerate(self._plan.slots)
-        }
-        found = [(begins[finding.label], finding) for finding in self._findings if finding.label in begins]
-        for moment in sorted({begin for begin, _ in found}):
-            held = [finding._replace(start=begin, end=moment) for begin, finding in found if begin <= moment]
-            detail = {"findings": [finding.to_dict() for finding in held], "verdict": held[0].summary}
-            yield Entry.of_fact("event", time=moment, kind="findings", node=self._plan.number, detail=detail)
+    def _since_its_job(self, finding: Finding, now: float) -> Finding:
+        """Return a finding with the start that it has: it was seen soon after the job on its GPU began."""
+        slot = int(finding.label) if finding.label is not None and finding.label.isdecimal() else -1
+        if not 0 <= slot < len(self._plan.slots):
+            return finding
+        begin = self._started + self._plan.slots[slot][-1].begin + _SEEN_SECONDS
+        return finding._replace(start=min(begin, now))
 
     def _entries(self, times: Sequence[float], *, judged: bool) -> Iterator[Entry]:
         for place in range(0, len(times), _BATCH_FRAMES):
@@ -255,5 +253,5 @@ class _Author:
         if is_whole:
             self._whole = time
         if judged:
-            self._findings = self._monitor(frame)
+            self._findings = [self._since_its_job(finding, time) for finding in self._monitor(frame)]
         return frame, self._changes(frame, self._findings)

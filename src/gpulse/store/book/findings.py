@@ -41,6 +41,8 @@ def follow(database: sqlite3.Connection, time: float, node: int | None, kind: st
     if kind in _SILENCE and node is not None:
         for row, span in _open(database, node, by_head=False):
             _update(database, row[0], span.silent(time, _last_heard(detail)))
+    if kind == "node_back" and node is not None:
+        _resume(database, node)
     if kind in _ENDS:
         key = _ENDS[kind], None, str(json.loads(detail).get("name") or "") if node is None else ""
         for row, span in _open(database, node, by_head=True):
@@ -131,6 +133,8 @@ def _reported(
         (node, key, time),
     ).fetchone()
     span = None if before is None else _span(before).reported(finding, time)
+    if before is not None and span is None and before[3] is None:  # nobody said when it was over
+        _update(database, before[0], _span(before).silent(before[2]))
     if before is None or span is None:
         span = new_span(finding, time)
         if by_head and isinstance(finding.get("start"), int | float):  # on this very clock
@@ -157,6 +161,17 @@ def _join_next(
     if span.reported({"id": json.loads(detail)["id"]}, later.start) is not None:
         _update(database, number, later._replace(start=span.start), detail)
         database.execute("DELETE FROM findings WHERE id = ?", (after[0],))
+
+
+def _resume(database: sqlite3.Connection, node: int) -> None:
+    """Go on with the findings of a node whose agent was cut off and runs still: it reports changes alone."""
+    for row, span in _open(database, node, by_head=False):
+        restarted = database.execute(
+            "SELECT 1 FROM events WHERE node = ? AND kind IN ('agent_started', 'agent_stopping') AND time > ?",
+            (node, span.last),
+        ).fetchone()
+        if span.end is not None and restarted is None:
+            _update(database, row[0], span._replace(end=None))
 
 
 def _last_heard(detail: str) -> float | None:

@@ -31,7 +31,7 @@ class FindingsPage {
     this.book = emptyManual;
     this.findings = null;
     this.error = null;
-    this.filter = {};
+    this.filter = { range: "" };
     this.opened = new Map();
     this.live = new Map();
     this.stop = new AbortController();
