@@ -61,9 +61,9 @@ def outside_address() -> str:
     return address
 
 
-async def say(port: int, text: bytes, *, host: str = "127.0.0.1") -> bytes:
+async def say(port: int, text: bytes, *, host: str = "127.0.0.1", **options: Any) -> bytes:
     """Send bytes and read until the connection ends."""
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(host, port, **options)
     try:
         writer.write(text)
         async with asyncio.timeout(20):
@@ -380,10 +380,11 @@ async def test_slow_loris(head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> No
     assert [] == head.asked
 
 
-async def slow_request_is_cut(port: int) -> None:
+async def slow_request_is_cut(port: int, **options: Any) -> None:
     """Send half a request, and wait until the connection is cut."""
+    text = b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-A: "
     with contextlib.suppress(ConnectionResetError):
-        assert b" 200 " not in await say(port, b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-A: ")
+        assert b" 200 " not in await say(port, text, host="localhost", **options)
 
 
 @pytest.mark.parametrize(
@@ -628,8 +629,8 @@ async def test_the_end_is_quick(head: FakeHead, caplog: pytest.LogCaptureFixture
     assert [] == caplog.messages
 
 
-async def test_tls(head: FakeHead, tmp_path: Path) -> None:
-    """HTTPS and secure live streams, and clients that need a certificate of their own."""
+async def test_tls(head: FakeHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTPS and secure live streams that stay, and clients that need a certificate of their own."""
 
     require("openssl")
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
@@ -649,13 +650,18 @@ async def test_tls(head: FakeHead, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     assert 0 == await process.wait()
     trusting = ssl.create_default_context(cafile=cert)
+    monkeypatch.setattr(PatientHttp, "request_seconds", 1.0)
     async with served(make_app(head, Access(TOKEN)), tls=TlsFiles(cert, key)) as port:
         async with httpx.AsyncClient(verify=trusting) as asking:
             assert 200 == (await asking.get(f"https://localhost:{port}/status")).status_code
             answer = await asking.post(f"https://localhost:{port}/login", json={"token": TOKEN})
             assert "secure" in answer.headers["set-cookie"].lower()
         async with connect(f"wss://localhost:{port}/api/v1/live", ssl=trusting) as stream:
-            assert "hello" == (await message(stream))["type"]
+            assert ["hello", "update"] == [(await message(stream))["type"] for _ in range(2)]
+            for _ in range(2):
+                await slow_request_is_cut(port, ssl=trusting)
+            await head.advance()
+            assert head.now == (await message(stream))["nodes"][0]["time"]
     async with served(make_app(head, Access(TOKEN)), tls=TlsFiles(cert, key, cert)) as port:
         async with httpx.AsyncClient(verify=trusting) as asking:
             with pytest.raises(httpx.HTTPError):
