@@ -15,6 +15,7 @@ import pytest
 
 from tests.fakes.nvml import FakeNvml
 from tests.integration.cluster import Process, is_gone, until
+from tests.integration.commands import run
 from tests.integration.harvest_machine import HarvestMachine, HarvestProcess, gone
 
 NOBODY_UID = 65534
@@ -129,11 +130,48 @@ gpu_mon.main()
             gone(pid)
             single = machine.started("zero")
             assert "0" == machine.starts("zero")[0][1]
+        again = machine.started("all", 2)
+        assert is_gone(single)
         assert 0 == gpu_mon.end()
     finally:
         gpu_mon.kill()
-    assert is_gone(single)
-    assert "before\nat work\nat work\n" == log.read_text(encoding="utf-8")
+    assert is_gone(again)
+    assert "before\nat work\nat work\nat work\n" == log.read_text(encoding="utf-8")
+
+
+def test_gpu_mon_writes_the_file_that_it_reads(machine: HarvestMachine) -> None:
+    """Without one it names the command that writes it, which never replaces one unasked."""
+    path = machine.directory / "home" / ".config" / "gpu_mon.conf"
+    missing, written, again = (
+        run(*words, program="gpu_mon", env=machine.environment) for words in ((), ("--init",), ("--init",))
+    )
+    text = path.read_text(encoding="utf-8")
+    refused = run(program="gpu_mon", env=machine.environment)
+
+    assert (
+        2,
+        f"gpu_mon: {path}: there is no such file\n  try: gpu_mon --init, which writes one to begin with\n",
+    ) == (missing.code, missing.err)
+    assert (0, f"{path} is written: put your command into it, then run: gpu_mon\n") == written[:2]
+    assert (1, f"gpu_mon: {path} exists already\n  try: --force replaces it\n") == (again.code, again.err)
+    assert (
+        f"gpu_mon: {path}:{text.splitlines().index('cmd=my-program') + 1}: cmd: there is no program"
+        in refused.err
+    )
+
+
+def test_a_missing_configuration_names_the_command_that_writes_it(machine: HarvestMachine) -> None:
+    """In the form that the file's name stands for."""
+    hints = [
+        machine.run("-c", str(machine.directory / name)).stderr.splitlines()[-1]
+        for name in ("a.toml", "b.conf", "c")
+    ]
+
+    assert [
+        f"  try: gpulse harvest init {machine.directory}/a.toml, which writes one to begin with",
+        f"  try: gpulse harvest init --format ini {machine.directory}/b.conf, which writes one to begin with",
+        f"  try: gpulse harvest init --format ini {machine.directory}/c, which writes one to begin with",
+    ] == hints
 
 
 def test_ignored_programs_and_flapping(machine: HarvestMachine) -> None:
@@ -437,3 +475,20 @@ def test_init_and_doctor(machine: HarvestMachine) -> None:
     second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert 1 == second.returncode
     assert "--force" in second.stderr
+
+
+def test_a_program_that_cannot_be_run_is_named_with_its_file(machine: HarvestMachine) -> None:
+    """In the log and in the status, whole, with what to do; its own name may be a mere number."""
+    script = machine.bin / "broken"
+    script.write_text("#!/no/such/python\n", encoding="utf-8")
+    script.chmod(0o755)
+    machine.configure(machine.program("0", 0, command="broken"))
+    why = (
+        f"cannot run {script}: No such file or directory; its first line names the interpreter /no/such/python, "
+        "which does not exist; correct that line"
+    )
+    with harvesting(machine) as harvest:
+        harvest.said(f"program 0 was not started: {why}")
+        status = " ".join(machine.run("status").stdout.split())
+
+    assert f"! 0: it could not be started: {why}" in status

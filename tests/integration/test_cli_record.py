@@ -87,7 +87,7 @@ def test_a_command_that_cannot_start_leaves_no_file(code: int, command: str, tmp
     ended = run("record", "-o", tmp_path / "run.jsonl", "--", command)
 
     assert code == ended.code
-    assert f"gpulse: {command}: " in ended.err
+    assert f"gpulse: cannot run {command}: " in ended.err
     assert [] == list(tmp_path.iterdir())
 
 

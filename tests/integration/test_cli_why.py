@@ -386,11 +386,11 @@ def test_the_exit_code_of_the_command_is_told(fake: FakeNvml, nvml_library: Path
 
 
 def test_a_command_that_is_not_there_is_said_so() -> None:
-    """As a shell says it."""
+    """With its name."""
     ended = run("why", "--", "/nowhere/at/all")
 
     assert 127 == ended.code
-    assert "command not found" in ended.err
+    assert "gpulse: cannot run /nowhere/at/all: No such file or directory\n" == ended.err
 
 
 def test_a_process_on_no_gpu_is_refused(fake: FakeNvml, nvml_library: Path) -> None:

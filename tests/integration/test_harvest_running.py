@@ -149,15 +149,21 @@ async def test_a_program_of_another_user_is_ended_like_any() -> None:
     [
         (
             {"command": ("gpulse-no-such-program",)},
-            "cannot run gpulse-no-such-program: No such file or directory",
+            (
+                "cannot run gpulse-no-such-program: No such file or directory; "
+                "it is in no directory of PATH; write its whole path"
+            ),
         ),
-        ({"command": ("/etc/passwd",)}, "cannot run /etc/passwd: Permission denied"),
-        ({"directory": "/no/such/directory"}, "cannot enter /no/such/directory: No such file or directory"),
-        ({"log": "/"}, "cannot write /: Is a directory"),
+        ({"command": ("/etc/passwd",)}, "cannot run /etc/passwd: Permission denied; chmod +x /etc/passwd"),
+        (
+            {"directory": "/no/such/directory"},
+            "cannot enter the working directory /no/such/directory: No such file or directory",
+        ),
+        ({"log": "/"}, "cannot write the log /: Is a directory"),
         ({"user": "gpulse-no-such-user"}, "there is no user 'gpulse-no-such-user'"),
         ({"ionice": "fast"}, "there is no ionice 'fast'"),
         ({"cpus": (4095,)}, "cannot run on these CPUs: Invalid argument"),
-        ({"command": ("true", "\0")}, "cannot run true: embedded null byte"),
+        ({"command": ("/bin/sh", "\0")}, "cannot run /bin/sh: embedded null byte"),
     ],
 )
 async def test_a_program_that_cannot_be_started_says_why(lab: Lab, options: dict[str, Any], why: str) -> None:

@@ -58,7 +58,8 @@ def test_one_program_for_all_gpus(lab: Lab) -> None:
     assert {0: frozenset({"nvidia-smi"}), 1: frozenset({"nvidia-smi"})} == settings.gpus
     program = Program("all", ("miner-run",), (0, 1), whole=True, directory="/tmp", log="/dev/null")
     assert (program,) == settings.programs
-    assert 10 == settings.interval_seconds
+    assert (10, 0, 0) == (settings.interval_seconds, settings.idle_seconds, settings.cooldown_seconds)
+    assert 30 == lab.ini(f"[defaults]\ncooldown_seconds=30\n{INI}").cooldown_seconds
     assert People(enabled=True, whitelist=frozenset({"user1", "user2"}), idle_seconds=300) == settings.people
 
 
@@ -79,7 +80,8 @@ def test_without_sections_everything_is_as_gpu_mon_had_it(lab: Lab) -> None:
 
     assert {0: frozenset(), 1: frozenset()} == settings.gpus
     assert People(enabled=False) == settings.people
-    assert 10 == settings.interval_seconds
+    assert (10, 0, 0) == (settings.interval_seconds, settings.idle_seconds, settings.cooldown_seconds)
+    assert 30 == lab.ini(f"[defaults]\ncooldown_seconds=30\n{INI}").cooldown_seconds
     assert (os.getcwd(), None) == (settings.programs[0].directory, settings.programs[0].log)
 
 
@@ -205,7 +207,10 @@ def test_a_wrong_section_of_gpus_is_not_blamed_on_programs(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[defaults]\nintervall_seconds=1\n", "did you mean interval_seconds? known: interval_seconds"),
+        (
+            "[defaults]\nintervall_seconds=1\n",
+            "did you mean interval_seconds? known: interval_seconds, cooldown_seconds",
+        ),
         ("[TTY]\n", "did you mean tty? known: defaults, gpu-NAME, process-NAME, tty"),
         ("[process-a]\ncommand=x\n", "did you mean cmd? known: dir, cmd, gpus, log"),
         ("[process-a]\ncmd=worker\ngpus=5\n", "there are: 0, 1; or all of them: all"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpulse.cli import shell
+from gpulse.harvest.running.launch_errors import explain
 
 if TYPE_CHECKING:
     from gpulse.sampling.sampler import Sampler
@@ -67,12 +69,9 @@ def run(
     with _handling({signal.SIGINT: relay.interrupt, signal.SIGTERM: relay.end}):
         try:
             child = subprocess.Popen(argv, stdout=stdout)  # noqa: S603  running what was asked for is the point
-        except FileNotFoundError:
-            shell.complain("gpulse", f"{argv[0]}: command not found")
-            return Outcome(NOT_FOUND)
-        except OSError as error:
-            shell.complain("gpulse", f"{argv[0]}: {error.strerror}")
-            return Outcome(NOT_EXECUTABLE)
+        except (OSError, ValueError) as error:
+            shell.complain("gpulse", explain(argv[0], error, os.environ))
+            return Outcome(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
         relay.adopt(child)
         if started is not None:
             started(child.pid)

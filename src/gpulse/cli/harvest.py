@@ -197,26 +197,39 @@ def init(*, file: Path | None, kind: Literal["toml", "ini"] | None, force: bool)
     gpulse harvest init gpu_mon.conf       in gpu_mon's form
     gpulse harvest init -                  to standard output
     """  # noqa: D301  click needs the backspace itself
-    from gpulse.harvest.config import template  # noqa: PLC0415  --help needs none of it
-    from gpulse.sources.owners import user_name  # noqa: PLC0415
-
     if kind is None:
         kind = "ini" if file is not None and file.suffix in (".conf", ".ini", ".cfg") else "toml"
-    text = template(kind, _gpus(), user_name(os.getuid()) or "")
     if file is not None and str(file) == "-":
-        shell.write(text.rstrip("\n"))
+        shell.write(_template(kind).rstrip("\n"))
         return
-    path = (file or service.config_dir() / "harvest.toml").expanduser()
+    path = write_template(file or service.config_dir() / "harvest.toml", kind, force=force)
+    shell.write(f"{path} is written: put your command into it, then try: gpulse harvest -c {path} --dry-run")
+
+
+def write_template(file: Path, kind: Literal["toml", "ini"], *, force: bool) -> Path:
+    """Write a commented configuration to begin with; gives its path.
+
+    Raises:
+        GpulseError: There is a file already, or none can be made there.
+    """
+    path = file.expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
         with open(os.open(path, flags, 0o644), "w", encoding="utf-8") as out:
-            out.write(text)
+            out.write(_template(kind))
     except FileExistsError as error:
-        raise GpulseError(f"{path} is there already", hint="--force replaces it") from error
+        raise GpulseError(f"{path} exists already", hint="--force replaces it") from error
     except OSError as error:
-        raise GpulseError(f"cannot write {path}: {error.strerror}") from error
-    shell.write(f"{path} is written: put your command into it, then try: gpulse harvest -c {path} --dry-run")
+        raise GpulseError(f"cannot write {path}: {error.strerror}", hint="name another file") from error
+    return path
+
+
+def _template(kind: Literal["toml", "ini"]) -> str:
+    from gpulse.harvest.config import template  # noqa: PLC0415  --help needs none of it
+    from gpulse.sources.owners import user_name  # noqa: PLC0415
+
+    return template(kind, _gpus(), user_name(os.getuid()) or "")
 
 
 def _gpus() -> tuple[Gpu, ...]:

@@ -311,7 +311,7 @@ def _say_told(told: Told) -> None:
         case Started(run, _, process):
             log.info("%s runs (process %d)", _name(run), process.pid)
         case Failed(run, why):
-            log.error("%s cannot be started: %s", _name(run), why)
+            log.error("program %s was not started: %s", _name(run), why)
         case Exited(run, status) if status < 0:
             log.info("%s was ended by signal %d", _name(run), -status)
         case Exited(run, status):

@@ -58,6 +58,10 @@ def status_lines(
         yield from render(_GPU_COLUMNS, (_gpu_row(gpu, now) for gpu in status.gpus), width, paint)
         yield ""
         yield from render(_PROGRAM_COLUMNS, (_program_row(item) for item in status.programs), width, paint)
+        for program in status.programs:
+            if program.state == "backoff" and program.why:  # in full: it names a file, and what to do
+                text = f"! {f.plain(program.name)}: {f.plain(program.why)}"
+                yield from (paint("notice", line) for line in wrapped(text, width, "  "))
     if status.preemptions:
         yield ""
         yield paint("title", "gave way")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 
 from gpulse.harvest.settings import ConfigError
 from gpulse.harvest.trust import check_trust
 
 _MOST_BYTES = 1 << 20
-_TEMPLATE_HINT = "gpulse harvest init writes one to begin with"
 
 
 def read(path: str, *, root: bool) -> str:
@@ -25,7 +25,7 @@ def read(path: str, *, root: bool) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no such file", hint=_TEMPLATE_HINT) from error
+        raise ConfigError(f"{path}: there is no such file", hint=_template_hint(path)) from error
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     try:
@@ -42,6 +42,12 @@ def read(path: str, *, root: bool) -> str:
     finally:
         os.close(descriptor)
     return _decoded(data, path)
+
+
+def _template_hint(path: str) -> str:
+    """The command that writes a file of this name, in the form that its name stands for."""
+    form = "" if path.lower().endswith(".toml") else "--format ini "
+    return f"gpulse harvest init {form}{shlex.quote(path)}, which writes one to begin with"
 
 
 def _unreadable(path: str, error: OSError | ValueError) -> ConfigError:

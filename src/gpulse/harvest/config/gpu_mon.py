@@ -19,10 +19,12 @@ from gpulse.harvest.settings import (
 )
 
 SECTIONS = ("defaults", "gpu-NAME", "process-NAME", "tty")
-DEFAULTS_KEYS = ("interval_seconds",)
+DEFAULTS_KEYS = ("interval_seconds", "cooldown_seconds")
 GPU_KEYS = ("gpus", "ignore_programs")
 PROCESS_KEYS = ("dir", "cmd", "gpus", "log")
 TTY_KEYS = ("enabled", "whitelist", "idle_seconds")
+DEFAULT_COOLDOWN_SECONDS = 0.0
+"""gpu_mon starts a program again at the check that finds its GPUs idle again."""
 _GPU = "gpu-"
 _PROCESS = "process-"
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
@@ -69,6 +71,9 @@ def settings(text: str, path: str, machine: Machine, faults: Faults) -> Settings
             DEFAULT_INTERVAL_SECONDS,
         ),
         idle_seconds=0.0,  # gpu_mon starts a program at the check that finds its GPUs idle
+        cooldown_seconds=defaults.take(
+            "cooldown_seconds", lambda given: values.seconds(_number(given)), DEFAULT_COOLDOWN_SECONDS
+        ),
         people=_people(sections["tty"]) if "tty" in sections else People(),
     )
 

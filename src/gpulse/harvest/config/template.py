@@ -93,6 +93,8 @@ _INI = f"""\
 [defaults]
 ; how often to look, beside what is seen at once
 interval_seconds={DEFAULT_INTERVAL_SECONDS:g}
+; how long to leave a GPU alone after somebody used it; 0 starts the program again as soon as it is idle
+;cooldown_seconds=60
 
 ; GPUs to watch; there may be several sections whose names begin with gpu-
 [gpu-all]

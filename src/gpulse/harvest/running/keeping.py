@@ -108,7 +108,9 @@ class Keeper:
         try:
             self._leader, self._starting = launch(self._work)
         except OSError as error:
-            self._failure = f"cannot start another process: {error.strerror}".encode()
+            self._failure = f"cannot start a process for {self._work.command[0]}: {error.strerror}".encode(
+                "utf-8", "backslashreplace"
+            )
         else:
             os.set_blocking(self._starting, False)
             self._poll.register(self._starting, select.POLLIN)

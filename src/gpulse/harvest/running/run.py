@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from time import monotonic
 
+from gpulse.errors import GpulseError
 from gpulse.harvest.running import keeper as keeper_program
 from gpulse.harvest.running.line import Line
 from gpulse.harvest.running.told import Process
@@ -52,7 +53,8 @@ def start_keeper(environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes
     """A keeper in a session of its own, and our end of the line to it.
 
     Raises:
-        OSError: There is no room for another process, or no Python to run it.
+        GpulseError: The Python that runs harvest cannot be started again.
+        OSError: There is no room for another connection.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -65,6 +67,12 @@ def start_keeper(environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+    except OSError as error:
+        ours.close()
+        raise GpulseError(
+            f"cannot start the supervising process with Python at {sys.executable or '(an unknown path)'}: "
+            f"{error.strerror}; if gpulse was just updated or moved, start harvest again"
+        ) from error
     except BaseException:
         ours.close()
         raise

@@ -59,7 +59,7 @@ class Runner:
             self._tell(Failed(run, error.message))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._tell(Failed(run, f"cannot start {program.name}: {reason}"))
+            self._tell(Failed(run, f"cannot start {program.command[0]}: {reason}"))
 
     def _open(self, name: str, program: Program, environment: Mapping[str, str]) -> None:
         mark = f"{self._mark}/{name}"
@@ -202,7 +202,13 @@ class Runner:
             deadline=run.deadline,
         )
         if run.process is None and not run.killed:
-            self._finish(run, Failed(run.name, f"its keeper ended before it did (status {status})"))
+            self._finish(
+                run,
+                Failed(
+                    run.name,
+                    f"{run.program.command[0]} was not started: its supervising process ended (status {status})",
+                ),
+            )
         else:
             self._finish(run, Gone(run.name))
 

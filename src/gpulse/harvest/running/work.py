@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from gpulse.harvest.running.kernel import set_io_priority
+from gpulse.harvest.running.launch_errors import explain
 
 _NOT_STARTED = 127
 
@@ -101,11 +102,13 @@ def _turn_into(work: Work) -> None:
             os.setgid(work.user.gid)
             os.setuid(work.user.uid)
     _connect(work.log)
-    with _or_say(f"cannot enter {work.directory}"):
+    with _or_say(f"cannot enter the working directory {work.directory}"):
         os.chdir(work.directory)
     _hear_signals()
-    with _or_say(f"cannot run {work.command[0]}"):
+    try:
         os.execvpe(work.command[0], tuple(work.command), work.environment)  # noqa: S606 - without a shell is the point
+    except (OSError, ValueError) as error:
+        raise _NotStartedError(explain(work.command[0], error, work.environment)) from error
 
 
 def _limit(work: Work) -> None:
@@ -124,7 +127,7 @@ def _connect(log: str | None) -> None:
     """Nothing to read; output to the log, which is opened as the user who runs the program."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if log is not None:
-        with _or_say(f"cannot write {log}"):
+        with _or_say(f"cannot write the log {log}"):
             output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o666)
         os.dup2(output, 1)
         os.dup2(output, 2)
