@@ -37,7 +37,8 @@ def text(summary: Summary) -> str:
     lines += _table(("counted", ""), [(name, f"{n:,}") for name, n in summary.counts.items()])
     lines += ["", *usage_table(summary.usages), ""]
     if summary.violations:
-        lines.append(f"{len(summary.violations)} violations:")
+        count = len(summary.violations)
+        lines.append("1 violation:" if count == 1 else f"{count} violations:")
         lines += [f"  {number}. {one}" for number, one in enumerate(summary.violations, 1)]
         lines.append(f"run again with: make soak MINUTES={summary.minutes:g} SEED={summary.seed}")
     else:
