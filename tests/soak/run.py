@@ -257,7 +257,9 @@ class Soak:
                 self._claim(subject, "session file", first, 0.001)
                 # A file may state the beginning of the session for what began before it.
                 is_cut = abs(first - whole.start) < 0.01
-                self._claim(subject, "GET /api/v1/findings", max(start, whole.start) if is_cut else start, 1.0)
+                self._claim(
+                    subject, "GET /api/v1/findings", max(start, whole.start) if is_cut else start, 1.0
+                )
         page_end = time.time()
         for observer in observers:
             observer.stop()
