@@ -13,6 +13,7 @@ GpulseError                 exit 1
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -116,3 +117,21 @@ def requirement(extra: str | None = None) -> str:
     if not os.path.exists(path):
         return published
     return f"{'-e ' if is_editable else ''}{shlex.quote(path + wanted)}"
+
+
+_FILE_HINTS = {
+    errno.ENOENT: "check the path, and create its directory first if it is to be written (mkdir -p)",
+    errno.ENOTDIR: "check the path: a part of it is a file",
+    errno.EISDIR: "name a file in that directory",
+    errno.EACCES: "choose another file, or ask for permission to this one",
+    errno.EPERM: "choose another file, or ask for permission to this one",
+    errno.EROFS: "choose a file on another file system: this one is read-only",
+    errno.ENOSPC: "make room on that disk, or choose another file",
+    errno.EDQUOT: "make room within your quota, or choose another file",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another file",
+}
+
+
+def file_hint(error: OSError) -> str | None:
+    """What to do about a file that cannot be read or written; None when only the reason itself says it."""
+    return None if error.errno is None else _FILE_HINTS.get(error.errno)

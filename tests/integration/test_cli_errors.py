@@ -6,6 +6,7 @@ import gzip
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -94,9 +95,13 @@ def test_what_is_no_recording_ends_with_1(says: str, content: bytes, tmp_path: P
 
 
 def test_a_missing_recording_ends_with_1() -> None:
-    """With the system's reason."""
+    """With the system's reason, and what to do."""
+    ended = run("--replay", "nosuch")
 
-    assert (1, "", "gpulse: cannot read nosuch: No such file or directory\n") == run("--replay", "nosuch")
+    assert (1, "") == (ended.code, ended.out)
+    assert ended.err.startswith(
+        "gpulse: cannot read nosuch: No such file or directory\n  try: check the path"
+    )
 
 
 def test_a_recording_that_ends_early_is_shown_up_to_there(tmp_path: Path) -> None:
@@ -155,16 +160,17 @@ def test_a_full_disk_under_a_database_ends_with_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", ["", "--json", "--csv"])
 def test_a_full_disk_under_standard_output_ends_with_1(options: str) -> None:
-    """One line says so."""
+    """It says so, and what to do."""
     command = f"'{BIN}/gpulse' --demo {options} > /dev/full"
     ended = subprocess.run(
         ["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False
     )
 
-    assert (1, "gpulse: cannot use standard output: No space left on device\n") == (
-        ended.returncode,
-        ended.stderr,
-    )
+    assert 1 == ended.returncode
+    assert [
+        "gpulse: cannot use standard output: No space left on device",
+        "  try: make room on that disk, or choose another file",
+    ] == ended.stderr.splitlines()
 
 
 @pytest.mark.parametrize("options", ["", "--json", "--csv", "-w 0.05", "--help", "doctor --json"])
@@ -270,3 +276,72 @@ def test_a_surrounding_without_home_or_a_writable_folder_is_enough() -> None:
     )
 
     assert (0, "") == (ended.returncode, ended.stderr)
+
+
+@pytest.mark.parametrize("columns", [20, 33, 40])
+@pytest.mark.parametrize("command", ["doctor", "explain input_io_bound", "explain"])
+def test_narrow_windows_get_whole_words(command: str, columns: int) -> None:
+    """Texts stand below their titles where there is no room beside them; only a long word is wider."""
+    lines = run(*command.split(), env={"COLUMNS": str(columns)}).out.splitlines()
+
+    assert [] == [line for line in lines if len(line) > columns and len(line.split()) > 1]
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for a few names and no content."""
+    place = tmp_path / "full"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", place], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        (place / "filler").write_bytes(bytes(4096))
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "record --demo -t 1 -o {}/run.jsonl",
+        "record --demo -t 1 -o {}/run.csv",
+        "record --demo -t 1 -o {}/run.sqlite",
+        "--demo --sqlite {}/looks.db",
+        "why --demo --window 11 -q --plot {}/why.html",
+        "harvest init {}/harvest.toml",
+        "harvest init --force {}/filler",
+    ],
+)
+def test_a_full_disk_is_said_and_nothing_is_left(command: str, full_disk: Path) -> None:
+    """The file and what to do are named; what was there stays, and no half of a file or draft does."""
+    ended = run(*command.format(full_disk).split())
+
+    assert ended.code in (1, 2)
+    assert f"{full_disk}/" in ended.err
+    assert "  try: make room on that disk, or choose another file" in ended.err.splitlines()
+    assert {"filler": bytes(4096)} == {
+        path.name: path.read_bytes() for path in full_disk.iterdir() if not path.name.startswith("run.")
+    }
+    assert all(path.stat().st_size == 0 for path in full_disk.glob("run.*"))
+
+
+@pytest.mark.parametrize(
+    ("hint", "command"),
+    [
+        ("check the path, and create its directory first", "--replay /nowhere/run.jsonl"),
+        ("check the path, and create its directory first", "record --demo -t 1 -o /nowhere/run.jsonl"),
+        ("check the path, and create its directory first", "record --demo -t 1 -o /nowhere/run.csv"),
+    ],
+)
+def test_a_file_that_cannot_be_used_comes_with_what_to_do(hint: str, command: str) -> None:
+    """After the file and the reason."""
+    ended = subprocess.run(
+        ["sh", "-c", f"exec gpulse {command}"], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert 1 == ended.returncode
+    assert f"  try: {hint}" in ended.stderr

@@ -105,11 +105,13 @@ def test_an_existing_file_is_refused_before_the_command_runs(tmp_path: Path) -> 
 
 
 def test_a_file_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
-    """With the system's reason."""
+    """With the system's reason, and what to do."""
     path = tmp_path / "no" / "run.jsonl"
+    ended = run("record", "-o", path, "--demo", "-t", "1")
 
-    assert (1, "", f"gpulse: cannot create {path}: No such file or directory\n") == run(
-        "record", "-o", path, "--demo", "-t", "1"
+    assert (1, "") == (ended.code, ended.out)
+    assert ended.err.startswith(
+        f"gpulse: cannot create {path}: No such file or directory\n  try: check the path"
     )
 
 

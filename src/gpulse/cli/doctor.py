@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _MARKS = {"ok": ("ok", "good"), "limited": ("limited", "notice"), "broken": ("BROKEN", "warn")}
 _MARK_COLUMNS = 7
+_MIN_DETAIL_COLUMNS = 24
+"""With less room beside marks and topics, details stand below them."""
 
 
 @click.command()
@@ -65,11 +67,18 @@ def _gathered(checks: Sequence[Check]) -> list[Check]:
 def _lines(checks: Sequence[Check], width: int, paint: Paint) -> Iterator[str]:
     topics = max(len(check.topic) for check in checks)
     indent = " " * (_MARK_COLUMNS + topics + 4)
+    is_narrow = width - len(indent) < _MIN_DETAIL_COLUMNS
+    if is_narrow:
+        indent = "  "
     for check in checks:
         mark, style = _MARKS[check.status]
         detail = list(wrapped(f.plain(check.detail), width - len(indent)))
-        yield f"{paint(style, mark.rjust(_MARK_COLUMNS))}  {check.topic.ljust(topics)}  {detail[0]}"
-        yield from (f"{indent}{line}" for line in detail[1:])
+        if is_narrow:
+            yield f"{paint(style, mark)} {check.topic}"
+        else:
+            beside = detail.pop(0)
+            yield f"{paint(style, mark.rjust(_MARK_COLUMNS))}  {check.topic.ljust(topics)}  {beside}"
+        yield from (f"{indent}{line}" for line in detail)
         if check.advice and check.status != "ok":
             for line in wrapped(f"-> {check.advice}", width - len(indent), "   "):
                 yield f"{indent}{line}"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gpulse.diagnosis.manual import Entry
 
 _GUTTER = 12
+_MIN_TEXT_COLUMNS = 24
+"""With less room beside titles, texts stand below them."""
 
 
 def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001  click's signature
@@ -71,11 +73,15 @@ def _list(known: Sequence[Entry], width: int, paint: Paint) -> Iterator[str]:
     for place, (family, title) in enumerate(FAMILIES.items()):
         if place:
             yield ""
-        yield paint("title", title)
+        yield from (paint("title", line) for line in wrapped(title, width))
         for entry in known:
             if entry.family == family:
                 mark = " (informational)" if entry.informational else ""
-                said = list(wrapped(f"{entry.title}{mark}", max(20, width - ids - 4)))
+                if width - ids - 4 < _MIN_TEXT_COLUMNS:
+                    yield f"  {paint('name', entry.id)}"
+                    yield from (f"    {line}" for line in wrapped(f"{entry.title}{mark}", width - 4))
+                    continue
+                said = list(wrapped(f"{entry.title}{mark}", width - ids - 4))
                 yield f"  {paint('name', entry.id)}{' ' * (ids - len(entry.id))}  {said[0]}"
                 yield from (f"{' ' * (ids + 4)}{line}" for line in said[1:])
     yield ""
@@ -97,7 +103,9 @@ def _page(entry: Entry, width: int, paint: Paint) -> Iterator[str]:
     yield from (
         paint("dim", line) for line in wrapped(f"{entry.id} ({FAMILIES[entry.family]}{mark})", width, "  ")
     )
-    room = max(20, width - _GUTTER)
+    is_narrow = width - _GUTTER < _MIN_TEXT_COLUMNS
+    gutter = 2 if is_narrow else _GUTTER
+    room = width - gutter
     parts: tuple[tuple[str, Iterable[str]], ...] = (
         ("Means", wrapped(entry.means, room)),
         ("Recognised", wrapped(entry.recognised, room)),
@@ -111,7 +119,10 @@ def _page(entry: Entry, width: int, paint: Paint) -> Iterator[str]:
         for place, line in enumerate(lines):
             if place == 0:
                 yield ""
-            beside = paint("title", title) + " " * (_GUTTER - len(title)) if place == 0 else " " * _GUTTER
+            if place == 0 and is_narrow:
+                yield paint("title", title)
+            is_beside = place == 0 and not is_narrow
+            beside = paint("title", title) + " " * (gutter - len(title)) if is_beside else " " * gutter
             yield f"{beside}{line}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import time
@@ -13,7 +14,7 @@ import click
 
 from gpulse.cli import service, shell
 from gpulse.cli.status import NOT_RUNNING
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, file_hint
 
 if TYPE_CHECKING:
     from gpulse.harvest.settings import Gpu
@@ -215,14 +216,30 @@ def write_template(file: Path, kind: Literal["toml", "ini"], *, force: bool) -> 
     path = file.expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-        with open(os.open(path, flags, 0o644), "w", encoding="utf-8") as out:
-            out.write(_template(kind))
+        _publish(path, _template(kind), force=force)
     except FileExistsError as error:
         raise GpulseError(f"{path} exists already", hint="--force replaces it") from error
     except OSError as error:
-        raise GpulseError(f"cannot write {path}: {error.strerror}", hint="name another file") from error
+        raise GpulseError(f"cannot write {path}: {error.strerror}", hint=file_hint(error)) from error
     return path
+
+
+def _publish(path: Path, text: str, *, force: bool) -> None:
+    """Write a file whole or not at all: a full disk must not cost the one that is there.
+
+    Raises:
+        OSError: It cannot be written, or is there already and is not to be replaced.
+    """
+    if not force and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    target = path.resolve()
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as out:
+            out.write(text)
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _template(kind: Literal["toml", "ini"]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
-from gpulse.errors import INTERRUPTED, GpulseError
+from gpulse.errors import INTERRUPTED, GpulseError, file_hint
 from gpulse.model.text import plain
 from gpulse.terminal.table import Paint, painter
 
@@ -131,7 +131,7 @@ def _reported(name: str, error: Exception) -> int | None:
         case OSError():
             _discard(sys.stdout)
             what = "standard output" if error.filename is None else error.filename
-            complain(name, f"cannot use {what}: {error.strerror or error}")
+            complain(name, f"cannot use {what}: {error.strerror or error}", file_hint(error))
         case _:
             words = f"{type(error).__name__}: {error}"
             complain(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpulse.cli import beside, shell
-from gpulse.errors import UsageError
+from gpulse.errors import UsageError, file_hint
 from gpulse.terminal import harvested
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _check_file(path: Path) -> None:
         hint = "gpulse record -o run.jsonl.gz, which makes one"
         raise UsageError(f"there is no file {path}", hint=hint) from error
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=file_hint(error)) from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"{path} is not a file", hint="give the recording itself, not a pipe or a folder")
 

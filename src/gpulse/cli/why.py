@@ -11,7 +11,7 @@ import click
 from gpulse.cli import selection, shell
 from gpulse.cli.progress import Progress
 from gpulse.cli.watch import Part, Watch
-from gpulse.errors import GpulseError, RecordingError
+from gpulse.errors import GpulseError, RecordingError, file_hint
 
 if TYPE_CHECKING:
     from gpulse.model.finding import Diagnosis
@@ -209,7 +209,9 @@ def _is_drawn(diagnosis: Diagnosis, watch: Watch, path: Path) -> bool:
     except GpulseError as error:
         shell.complain("gpulse", f"the picture could not be written: {error.message}", error.hint)
     except OSError as error:
-        shell.complain("gpulse", f"the picture could not be written: {path}: {error.strerror or error}")
+        shell.complain(
+            "gpulse", f"the picture could not be written: {path}: {error.strerror or error}", file_hint(error)
+        )
     else:
         return True
     return False

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from gpulse.errors import RecordingError
+from gpulse.errors import RecordingError, file_hint
 from gpulse.export.tables import Table, columns, rows
 from gpulse.model.frame import Frame
 from gpulse.model.snapshot import Snapshot
@@ -89,7 +89,9 @@ class CsvSink:
         try:
             yield
         except OSError as error:
-            raise RecordingError(f"cannot write {self._path}: {error.strerror}") from error
+            raise RecordingError(
+                f"cannot write {self._path}: {error.strerror}", hint=file_hint(error)
+            ) from error
 
 
 def _created(path: Path) -> IO[str]:
@@ -101,4 +103,4 @@ def _created(path: Path) -> IO[str]:
             f"{path} exists already", hint="choose another name, or remove it first"
         ) from None
     except OSError as error:
-        raise RecordingError(f"cannot create {path}: {error.strerror}") from error
+        raise RecordingError(f"cannot create {path}: {error.strerror}", hint=file_hint(error)) from error

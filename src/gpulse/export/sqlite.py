@@ -27,6 +27,7 @@ class SqliteSink:
             RecordingError: The file is not a database of ours, or a newer gpulse wrote it.
         """
         self._path = path
+        is_new = not path.exists()
         self._before: Frame | None = None
         self._database: sqlite3.Connection | None = None
         try:
@@ -37,6 +38,8 @@ class SqliteSink:
             self._database.commit()
         except sqlite3.Error as error:
             self.close()
+            if is_new:  # half a database would only stand in the way
+                path.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {path}: {error}", hint=_hint(error)) from error
         except RecordingError:
             self.close()

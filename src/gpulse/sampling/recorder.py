@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import IO, Protocol
 
-from gpulse.errors import RecordingError
+from gpulse.errors import RecordingError, file_hint
 from gpulse.model.codec import Encoder
 from gpulse.model.frame import Frame
 
@@ -47,7 +47,7 @@ class Recorder:
                 f"{path} exists already", hint="choose another name, or remove it first"
             ) from None
         except OSError as error:
-            raise RecordingError(f"cannot create {path}: {error.strerror}") from error
+            raise RecordingError(f"cannot create {path}: {error.strerror}", hint=file_hint(error)) from error
         self._packer = zlib.compressobj(wbits=_GZIP) if path.suffix == ".gz" else None
 
     def write(self, frame: Frame) -> None:
@@ -66,7 +66,9 @@ class Recorder:
                     self._file.write(self._packer.flush(zlib.Z_SYNC_FLUSH))
                 self._file.flush()
         except OSError as error:
-            raise RecordingError(f"cannot write {self.path}: {error.strerror}") from error
+            raise RecordingError(
+                f"cannot write {self.path}: {error.strerror}", hint=file_hint(error)
+            ) from error
         self.frames += 1
 
     def close(self) -> None:
@@ -83,4 +85,6 @@ class Recorder:
             finally:
                 self._file.close()
         except OSError as error:
-            raise RecordingError(f"cannot write {self.path}: {error.strerror}") from error
+            raise RecordingError(
+                f"cannot write {self.path}: {error.strerror}", hint=file_hint(error)
+            ) from error

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from gpulse.errors import ClosedError, RecordingError, install_command
+from gpulse.errors import ClosedError, RecordingError, file_hint, install_command
 from gpulse.model.codec import FORMAT, VERSION, Decoder
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
@@ -93,7 +93,9 @@ class Recording:
         try:
             return self.path.open("rb")
         except OSError as error:
-            raise RecordingError(f"cannot read {self.path}: {error.strerror or error}") from error
+            raise RecordingError(
+                f"cannot read {self.path}: {error.strerror or error}", hint=file_hint(error)
+            ) from error
 
 
 class ReplaySource:

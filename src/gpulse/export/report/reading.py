@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpulse.errors import RecordingError, install_command
+from gpulse.errors import RecordingError, file_hint, install_command
 from gpulse.export.report.gaps import Silence
 from gpulse.export.report.model import GpuReport, NodeReport, Report
 from gpulse.export.report.moments import epoch
@@ -57,7 +57,9 @@ def read_report(path: str | os.PathLike[str]) -> Report:
                 reader.take(key, value)
             return reader.report()
     except OSError as error:
-        raise RecordingError(f"cannot read {os.fspath(path)}: {error.strerror}") from error
+        raise RecordingError(
+            f"cannot read {os.fspath(path)}: {error.strerror}", hint=file_hint(error)
+        ) from error
 
 
 class _Reader:
