@@ -85,6 +85,28 @@ def test_what_the_driver_reports_is_told_at_once() -> None:
     assert ("thermal_throttle", "critical") == (finding.id, finding.severity)
 
 
+def test_each_fault_of_a_gpu_keeps_its_start() -> None:
+    """From when it was first seen; one that was gone for long is a new one."""
+    monitor = Monitor()
+    frame = next(changing((0, 1)))
+    starts: dict[str | None, list[float]] = {}
+    for second, faults in (
+        (0, {"remapped_rows_pending": 1}),
+        (1, {"remapped_rows_pending": 1, "ecc_uncorrected_errors_total": 2, "xid_last_code": 94}),
+        (100, {"ecc_uncorrected_errors_total": 3, "xid_last_code": 94}),
+        (200, {"remapped_rows_pending": 1, "ecc_uncorrected_errors_total": 4}),
+    ):
+        gpu = frame.gpus[0]._replace(values={**frame.gpus[0].values, **faults})
+        for finding in monitor(frame._replace(gpus=(gpu,), time=STARTED + second)):
+            starts.setdefault(finding.cause, []).append((finding.start or 0.0) - STARTED)
+
+    assert {
+        "remapped_rows_pending": [0, 0, 200],
+        "ecc_uncorrected_errors_total": [1, 1, 1],
+        "xid_94": [1, 1],
+    } == starts
+
+
 def test_a_replay_that_starts_over_begins_anew() -> None:
     """Time that jumps back is no reason to fail, and what was known is forgotten."""
     monitor = Monitor()

@@ -330,6 +330,19 @@ def test_who_holds_a_gpu() -> None:
     assert [("0", 4), ("1", 0)] == [(dict(labels)["gpu"], count) for labels, count in counts.items()]
 
 
+def test_faults_of_one_gpu_are_series_of_their_own() -> None:
+    """Each with its cause; what is there twice is one series, or the whole page could not be read."""
+
+    fault = {"id": "gpu_fault", "family": "fault", "severity": "critical", "confidence": 1.0, "label": "0"}
+    causes = ("ecc", "gpu_lost gpu 0-3", "ecc", None)
+
+    shown = samples(
+        text([Exposed("a", small("x"), findings=[{**fault, "cause": cause} for cause in causes])]),
+        "gpulse_finding",
+    )
+    assert ["ecc", "gpu_lost_gpu_0-3", None] == [dict(labels).get("cause") for labels in shown]
+
+
 def test_findings_are_series_only_as_ours_are() -> None:
     """What an agent calls a finding is believed when it looks like one, and there are never many of them."""
 
