@@ -259,6 +259,32 @@ def test_a_head_that_was_stopped_does_not_call_its_nodes_late(cluster: Cluster) 
     head.said("n1 is late (was healthy)")
 
 
+def test_nodes_are_as_they_were_when_the_head_before_ended(cluster: Cluster) -> None:
+    """A head that was away for long does not call nodes lost before they could come back; one that was lost stays so."""
+
+    impatient = {
+        "gpulse.cluster.head.membership:LATE_SECONDS": 1.5,
+        "gpulse.cluster.head.membership:LOST_SECONDS": 3.0,
+        "gpulse.cluster.head.fleet:_USUAL_INTERVAL_SECONDS": 0.25,
+    }
+    head = cluster.head("--freq", "250", tuned=impatient)
+    agents = [cluster.agent(name, head.port, tuned=EAGER) for name in ("well", "gone")]
+    until(lambda: set(head.nodes().values()) == {"healthy"} and len(head.nodes()) == 2, "the nodes")
+    agents[1].kill()
+    head.said("gone is lost")
+    before = head.get("/status")["frames_received"]
+    until(lambda: head.get("/status")["frames_received"] > before + 12, "frames of the other one, on disk")
+    head.kill()
+    killed = time.monotonic()
+    agents[0].kill()
+    until(lambda: time.monotonic() - killed > 4.0, "longer than a node may be silent")
+    again = cluster.head("--freq", "250", port=head.port, http_port=head.http_port, tuned=impatient)
+
+    assert {"well": "healthy", "gone": "lost"} == again.nodes()
+    assert [] == again.get("/status")["connected_clients"]
+    again.said("well is lost (was healthy)")
+
+
 def test_agents_are_back_soon_after_two_quick_restarts(cluster: Cluster) -> None:
     """The second restart is waited for as briefly as the first, by every agent."""
 

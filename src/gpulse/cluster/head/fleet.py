@@ -300,21 +300,27 @@ class Fleet:
         return old
 
     def restore(self, store: Past, now: float) -> None:
-        """Take up the nodes where the head before this one left them; none of them was heard of yet."""
+        """Take up the nodes where the head before this one left them; none of them was heard of yet.
+
+        How long a node was silent counts up to the moment when that head ended: afterwards nobody listened.
+        """
         self.listening_since = now
         spans = self._spans(store, now)
         living = store.processes(start=now, end=now + 1.0)
         findings, health = store.latest("findings"), store.latest("health")
         gpus = store.gpus()
         jobs = self._jobs(store, now)
+        seen = {node.id: store.seen(node.id) or node.first_seen for node in store.nodes().values()}
+        events = [event.time for event in store.events(start=0.0, end=now, most=1)]
+        ended = max([*seen.values(), *events], default=now)
         for node in store.nodes().values():
-            member = self.member(node, store.seen(node.id) or node.first_seen)
+            member = self.member(node, seen[node.id])
             member.happened(_checked(jobs.get(node.id, ())), now)
             member.spans = spans.get(node.id, {})
             lost = member.spans.pop(("node_lost", None, ""), None)
             member.lost_since = lost.start if lost is not None and lost.end is None else None
             member.known = tuple(_devices(gpu for gpu in gpus if gpu.node == node.id))
-            member.state = self._state(member, now, _USUAL_INTERVAL_SECONDS)
+            member.state = state_of(ended - member.seen, _USUAL_INTERVAL_SECONDS)
             for process in living:
                 identity = identity_of(process.identity) if process.node == node.id else None
                 if identity is not None:
@@ -375,7 +381,7 @@ class Fleet:
         changed = []
         for member in self.members.values():
             interval = member.interval_seconds or interval_seconds
-            state = self._state(member, now, interval)
+            state = state_of(now - member.seen, interval)
             may_be_back = self._may_be_back(member, now)
             member.is_silent = state != "healthy" and not may_be_back
             if member.is_elsewhere:  # the other head says what becomes of it
@@ -389,13 +395,6 @@ class Fleet:
             member.state = state
             member.lost_since = member.seen if state == "lost" else None
         return changed
-
-    def _state(self, member: Member, now: float, interval_seconds: float) -> NodeState:
-        """Return how a node is; it is late, not lost, while its agent may be on the way back to this head."""
-        state = state_of(now - member.seen, interval_seconds)
-        if state == "lost" and member.lost_since is None and self._may_be_back(member, now):
-            return "late"
-        return state
 
     def _may_be_back(self, member: Member, now: float) -> bool:
         """Whether a node is silent only because this head was away, and its agent had no time yet to come back."""
