@@ -21,7 +21,7 @@ QUICKLY = {
     "gpulse.cluster.head.membership:LATE_SECONDS": 1.0,
     "gpulse.cluster.head.membership:LATE_INTERVALS": 2,
     "gpulse.cluster.head.membership:LOST_SECONDS": 4.0,
-    "gpulse.cluster.head.fleet:LOST_SECONDS": 4.0,
+    "gpulse.cluster.head.fleet:RETURN_SECONDS": 4.0,
     "gpulse.cluster.head.expected:MISSING_SECONDS": 1.0,
 }
 """Nodes are lost and missing sooner."""

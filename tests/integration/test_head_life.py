@@ -265,7 +265,6 @@ def test_nodes_are_as_they_were_when_the_head_before_ended(cluster: Cluster) -> 
     impatient = {
         "gpulse.cluster.head.membership:LATE_SECONDS": 1.5,
         "gpulse.cluster.head.membership:LOST_SECONDS": 3.0,
-        "gpulse.cluster.head.fleet:_USUAL_INTERVAL_SECONDS": 0.25,
     }
     head = cluster.head("--freq", "250", tuned=impatient)
     agents = [cluster.agent(name, head.port, tuned=EAGER) for name in ("well", "gone")]

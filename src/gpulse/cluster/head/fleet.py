@@ -30,7 +30,6 @@ from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode,
 
 log = logging.getLogger(__name__)
 
-_USUAL_INTERVAL_SECONDS = 1.0
 _QUICK_SCOPES = frozenset({"gpu", "host"})
 _JOB_EVENTS = frozenset({JOB, JOB_END, "agent_started", "agent_stopping"})
 _MOST_JOBS = 4096
@@ -300,9 +299,10 @@ class Fleet:
         return old
 
     def restore(self, store: Past, now: float) -> None:
-        """Take up the nodes where the head before this one left them; none of them was heard of yet.
+        """Take up the nodes where the head before this one left them.
 
-        How long a node was silent counts up to the moment when that head ended: afterwards nobody listened.
+        A node that is not known to be lost counts as healthy until its agent has had the time to come back: nobody
+        listened to it meanwhile.
         """
         self.listening_since = now
         spans = self._spans(store, now)
@@ -310,17 +310,14 @@ class Fleet:
         findings, health = store.latest("findings"), store.latest("health")
         gpus = store.gpus()
         jobs = self._jobs(store, now)
-        seen = {node.id: store.seen(node.id) or node.first_seen for node in store.nodes().values()}
-        events = [event.time for event in store.events(start=0.0, end=now, most=1)]
-        ended = max([*seen.values(), *events], default=now)
         for node in store.nodes().values():
-            member = self.member(node, seen[node.id])
+            member = self.member(node, store.seen(node.id) or node.first_seen)
             member.happened(_checked(jobs.get(node.id, ())), now)
             member.spans = spans.get(node.id, {})
             lost = member.spans.pop(("node_lost", None, ""), None)
             member.lost_since = lost.start if lost is not None and lost.end is None else None
             member.known = tuple(_devices(gpu for gpu in gpus if gpu.node == node.id))
-            member.state = state_of(ended - member.seen, _USUAL_INTERVAL_SECONDS)
+            member.state = "healthy" if member.lost_since is None else "lost"
             for process in living:
                 identity = identity_of(process.identity) if process.node == node.id else None
                 if identity is not None:
