@@ -118,7 +118,10 @@ def test_a_head_is_killed_and_comes_back(pair: Pair, tmp_path: Path) -> None:
             "the second head knows where they are",
         )
         assert {"healthy"} == set(pair.heads["b"].nodes().values())
-        assert [24, 0] == [_scraped(pair.heads[name]) for name in "ab"]
+        until(
+            lambda: [_scraped(pair.heads[name]) for name in "ab"] == [24, 0],
+            "the first head shows all GPUs to Prometheus, the second none",
+        )
     finally:
         watcher.close()
     assert [] == watcher.missed
