@@ -163,8 +163,13 @@ class Soak:
         self._statements.append((time.time(), ended.out))
 
     def _recover(self) -> None:
-        """Resume the session that the killed head left, as an operator does."""
-        self._session("recover", _WHOLE)
+        """Resume the session that the killed head left, as an operator does.
+
+        It goes on by itself when that head had got no frame yet after it resumed the session.
+        """
+        listed = (self.parts.get("/api/v1/sessions") or {"sessions": ()})["sessions"]
+        if not any(one["name"] == _WHOLE and one["is_active"] for one in listed):
+            self._session("recover", _WHOLE)
 
     # --- times as different sources state them ---
 
