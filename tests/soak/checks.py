@@ -36,6 +36,8 @@ MAX_FRAMES_LOST_BY_KILL_SECONDS = 1.0
 """Documented: a frame is in the agent's spool one second after it was sampled."""
 MAX_MOVED_FRAMES, MAX_MOVED_RATIO = 3, 0.05
 """So many samples may serve the frame beside their own in a session's file: agents start, and ticks come late."""
+NODE_FINDINGS = "node_"
+"""Findings about a node that does not report: right while the soak keeps its agent down."""
 _MIN_USAGE_SAMPLES = 9
 _MAX_LISTED = 5
 _MILLISECOND = 0.0015
@@ -389,7 +391,13 @@ def findings(
         found.append(
             f"{kind} of {node} GPU {label} has {len(distinct)} starts: {_listed(map(_clock, distinct))}"
         )
-    wrong = {(f.node, f.id): f for poll in polls for f in poll.findings if f.node in healthy}
+    wrong = {
+        (seen.node, seen.id): seen
+        for poll in polls
+        for seen in poll.findings
+        if seen.node in healthy
+        and not (seen.id.startswith(NODE_FINDINGS) and is_excused(seen.time, outages, seen.node))
+    }
     found += [
         f"{seen.node} is healthy but has the finding {seen.id} at {_clock(seen.time)}"
         for seen in wrong.values()
@@ -427,9 +435,14 @@ def finding_spans(spans: Sequence[tuple[float, float | None]], start: float | No
 
 
 def session_findings(
-    file: SessionFile, *, faulty: tuple[str, str, str], healthy: Collection[str]
+    file: SessionFile,
+    outages: Sequence[Outage],
+    *,
+    faulty: tuple[str, str, str],
+    healthy: Collection[str],
 ) -> list[str]:
     """Check that a session's file has the constant fault once, and nothing of healthy nodes."""
+    stopped = {outage.part for outage in outages}
     node, label, kind = faulty
     own = [one for one in file.findings if one[:3] == (node, kind, label)]
     found = []
@@ -440,7 +453,13 @@ def session_findings(
         for *_, times in own
         if times != 1
     ]
-    wrong = sorted({(one[0], one[1]) for one in file.findings if one[0] in healthy})
+    wrong = sorted(
+        {
+            (one[0], one[1])
+            for one in file.findings
+            if one[0] in healthy and not (one[1].startswith(NODE_FINDINGS) and one[0] in stopped)
+        }
+    )
     found += [f"file of session {file.name}: {node} is healthy but has {kind}" for node, kind in wrong]
     return found
 

@@ -285,7 +285,7 @@ class Soak:
             found += checks.session_file(file, stored)
         found += checks.stated_gaps(self._statements, whole)
         found += checks.finding_spans(spans, start)
-        found += checks.session_findings(whole, faulty=FAULT, healthy=HEALTHY)
+        found += checks.session_findings(whole, self.parts.outages, faulty=FAULT, healthy=HEALTHY)
         self._check_observations(page_end)
         self.counts |= {
             "agent starts": len(self.parts.lives),

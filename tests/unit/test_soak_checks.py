@@ -326,13 +326,26 @@ HAS_FAULT = (*FAULT, START)
         ([poll(0, HAS_FAULT, HAS_FAULT)], 1),
         ([poll(0, HAS_FAULT, ("gpu-1", "0", "gpu_idle_allocated", START))], 1),
         ([poll(102)], 1),
+        ([poll(0, HAS_FAULT, ("gpu-1", None, "node_lost", START))], 1),
+        ([poll(210, HAS_FAULT, ("gpu-1", None, "node_lost", START))], 0),
     ],
-    ids=["constant", "head down", "absent", "another start", "twice", "healthy node", "never"],
+    ids=[
+        "constant",
+        "head down",
+        "absent",
+        "another start",
+        "twice",
+        "healthy node",
+        "never",
+        "lost",
+        "lost and down",
+    ],
 )
 def test_findings(polls: Sequence[FindingsPoll], count: int) -> None:
     """A constant fault is one finding with one start, and healthy nodes have none."""
 
-    assert count == len(checks.findings(polls, [RESTART], faulty=FAULT, healthy=["gpu-1"]))
+    outage = Outage("gpu-1", "agent outage", START + 200, START + 220)
+    assert count == len(checks.findings(polls, [RESTART, outage], faulty=FAULT, healthy=["gpu-1"]))
 
 
 @pytest.mark.parametrize(
@@ -359,13 +372,17 @@ def test_finding_spans(spans: Sequence[tuple[float, float | None]], count: int) 
         ([("gpu-7", "gpu_fault", "0", START, 3)], 1),
         ([], 1),
         ([("gpu-7", "gpu_fault", "0", START, 1), ("gpu-1", "gpu_fault", "0", START, 1)], 1),
+        ([("gpu-7", "gpu_fault", "0", START, 1), ("gpu-1", "node_lost", None, START, 1)], 0),
+        ([("gpu-7", "gpu_fault", "0", START, 1), ("gpu-2", "node_lost", None, START, 1)], 1),
     ],
 )
 def test_session_findings(listed: Sequence[tuple[str, str, str | None, float, int]], count: int) -> None:
     """A session's file has the constant fault once, and nothing of healthy nodes."""
 
     file = session()._replace(findings=listed)
-    assert count == len(checks.session_findings(file, faulty=FAULT, healthy=["gpu-1"]))
+    outage = Outage("gpu-1", "agent outage", START + 200, START + 220)
+    healthy = ["gpu-1", "gpu-2"]
+    assert count == len(checks.session_findings(file, [outage], faulty=FAULT, healthy=healthy))
 
 
 def contact(seconds: float, *nodes: str) -> Contact:
