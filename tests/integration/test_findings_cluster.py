@@ -165,6 +165,7 @@ def test_the_page_shows_the_same_start_in_every_range(
     broken(cluster, head, fake.env(nvml_library))
     until(lambda: [one["node"] for one in lost(head)] == ["n7"], "a node is missing")
     until(lambda: len(history(head, DAY, id="gpu_fault")) == 2, "two faults")
+    until(lambda: history(head, DAY, id="node_missing"), "the missing node in the history")
     seen = []
     with browsing() as browser, tab(browser, head.http_port) as window:
         for query in ("", "?range=3600", "?range=2592000"):

@@ -39,7 +39,7 @@ class FindingsPage {
     this.timer = setInterval(() => this.refresh(), EVERY_MS);
     const options = { signal: this.stop.signal };
     app.fleet.addEventListener("details", (event) => this.told(event.detail), options);
-    app.fleet.addEventListener("structure", () => this.draw(), options);
+    app.fleet.addEventListener("structure", () => this.soon(), options); // nodes that do not report are findings, too
     this.refresh();
     manual().then((book) => {
       this.book = book;
