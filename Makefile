@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Half as many again as there are CPUs: much of a test's time is spent waiting for other processes.
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
-.PHONY: help install run demo test soak soak-short lint format typecheck bench docs screenshots wire wirecheck golden clean
+.PHONY: help install run demo test soak soak-short newcomer lint format typecheck bench docs screenshots wire wirecheck golden clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ wire: ## Make wire_pb2.py anew from wire.proto
 	$(PYTHON) -m venv $(VENV)/wire
 	$(VENV)/wire/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.64.3 'setuptools<80'
 	cd src && ../$(VENV)/wire/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. gpulse/cluster/wire.proto
+
+newcomer: ## Try every command of README and docs in a minimal Debian; needs root
+	@$(PYTHON) tests/prerequisites.py install walk
+	$(PYTHON) -B tests/newcomer/walk.py
 
 wirecheck: $(READY) ## Run the wire's tests under every protobuf that agents may meet
 	tests/wire_check.sh $(BIN)/python
