@@ -50,6 +50,8 @@ class Rule(NamedTuple):
     before: tuple[tuple[str, str], ...] = ()
     """Commands that are started first and run on, and what they print when they are up: what the document takes for
     granted, such as a cluster to attach to."""
+    gone: str = ""
+    """Pattern of a running command that ends by itself because of this one."""
     after: str = ""
     """A command that is run afterwards, to end what this one has started in the background."""
     ends: tuple[str, ...] = ()
@@ -70,6 +72,9 @@ _HEAD, _AGENT = "^(gpulse head|gsprof start)", "^gpulse agent"
 _ELSEWHERE = "needs another machine"
 _KILLED = "needs a head that was killed"
 _SLURM = "needs Slurm"
+_JOB = "needs a job of a scheduler"
+_REFUSED = 22
+"""The exit code of curl for an answer that says what is wrong with the request."""
 _OWN = "names a file of the reader's own"
 _EXIT = "curl -sS -X POST http://localhost:8091/api/v1/exit"
 _DASK = (
@@ -89,7 +94,7 @@ RULES = (
     Rule("README.md", "^gpulse dask attach", before=_DASK),
     Rule("README.md", "^gpulse head --host", until=_LISTENS, ends=("^dask",)),
     Rule("README.md", "^gpulse agent HEAD:8090  ", until=_CONNECTED, add=" --demo"),
-    Rule("README.md", "^gpulse job 4711", skip="needs a job of a scheduler"),
+    Rule("README.md", "^gpulse job 4711", skip=_JOB),
     Rule("README.md", "^gpulse agent --metrics-port", until="metrics on", ends=(_AGENT,)),
     Rule("README.md", "^gpulse agent HEAD:8090 --metrics-port", until=_CONNECTED, ends=(_AGENT,)),
     Rule("README.md", "^gpulse head --remote-write", skip=_DATABASE),
@@ -109,6 +114,11 @@ RULES = (
     Rule("docs/sessions.md", "^gpulse report training_run_1.json", skip=_OWN),
     Rule("docs/http-api.md", "^gpulse head", until=_LISTENS),
     Rule("docs/http-api.md", "^gpulse agent", until=_CONNECTED),
+    Rule("docs/http-api.md", "http://head:8091", skip=_ELSEWHERE),
+    Rule("docs/http-api.md", """ -d '{"name": "x"}'|nmae""", code=_REFUSED),
+    Rule("docs/http-api.md", "sessions/recover", skip=_KILLED),
+    Rule("docs/http-api.md", "jobs/slurm:4711", skip=_JOB),
+    Rule("docs/http-api.md", "api/v1/exit$", gone=_HEAD),
     Rule("docs/dashboard.md", "^curl", before=(("gpulse head", _LISTENS),)),
     Rule("docs/prometheus.md", "^gpulse agent gpu-head", until="metrics on", ends=(_AGENT,)),
     Rule("docs/prometheus.md", "^gpulse agent", until="metrics on", ends=(_AGENT,)),
@@ -135,8 +145,7 @@ RULES = (
     Rule("docs/dask-cli.md", "--scheduler-file|--custom", skip=_OWN),
     Rule("docs/harvest.md", "^gpulse harvest status", code=3),
     Rule("docs/harvest.md", "^gpulse harvest$", code=1),
-    Rule("docs/harvest-config.md", "^cat harvest.toml|^gpulse harvest -c harvest.toml$", code=1),
-    Rule("docs/harvest-config.md", "--dry-run", code=1),
+    Rule("docs/harvest-config.md", "^gpulse harvest -c harvest.toml( --dry-run.*)?$", code=1),
     Rule("docs/harvest-queue.md", "dask scheduler$", until="Scheduler at:"),
     Rule("docs/harvest-queue.md", "^dask worker", until="Registered to"),
     Rule("docs/harvest-queue.md", "^gpulse harvest", code=1),

@@ -125,9 +125,7 @@ def _furnish(root: Path) -> None:
     subprocess.run(["chroot", root, "useradd", "-m", "-u", str(UID), "-s", "/bin/bash", USER], check=True)
     place = root / CHECKOUT.relative_to("/")
     place.mkdir()
-    archive = subprocess.Popen(
-        ["git", "-C", str(ROOT), "archive", os.environ.get("WALK_COMMIT", "HEAD")], stdout=subprocess.PIPE
-    )
+    archive = subprocess.Popen(["git", "-C", str(ROOT), "archive", "HEAD"], stdout=subprocess.PIPE)
     subprocess.run(["tar", "-C", str(place), "-xf", "-"], stdin=archive.stdout, check=True)
     if archive.wait() != 0:
         raise WalkError("git archive HEAD failed: the walk needs a git checkout")
@@ -214,15 +212,17 @@ class Running:
             if not self._read(1.0) and self.popen.poll() is not None:
                 raise WalkError(f"`{self.command}` ended with {self.popen.returncode}:\n{self.seen}")
 
-    def end(self, code: int) -> None:
-        """Press Ctrl-C, and check how it ends."""
-        if self.popen.poll() is None:
-            os.write(self._master, b"\x03")
+    def press_ctrl_c(self) -> None:
+        """Type it at its terminal."""
+        os.write(self._master, b"\x03")
+
+    def check_end(self, code: int) -> None:
+        """Wait until it has ended, and check how."""
         deadline = time.monotonic() + _MAX_END_SECONDS
         while self.popen.poll() is None:
             if time.monotonic() > deadline:
                 self.popen.kill()
-                raise WalkError(f"Ctrl-C did not end `{self.command}`:\n{self.seen[-2000:]}")
+                raise WalkError(f"`{self.command}` did not end:\n{self.seen[-2000:]}")
             self._read(0.2)
         os.close(self._master)
         if self.popen.returncode != code:
@@ -346,6 +346,8 @@ class Walk:
             self._start(rule, text).wait_for(rule.until)
         else:
             self._run(text, rule.code)
+        if rule.gone:
+            self._end(rule.gone, by_ctrl_c=False)
         if rule.after:
             self._run(rule.after, 0)
 
@@ -384,12 +386,14 @@ class Walk:
     def _join_outside(self) -> None:
         self._libc.setns(self._outside_network, _CLONE_NEWNET)
 
-    def _end(self, pattern: str) -> None:
+    def _end(self, pattern: str, *, by_ctrl_c: bool = True) -> None:
         for entry in [entry for entry in self._running if re.search(pattern, entry[1].command)]:
             self._running.remove(entry)
             rule, running = entry
             try:
-                running.end(rule.end_code)
+                if by_ctrl_c:
+                    running.press_ctrl_c()
+                running.check_end(rule.end_code)
             except WalkError as error:
                 self._fail(str(error))
 
