@@ -39,9 +39,11 @@ UID = 1000
 HOME = Path("/home") / USER
 CHECKOUT = HOME / "gpulse"
 CACHE = Path("/var/cache/newcomer")
-_PASSED_ON = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "SSL_CERT_FILE")
+_PASSED_ON = (
+    *("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "SSL_CERT_FILE"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
 """Settings of this machine without which pip may not reach a package index."""
-_PASSED_ON += ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _MAX_COMMAND_SECONDS = 300.0
 _MAX_START_SECONDS = 60.0
 _MAX_END_SECONDS = 30.0
