@@ -70,7 +70,6 @@ wire: ## Make wire_pb2.py anew from wire.proto
 	cd src && ../$(VENV)/wire/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. gpulse/cluster/wire.proto
 
 newcomer: ## Try every command of README and docs in a minimal Debian; needs root
-	@$(PYTHON) tests/prerequisites.py install walk
 	$(PYTHON) -B tests/newcomer/walk.py
 
 wirecheck: $(READY) ## Run the wire's tests under every protobuf that agents may meet

@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests import prerequisites  # noqa: E402
 from tests.newcomer.blocks import Command, commands  # noqa: E402
 from tests.newcomer.plan import DOCUMENTS, HOSTS, RULES, Rule  # noqa: E402
 
@@ -87,7 +88,7 @@ def _obstacle() -> str:
     """Return why no root file system can be made here, or nothing."""
     if os.geteuid() != 0:
         return "it needs root, to make a root file system and to enter it"
-    if shutil.which("mmdebstrap") is None:
+    if prerequisites.install("walk") != 0:
         return "mmdebstrap is missing (apt-get install mmdebstrap)"
     command = [
         "unshare",
