@@ -42,6 +42,11 @@ def pytest_configure() -> None:
     settings.register_profile("gpulse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("gpulse")
 
+    settings.register_profile("gpulse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile(
+        "gpulse"
+    )  # how long an example takes says how busy the machine is, and nothing about our code
+
 
 def pytest_collection_finish() -> None:
     """Thousands of tests and all that they import stay: whoever collects garbage need not look at them each time."""

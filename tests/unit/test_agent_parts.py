@@ -54,8 +54,13 @@ def test_what_is_no_address(address: str) -> None:
 def test_an_identity_stays(tmp_path: Path) -> None:
     """Two agents of one machine differ in their instance alone, and each keeps its own."""
 
-    one, two = read_identity(tmp_path / "a"), read_identity(tmp_path / "b", name="n")
-    assert one == read_identity(tmp_path / "a")
+    machine = tmp_path / "machine-id"  # minimal systems have none of their own
+    machine.write_text("0123456789abcdef\n")
+    one, two = (
+        read_identity(tmp_path / "a", machine_file=machine),
+        read_identity(tmp_path / "b", name="n", machine_file=machine),
+    )
+    assert one == read_identity(tmp_path / "a", machine_file=machine)
     assert one.instance != two.instance
     assert (one.machine, one.boot, "n") == (two.machine, two.boot, two.host)
 
