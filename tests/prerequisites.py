@@ -62,6 +62,14 @@ def find_faketime() -> str | None:
     return next((found for place in places for found in glob.glob(place)), None)
 
 
+def _has_machine_id() -> bool:
+    """Whether the machine has an id of its own, which systemd makes when it is installed."""
+    return any(
+        os.path.exists(path) and os.path.getsize(path)
+        for path in ("/etc/machine-id", "/var/lib/dbus/machine-id")
+    )
+
+
 TOOLS = {
     "C compiler": Tool(_compiles, ("gcc", "libc6-dev")),
     "Chromium": Tool(
@@ -72,6 +80,7 @@ TOOLS = {
     "VictoriaMetrics": Tool(_all("victoria-metrics"), ("victoria-metrics",)),
     "Slurm": Tool(_all("slurmctld", "slurmd", "sbatch", "munged"), ("slurm-wlm", "slurm-client", "munge")),
     "systemd-analyze": Tool(_all("systemd-analyze"), ("systemd",)),
+    "machine id": Tool(_has_machine_id, ("systemd",)),
     "openssl": Tool(_all("openssl"), ("openssl",)),
     "curl": Tool(_all("curl"), ("curl",)),
     "ip and nft": Tool(_all("ip", "nft"), ("iproute2", "nftables")),

@@ -146,6 +146,7 @@ def test_a_head_is_told_that_there_will_be_no_more(head: HeadProcess, tmp_path: 
     assert took < 3.0
 
 
+@pytest.mark.requires("machine id")
 def test_the_place_of_an_agent_is_left_to_it(
     head: HeadProcess, shared: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
