@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,9 +18,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
+from gpulse.model.columns import layout_id
 from gpulse.store.archive import Archive
-from tests.integration.cluster import SEALING, HeadProcess, cluster_in, talk, until
-from tests.integration.hostile_messages import Attack, attacks
+from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.log.log import Log
+from tests.integration.cluster import SEALING, Cluster, HeadProcess, cluster_in, talk, until
+from tests.integration.hostile_messages import GPU, ODD, Attack, attacks, frame, layout, run_of
 from tests.integration.remote_lab import FakeEngine, fake_engine
 from tests.integration.test_cluster_hostile import no_number, raw
 
@@ -130,11 +135,14 @@ def check_sent(engine: FakeEngine) -> None:
 
 def check_round(head: HeadProcess, engine: FakeEngine) -> None:
     """Everything that a head does."""
-    check_answers(head)
-    check_scrape(head)
-    check_live(head)
-    check_sealing(head)
-    check_sent(engine)
+    try:
+        check_answers(head)
+        check_scrape(head)
+        check_live(head)
+        check_sealing(head)
+        check_sent(engine)
+    except (OSError, TimeoutError) as error:
+        raise AssertionError(f"{error!r}: {head.text[-5000:]}") from error
     assert not [line for line in head.lines if "Traceback" in line], head.text[-5000:]
 
 
@@ -148,21 +156,25 @@ def check_neighbour(data: Path) -> None:
     assert sequences == set(range(1, max(sequences) + 1))
 
 
+def busy_head(cluster: Cluster, engine: FakeEngine, directory: Path, **given: Any) -> HeadProcess:
+    """A head that does everything a head can do."""
+    (directory / "shared").mkdir(exist_ok=True)
+    write = ("--remote-write", f"{engine.engine.query_url}/receive")
+    return cluster.head(*SEALING, "--freq", "100", *write, "--shared-dir", str(directory / "shared"), **given)
+
+
 def endured(directory: Path, chosen: Sequence[Attack]) -> None:
     """A head hears all of it, works, starts again, and works."""
     directory.mkdir()
     with cluster_in(directory) as cluster, fake_engine() as engine:
-        options = [*SEALING, "--freq", "100", "--remote-write", f"{engine.engine.query_url}/receive"]
-        options += ["--shared-dir", str(directory / "shared")]
-        head = cluster.head(*options)
+        head = busy_head(cluster, engine, directory)
         agent = cluster.agent(_NEIGHBOUR, head.port)
         agent.said("connected to")
         for attack in chosen:
             said(head, attack)
         check_round(head, engine)
         assert 0 == head.end(), head.text[-3000:]
-        port = head.port
-        head = cluster.head(*options, port=port)
+        head = busy_head(cluster, engine, directory, port=head.port)
         until(lambda: "healthy" == head.nodes().get(_NEIGHBOUR), "the neighbour comes back")
         check_round(head, engine)
         told = head.get("/api/v1/events?from=0&kinds=gap,frames_dropped,records_unreadable,unreadable_record")
@@ -196,3 +208,62 @@ def test_no_message_harms_a_head(tmp_path: Path) -> None:
     except (AssertionError, OSError, TimeoutError) as error:
         (tmp_path / "one").mkdir()
         pytest.fail(f"{error}\nwhat does it: {culprit(tmp_path / 'one', everything)}")
+
+
+def test_a_log_of_an_earlier_version_costs_its_bad_records_alone(tmp_path: Path) -> None:
+    """What was taken in before it was refused: the head starts, tells of it, and everything works."""
+
+    deep = "[" * 960 + "]" * 960
+    huge = layout("gpu", json.dumps({**GPU, "uuid": "GPU-huge", "facts": {"memory_total_bytes": 10**400}}))
+    nan = layout("gpu", json.dumps({**GPU, "uuid": "GPU-nan", "facts": {"memory_total_bytes": math.nan}}))
+    good, missing = layout("gpu", json.dumps(GPU)), layout("gpu", json.dumps(GPU)).decode().encode("utf-16")
+    now = time.time()
+    kinds = ("health", "findings", "job", "xid", "process")
+    events = [f'[{{"event":"{kind}","pid":5,"id":"slurm:1","other":{deep}}}]'.encode() for kind in kinds]
+    events += [
+        f'[{{"event":"frames_dropped","run":"?","frames":{value}}}]'.encode() for value in ODD.values()
+    ]
+    with cluster_in(tmp_path) as cluster, fake_engine() as engine:
+        with Log(tmp_path / "data" / "log") as log:
+            for number in (1, 2, 3):
+                known = {
+                    "id": number,
+                    "name": f"old-{number}",
+                    "host": f"old-{number}",
+                    "machine": f"m{number}",
+                }
+                log.append(FACT, fact_bytes("node", time=now, facts={"driver": "1"}, labels={}, **known))
+                log.append(FACT, fact_bytes("run", run=run_of(f"old-{number}").hex(), node=number, time=now))
+            for text in (good, huge, nan):
+                log.append(FACT, fact_bytes("layout", id=str(layout_id(text)), text=text.decode()))
+            for number, text in ((1, good), (2, huge), (3, nan)):
+                log.append(FACT, fact_bytes("devices", node=number, layout=str(layout_id(text)), time=now))
+            log.append(FACT, f'{{"fact":"node","id":4,"facts":{deep}}}'.encode())
+            log.append(FACT, fact_bytes("node", id=10**400, name="\ud800", host="h", machine="m", time=now))
+            log.append(FACT, fact_bytes("run", run="no run", node="x", time=now, boot="b" * (15 << 20)))
+            log.append(FACT, b'{"fact":"layout"')
+            log.append(BATCH, b"too short")
+            log.append(BATCH, Batch(run_of("cut"), 1, 1, 1, round(now * 1e6), 0, b"cut off").to_bytes())
+            for number, text in ((1, good), (1, missing), (2, huge), (3, nan)):
+                frames = frame([(text, 8)])
+                run, first = run_of(f"old-{number}"), 1 + (text is missing)
+                log.append(BATCH, Batch(run, number, first, 1, round(now * 1e6), 0, frames).to_bytes())
+            for place, happened in enumerate(events, 10):
+                frames = frame([(good, 8)], happened)
+                log.append(BATCH, Batch(run_of("old-1"), 1, place, 1, round(now * 1e6), 0, frames).to_bytes())
+            log.sync()
+        head = busy_head(cluster, engine, tmp_path)
+        agent = cluster.agent(_NEIGHBOUR, head.port)
+        agent.said("connected to")
+        check_round(head, engine)
+        told = head.get("/api/v1/events?from=-10m")["events"]
+        found = {event["kind"] for event in told}
+        assert {"unreadable_record", "unreadable_event", "unreadable_fact", "records_unreadable"} <= found
+        assert {"old-1", "old-2", "old-3", _NEIGHBOUR} <= set(head.nodes())
+        assert 0 == head.end()
+        head = busy_head(cluster, engine, tmp_path, port=head.port)
+        until(lambda: "healthy" == head.nodes().get(_NEIGHBOUR), "the neighbour comes back")
+        check_round(head, engine)
+        agent.end(signal.SIGTERM)
+        assert 0 == head.end()
+        check_neighbour(head.data_dir)

@@ -284,10 +284,6 @@ def lying_frames() -> Iterator[tuple[str, AgentMessage]]:
         "zip bomb": (bomb(), {"zipped": True}),
         "no zip": (b"no zip at all", {"zipped": True}),
         "half a zip": (zlib.compress(good)[:-5], {"zipped": True}),
-        "events no json": (frame(text, events=b"{"), {}),
-        "events no list": (frame(text, events=b'{"event":"health"}'), {}),
-        "events no text": (frame(text, events=b'["\xff\xfe"]'), {}),
-        "events deep": (frame(text, events=b"[" * 100_000), {}),
         "number too large": (good, {"first": (1 << 64) - 1}),
         "number too large for a file": (good, {"first": 1 << 63}),
         "time too large": (frame(text, time_us=(1 << 63) - 1), {}),
@@ -353,7 +349,7 @@ def test_batch_of_nobody(head: HeadProcess) -> None:
     ids=lambda text: f"{len(text)}-{text[:12]!r}",
 )
 def test_layout(head: HeadProcess, text: bytes) -> None:
-    """A layout of things that cannot be is refused, or does no harm; at the end of all tests it has to be sealed."""
+    """A layout of things that cannot be is left out, or does no harm; at the end of all tests it has to be sealed."""
 
     run = next(_RUNS)
     size = 0
@@ -367,7 +363,6 @@ def test_layout(head: HeadProcess, text: bytes) -> None:
         batch(run, frame(text, bytes(size))),
     )
     assert code in (grpc.StatusCode.OK, _INVALID), (code, words)
-    assert size or code is _INVALID
 
 
 @pytest.mark.parametrize(
@@ -392,16 +387,20 @@ def test_layout(head: HeadProcess, text: bytes) -> None:
         b"[" + b"[" * 900 + b"]" * 900 + b"]",
         b'[{"event": "findings", "findings": [' + b'{"a":' * 400 + b"1" + b"}" * 400 + b"]}]",
         b'[{"event": "agent_started"}]',
+        b"{",
+        b'{"event":"health"}',
+        b'["\xff\xfe"]',
+        b"[" * 100_000,
     ],
     ids=lambda events: events[:40].decode("ascii", "replace"),
 )
 def test_events(head: HeadProcess, events: bytes) -> None:
-    """Events that hold odd things do no harm, whether they are taken or not."""
+    """Events that hold odd things do no harm, whether they are taken or not, and cost nothing but themselves."""
 
     run, text = next(_RUNS), layout()
     messages = (AgentMessage(layout=Layout(text=text)), batch(run, frame(text, events=events)))
     code, words = said(head, hello("hostile", run), *messages)
-    assert code in (grpc.StatusCode.OK, _INVALID), (code, words)
+    assert code is grpc.StatusCode.OK, words
 
 
 def test_huge_message(head: HeadProcess) -> None:

@@ -265,7 +265,8 @@ class Archive(StoreView):
         if readers:
             for record in self._log.read(min(readers) + 1):
                 if record.kind == BATCH:
-                    return Batch.from_bytes(record.payload).received_us / 1e6
+                    with suppress(ValueError):
+                        return Batch.from_bytes(record.payload).received_us / 1e6
         return math.inf
 
     def relieve(self) -> None:

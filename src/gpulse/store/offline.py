@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Self
 
 from gpulse.errors import GpulseError
 from gpulse.store.book.book import Book
 from gpulse.store.disk import disk_errors
-from gpulse.store.entry import Entry
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.holder import holder
+from gpulse.store.journal import BATCH, Batch
 from gpulse.store.log.reader import LogReader
 from gpulse.store.view import StoreView
 
@@ -48,10 +48,11 @@ class OfflineStore(StoreView):
             super().__init__(book, StoredSamples(history, recent))
             self._newest_us = history.newest_us
             for record in log.read(history.sealed_to + 1):
-                batch = Entry.of_record(record).batch
-                if batch is not None:
-                    recent.add(record.position, batch)
-                    self._newest_us = max(self._newest_us, batch.received_us)
+                if record.kind == BATCH:
+                    with suppress(ValueError):  # another version wrote it
+                        batch = Batch.from_bytes(record.payload)
+                        recent.add(record.position, batch)
+                        self._newest_us = max(self._newest_us, batch.received_us)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:

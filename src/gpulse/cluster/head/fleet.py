@@ -157,8 +157,10 @@ class Member:
         """The newest frame came."""
         self._newest = (packed, shift_us)
         self._decoded = None
-        if any(layouts[block.layout].scope not in _QUICK_SCOPES for block in packed.blocks):
-            self._slow = packed
+        for name, _ in packed.blocks:
+            if layouts[name].scope not in _QUICK_SCOPES:
+                self._slow = packed
+                break
 
     def layouts(self) -> set[int]:
         """The layouts that its newest frame refers to."""
@@ -280,8 +282,8 @@ class Fleet:
     def used(self, frames: Sequence[PackedFrame], now: float) -> None:
         """Frames referred to their layouts."""
         for frame in frames:
-            for block in frame.blocks:
-                self._used[block.layout] = now
+            for name, _ in frame.blocks:
+                self._used[name] = now
 
     def forget_layouts(self, before: float, now: float) -> list[int]:
         """Drop the layouts that no frame referred to since then; every change of a node's processes makes one."""

@@ -322,13 +322,13 @@ class Ingest:
         run = self._fleet.runs.get(message.run)
         if run is None or run.node != stream.member.stored.id:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "frames of a run that was not announced")
-        check_numbers(message.first, message.count, message.sent_monotonic_us)
+        first, sent_us = message.first, message.sent_monotonic_us
+        check_numbers(first, message.count, sent_us)
         now_us = round(self._now() * 1e6)
-        stream.heard(now_us, message.sent_monotonic_us)
+        stream.heard(now_us, sent_us)
         decoded = self._decoded(stream, run, message, now_us)
-        first = message.first
-        repeated = max(0, run.received - first + 1)
         frames, data = decoded.frames, decoded.data
+        repeated = max(0, run.received - first + 1)
         if repeated:
             frames = frames[repeated:]
             data = b"".join(frame.to_bytes() for frame in frames)
@@ -340,23 +340,24 @@ class Ingest:
         missing = first - 1 - max(run.received, run.elsewhere)
         if missing > 0:
             self.event("gap", run.node, run=message.run.hex(), frames=missing, before=first)
-        self._left_out(stream, message, decoded, repeated)
+        if decoded.refused or decoded.problems:
+            self._left_out(stream, message, decoded, repeated)
         shift_us = self._shift(stream, message.run, frames)
         batch = Batch(message.run, run.node, first, len(frames), now_us, shift_us, data)
-        happened = tuple(
-            FrameEvents(run.node, batch.run, first + place, (frame.time_us + shift_us) / 1e6, frame.events)
-            for place, frame in enumerate(frames)
-            if frame.events
-        )
-        self._committer().add(Entry.of_batch(batch, happened))
-        run.received = batch.last
-        member = stream.member
+        member, happened = stream.member, []
         for place, events in decoded.happened.items():
             if place >= repeated:
-                member.happened(events, (decoded.frames[place].time_us + shift_us) / 1e6)
-        slow = next((f for f in reversed(frames[:-1]) if len(f.blocks) > 2), None)
-        if slow is not None:
-            member.take(slow, self._fleet.layouts, shift_us)
+                frame = decoded.frames[place]
+                moment = (frame.time_us + shift_us) / 1e6
+                number = first + place - repeated
+                happened.append(FrameEvents(run.node, batch.run, number, moment, frame.events))
+                member.happened(events, moment)
+        self._committer().add(Entry.of_batch(batch, tuple(happened)))
+        run.received = batch.last
+        if len(frames) > 1:
+            slow = next((f for f in reversed(frames[:-1]) if len(f.blocks) > 2), None)
+            if slow is not None:
+                member.take(slow, self._fleet.layouts, shift_us)
         member.take(frames[-1], self._fleet.layouts, shift_us)
         self._fleet.used(frames, now_us / 1e6)
         self.frames += len(frames)
@@ -406,9 +407,8 @@ class Ingest:
         """What to add to the times of these frames to have them on the head's clock."""
         member = stream.member
         offset_us, shift_us = stream.clock_offset_us, member.shift_us
-        frame = next((frame for frame in reversed(frames) if frame.blocks), None)
-        is_of_this_boot = (stream.boots.get(run) or stream.boot) == stream.boot
-        if frame is not None and offset_us is not None and is_of_this_boot:
+        frame = frames[-1]
+        if offset_us is not None and frame.blocks and (stream.boots.get(run) or stream.boot) == stream.boot:
             off = frame.monotonic_us + offset_us - frame.time_us
             shift_us = off if abs(off) > _SKEW_SECONDS * 1e6 else 0
             if abs(shift_us - member.shift_us) <= _SKEW_CHANGE_SECONDS * 1e6:
