@@ -58,6 +58,10 @@ class Gathered:
         self.entries.append(entry)
 
 
+async def _everybody(_peer: object, _metadata: object, *, changes: bool) -> None:  # noqa: ARG001
+    """Let every call in."""
+
+
 class Door:
     """Ingest in front of a real store, without a network."""
 
@@ -73,7 +77,7 @@ class Door:
             head_id="head",
             now=lambda: NOW,
             settings=lambda: Settings(interval_ms=500),
-            allowed=lambda _peer, _metadata: None,
+            allowed=_everybody,
         )
 
     def greeted(self, message: AgentMessage) -> Stream | None:
