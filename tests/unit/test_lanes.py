@@ -10,6 +10,9 @@ import pytest
 
 from gpulse.sources.lanes import Lanes, Run
 
+PATIENCE_SECONDS = 60.0
+"""How long a test waits for what must happen; only a failing test waits that long."""
+
 
 class Sick:
     """Work that hangs for some items until it is let go."""
@@ -41,12 +44,23 @@ def lanes_of(width: int, sick: Sick | None = None) -> Iterator[Lanes[int]]:
         lanes.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(condition: Callable[[], bool]) -> None:
     """Wait for another thread to get somewhere."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.001)
+
+
+def round_with_a_hang(lanes: Lanes[int], sick: Sick, items: list[int]) -> Run[int, int]:
+    """Carry out a round in which one call hangs, and write that call off once it is the only one that is out."""
+    run = lanes.start(items, sick)
+    sick.entered.acquire()
+    if lanes.width > 1:
+        until(lambda: len(run.results) == len(items) - 1)
+    lanes.sweep(run, 0.0)
+    until(lambda: run.finished)
+    return run
 
 
 def test_every_item_comes_back() -> None:
@@ -54,7 +68,7 @@ def test_every_item_comes_back() -> None:
 
     with lanes_of(3) as lanes:
         run = lanes.start(range(100), lambda item: item * item)
-        lanes.finish(run, 5.0)
+        lanes.finish(run, PATIENCE_SECONDS)
 
     assert {item: item * item for item in range(100)} == run.results
     assert run.finished
@@ -74,28 +88,27 @@ def test_work_that_raises_costs_only_its_item() -> None:
 
     with lanes_of(1) as lanes:
         run: Run[int, float] = lanes.start([1, 0, 2], lambda item: 6 / item)
-        lanes.finish(run, 5.0)
+        lanes.finish(run, PATIENCE_SECONDS)
 
     assert {1: 6.0, 2: 3.0} == run.results
     assert [0] == list(run.errors)
     assert isinstance(run.errors[0], ZeroDivisionError)
 
 
-@pytest.mark.parametrize("width", [1, 2, 8])
+@pytest.mark.parametrize("width", [1, 3])
 def test_a_hang_costs_only_its_item(width: int) -> None:
-    """The items behind a call that hangs come home in the same round, within twice the patience."""
+    """The items behind a call that hangs come home in the same round, before that call does."""
 
+    patience = 2.0
     sick = Sick(2)
     with lanes_of(width, sick) as lanes:
-        begun = time.monotonic()
         run = lanes.start(range(6), sick)
-        lanes.finish(run, 0.1)
-        took = time.monotonic() - begun
+        sick.entered.acquire()
+        lanes.finish(run, patience)
 
         assert {item: item * 10 for item in (0, 1, 3, 4, 5)} == run.results
         assert run.finished
-        assert took < 0.5
-        assert (lanes.stuck_seconds(2) or 0) >= 0.09
+        assert (lanes.stuck_seconds(2) or 0) >= 0.9 * patience
         assert lanes.stuck_seconds(1) is None
 
 
@@ -104,14 +117,12 @@ def test_a_stuck_item_is_left_out_of_new_rounds() -> None:
 
     sick = Sick(1)
     with lanes_of(1, sick) as lanes:
-        lanes.finish(lanes.start([0, 1, 2], sick), 0.05)
-        begun = time.monotonic()
+        round_with_a_hang(lanes, sick, [0, 1, 2])
         run = lanes.start([0, 1, 2], sick)
-        lanes.finish(run, 2.0)
+        lanes.finish(run, PATIENCE_SECONDS)
 
         assert (0, 2) == run.items
         assert {0: 0, 2: 20} == run.results
-        assert time.monotonic() - begun < 1.0
 
 
 def test_probation_is_spent_apart_and_ends_with_one_good_call() -> None:
@@ -119,13 +130,13 @@ def test_probation_is_spent_apart_and_ends_with_one_good_call() -> None:
 
     sick = Sick(1)
     with lanes_of(1, sick) as lanes:
-        lanes.finish(lanes.start([0, 1], sick), 0.05)
+        round_with_a_hang(lanes, sick, [0, 1])
         sick.released.set()
         until(lambda: lanes.stuck_seconds(1) is None)
         names = []
         for _ in range(2):
             run = lanes.start([0, 1], sick)
-            lanes.finish(run, 5.0)
+            lanes.finish(run, PATIENCE_SECONDS)
             names.append(sick.threads[1])
 
     assert {0: 0, 1: 10} == run.results
@@ -137,7 +148,7 @@ def test_a_slow_item_on_probation_delays_nobody() -> None:
 
     sick = Sick(1)
     with lanes_of(1, sick) as lanes:
-        lanes.finish(lanes.start([0, 1], sick), 0.05)
+        round_with_a_hang(lanes, sick, [0, 1])
         sick.released.set()
         until(lambda: lanes.stuck_seconds(1) is None)
         sick.released.clear()
@@ -154,8 +165,7 @@ def test_a_late_result_still_lands_in_its_round() -> None:
 
     sick = Sick(1)
     with lanes_of(1, sick) as lanes:
-        run = lanes.start([1], sick)
-        lanes.finish(run, 0.05)
+        run = round_with_a_hang(lanes, sick, [1])
         before = dict(run.results)
         sick.released.set()
         until(lambda: lanes.stuck_seconds(1) is None)
@@ -174,7 +184,7 @@ def test_rounds_that_wait_behind_a_hang_are_not_lost() -> None:
         second = lanes.start([2], sick)
         lanes.sweep(first, 0.0)
 
-        assert second.wait(5.0)
+        assert second.wait(PATIENCE_SECONDS)
         assert {2: 20} == second.results
 
 
@@ -183,28 +193,28 @@ def test_several_rounds_of_an_item_on_probation_all_end() -> None:
 
     sick = Sick(1)
     with lanes_of(4, sick) as lanes:
-        lanes.finish(lanes.start([1], sick), 0.05)
+        round_with_a_hang(lanes, sick, [1])
         sick.released.set()
         until(lambda: lanes.stuck_seconds(1) is None)
         runs = [lanes.start([1], sick) for _ in range(3)]
 
-        assert [True] * 3 == [run.wait(5.0) for run in runs]
+        assert [True] * 3 == [run.wait(PATIENCE_SECONDS) for run in runs]
         assert [{1: 10}] * 3 == [run.results for run in runs]
 
 
 def test_an_item_stuck_twice_stays_stuck_until_both_calls_are_back() -> None:
     """Two rounds may hang on one item; the first to come back does not clear the other."""
 
-    gates = [threading.Event(), threading.Event()]
+    calls = [Sick(1), Sick(1)]
     with lanes_of(4) as lanes:
-        runs = [lanes.start([1], lambda _, gate=gate: gate.wait()) for gate in gates]  # type: ignore[misc]
-        until(lambda: lanes.busy)
-        for run in runs:
-            lanes.finish(run, 0.02)
-        gates[0].set()
+        runs = [lanes.start([1], sick) for sick in calls]
+        for sick, run in zip(calls, runs, strict=True):
+            sick.entered.acquire()
+            lanes.sweep(run, 0.0)
+        calls[0].released.set()
         until(lambda: 1 in runs[0].results)
         still = lanes.stuck_seconds(1)
-        gates[1].set()
+        calls[1].released.set()
         until(lambda: lanes.stuck_seconds(1) is None)
 
         assert still is not None
@@ -220,34 +230,34 @@ def test_work_for_another_round_does_not_wait_while_threads_are_free() -> None:
         sick.entered.acquire()
         run = lanes.start([2], sick)
 
-        assert run.wait(5.0)
+        assert run.wait(PATIENCE_SECONDS)
 
 
 def test_no_more_threads_stay_than_the_width() -> None:
     """Threads taken on to get past a hang leave again."""
 
-    sick = Sick(0)
+    sick = Sick(0, 1)
     with lanes_of(2, sick) as lanes:
         run = lanes.start(range(20), sick)
+        for _ in sick.items:
+            sick.entered.acquire()
         lanes.finish(run, 0.05)
         sick.released.set()
-        until(lambda: lanes.stuck_seconds(0) is None)
+        until(lambda: lanes.stuck_seconds(0) is None and lanes.stuck_seconds(1) is None)
 
         until(lambda: sum(t.name.startswith("gpulse-test") for t in threading.enumerate()) <= 2)
 
 
 def test_close_with_a_hung_call_does_not_wait_for_it() -> None:
-    """Closing says that a call is still out, and says so soon."""
+    """Closing says that a call is still out, and does so before that call is back."""
 
     sick = Sick(1)
     lanes: Lanes[int] = Lanes("test", 2)
-    lanes.finish(lanes.start([0, 1], sick), 0.05)
-    begun = time.monotonic()
+    round_with_a_hang(lanes, sick, [0, 1])
     calm = lanes.close(0.2)
-    took = time.monotonic() - begun
     sick.released.set()
 
-    assert (False, True) == (calm, took < 0.4)
+    assert not calm
 
 
 def test_close_waits_for_a_call_that_is_nearly_done() -> None:
@@ -256,21 +266,21 @@ def test_close_waits_for_a_call_that_is_nearly_done() -> None:
     with lanes_of(1) as lanes:
         lanes.start([1], lambda _: time.sleep(0.05))
 
-        assert lanes.close(5.0)
+        assert lanes.close(PATIENCE_SECONDS)
 
 
 def test_closing_twice_is_fine() -> None:
     """The second close has nothing left to do."""
 
     lanes: Lanes[int] = Lanes("test", 2)
-    lanes.finish(lanes.start([0], lambda item: item), 1.0)
+    lanes.finish(lanes.start([0], lambda item: item), PATIENCE_SECONDS)
 
     assert [True, True] == [lanes.close(), lanes.close()]
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_no_result_is_lost_under_stress(width: int) -> None:
-    """A thousand rounds with odd delays and now and then a slow item: every item is answered or stuck."""
+    """After a thousand rounds with odd delays and now and then a slow item, every item is answered."""
 
     chance = random.Random(7)
 
@@ -278,19 +288,16 @@ def test_no_result_is_lost_under_stress(width: int) -> None:
         time.sleep(0.03 if chance.random() < 0.002 else chance.random() * 0.0002)
         return item
 
-    missing = 0
     with lanes_of(width) as lanes:
         for _ in range(1000):
             run = lanes.start(range(8), work)
             lanes.finish(run, 0.01)
             assert run.finished
-            missing += len(run.items) - len(run.results)
         until(lambda: not lanes.busy)
         last = lanes.start(range(8), lambda item: item)
-        lanes.finish(last, 5.0)
+        lanes.finish(last, PATIENCE_SECONDS)
 
     assert {item: item for item in range(8)} == last.results
-    assert missing < 200
 
 
 def test_concurrent_rounds_keep_their_own_results() -> None:
@@ -302,7 +309,7 @@ def test_concurrent_rounds_keep_their_own_results() -> None:
         def ask(caller: int) -> None:
             rounds = [lanes.start(range(10), lambda item: (caller, item)) for _ in range(50)]
             answers[caller] = all(
-                run.wait(10.0) and run.results == {item: (caller, item) for item in range(10)}
+                run.wait(PATIENCE_SECONDS) and run.results == {item: (caller, item) for item in range(10)}
                 for run in rounds
             )
 

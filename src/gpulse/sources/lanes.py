@@ -117,11 +117,11 @@ class Lanes(Generic[Item]):
         with self._lock:
             self._hire(len(run.items))
         if not run.wait(seconds):
-            self.sweep(run, 0.0)
             with self._lock:
                 left = [entry for entry in self._waiting if entry[0] is not run]
                 run.settle(len(self._waiting) - len(left))
                 self._waiting = deque(left)
+            self.sweep(run, 0.0)  # last, so that no thread can begin another call of this round after it
 
     def sweep(self, run: Run[Item, Any], seconds: float) -> None:
         """Write off the threads whose call of this round has been out for longer than `seconds`."""
