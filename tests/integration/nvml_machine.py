@@ -16,10 +16,12 @@ from tests.fakes.nvml import FakeNvml
 
 QUICK = Cadence(second=0.05, gpm=0.1, graphics=0.1, shares=0.05, slow=0.1)
 """Every group often; a value is held for twice its period and a second."""
-IMPATIENT = Patience(start=0.5, call=0.5, survey=0.05, retry=0.05)
-TICK_PATIENCE = 0.5
+IMPATIENT = Patience(start=1.0, call=1.0, survey=0.05, retry=0.05)
+TICK_PATIENCE = 1.0
 """Like the patience with a call, a bound that only a call which hangs reaches: on a busy machine a healthy one may
-wait for a CPU for a tenth of a second, and would count as hung with less."""
+wait for a CPU for some tenths of a second, and would count as hung with less."""
+_WAIT_SECONDS = 60.0
+"""How long a test waits for what must happen; only a failing test waits that long."""
 
 
 class Gpus:
@@ -37,10 +39,10 @@ class Gpus:
         return readings, self._log.merge(health)
 
     def until(
-        self, condition: Callable[[tuple[GpuReading, ...], tuple[Health, ...]], bool], seconds: float = 8.0
+        self, condition: Callable[[tuple[GpuReading, ...], tuple[Health, ...]], bool]
     ) -> tuple[tuple[GpuReading, ...], tuple[Health, ...]]:
         """Readings one after the other, until one is as it should be."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + _WAIT_SECONDS
         while True:
             readings, health = self.tick()
             if condition(readings, health):
@@ -81,9 +83,9 @@ def machine(
         local.close()
 
 
-def frames_until(local: LocalMachine, condition: Callable[[Frame], bool], seconds: float = 8.0) -> Frame:
+def frames_until(local: LocalMachine, condition: Callable[[Frame], bool]) -> Frame:
     """Frames one after the other, until one is as it should be."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _WAIT_SECONDS
     while not condition(frame := local.sample(time.time())):
         assert time.monotonic() < deadline, f"it did not come to pass: {frame.health}"
         time.sleep(0.01)

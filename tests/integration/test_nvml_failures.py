@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 
 import pynvml as nv
@@ -18,6 +18,7 @@ from gpulse.sources.host import read_node
 from gpulse.sources.machine import LocalMachine
 from gpulse.sources.nvml.reader import GpuReader
 from tests.fakes.nvml import FakeNvml
+from tests.integration.cluster import until
 from tests.integration.nvml_machine import (
     IMPATIENT,
     QUICK,
@@ -55,6 +56,18 @@ def all_full(readings: tuple[GpuReading, ...], _: tuple[Health, ...] = ()) -> bo
 def is_problem_free(readings: tuple[GpuReading, ...], health: tuple[Health, ...]) -> bool:
     """Whether all four are there and nobody complains."""
     return all_full(readings) and not any(entry.is_problem for entry in health)
+
+
+def threads() -> list[str]:
+    """Return the names of the threads that read GPUs."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gpulse")]
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return how long a call took."""
+    begun = time.monotonic()
+    call()
+    return time.monotonic() - begun
 
 
 # --- a GPU that is lost -------------------------------------------------------------------------
@@ -205,7 +218,7 @@ def test_without_a_driver_the_rest_of_the_machine_is_read(tmp_path: Path) -> Non
     )
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True, timeout=60
     )
 
     assert "0 True [('driver_missing', None)]\n" == done.stdout
@@ -273,21 +286,23 @@ def test_what_the_driver_says_of_the_node_takes_nothing_away() -> None:
 
 
 def test_frames_keep_their_pace_while_the_driver_is_away(fake_nvml: FakeNvml) -> None:
-    """Neither losing the driver nor looking for it holds a frame up."""
+    """Neither losing the driver nor looking for it holds a frame up: they come while NVML hangs at its new start."""
 
     four(fake_nvml)
-    with machine() as local:
+    with machine(patience=IMPATIENT._replace(start=60.0)) as local:
         frames_until(local, lambda frame: all_full(frame.gpus))
+        fake_nvml.hang("nvmlInit")
         fake_nvml.unload_driver()
-        longest = 0.0
-        for _ in range(20):
-            begun = time.monotonic()
-            frame = local.sample(time.time())
-            longest = max(longest, time.monotonic() - begun)
-            time.sleep(0.01)
+        begun = time.monotonic()
+        frames_until(local, lambda _: fake_nvml.waiting == 1)
+        frames = [local.sample(time.time()) for _ in range(5)]
+        took = time.monotonic() - begun
+        out = fake_nvml.waiting
+        fake_nvml.release_hangs()
 
-    assert frame.host is not None
-    assert longest < 0.25
+    assert 1 == out
+    assert all(frame.host is not None for frame in frames)
+    assert took < 30.0, "a frame waited for the start of NVML, for which it may wait a minute"
 
 
 # --- calls that do not come back ----------------------------------------------------------------
@@ -295,34 +310,32 @@ def test_frames_keep_their_pace_while_the_driver_is_away(fake_nvml: FakeNvml) ->
 
 @pytest.mark.parametrize("function", HANGS.values(), ids=HANGS.keys())
 def test_a_call_that_hangs_costs_only_its_gpu(fake_nvml: FakeNvml, function: str) -> None:
-    """The other GPUs' readings are in the same frame, which is late by less than a tick; then it returns."""
+    """Frames with the readings of the other GPUs go on while it hangs, and say which GPU does; then it returns."""
 
-    interval = 0.25
     four(fake_nvml)
+    began = time.time()
     is_fact = function == "nvmlDeviceGetMaxPcieLinkWidth"
     if is_fact:  # read once, so it hangs at the start or never
         fake_nvml.hang(function, 2)
-    with machine(interval_seconds=interval) as local:
+    with machine() as local:
         whole = [0, 1, 3] if is_fact else [0, 1, 2, 3]
         frames_until(local, lambda frame: len(frame.gpus) == 4 and all(is_full(frame.gpus[i]) for i in whole))
         if not is_fact:
             fake_nvml.hang(function, 2)
-        longest = 0.0
-        entries: list[Health] = []
-        began = time.time()
-        while not entries:
-            begun = time.monotonic()
-            frame = local.sample(time.time())
-            longest = max(longest, time.monotonic() - begun)
-            assert [True] * 3 == [is_full(frame.gpus[index]) for index in (0, 1, 3)]
-            entries = [e for e in frame.health if (e.code, e.subject) == ("not_answering", "gpu 2")]
-            assert time.time() < began + 5
-            time.sleep(0.01)
+        frame = frames_until(
+            local,
+            lambda frame: (
+                "not_answering" in codes(frame.health, "gpu 2")
+                and all(is_full(frame.gpus[index]) for index in (0, 1, 3))
+            ),
+        )
+        out = fake_nvml.waiting
         fake_nvml.release_hangs()
         frames_until(local, lambda frame: is_problem_free(frame.gpus, frame.health))
 
-    assert longest < interval
-    assert began - 5 < entries[0].since < time.time() - 0.9
+    (entry,) = (entry for entry in frame.health if entry.subject == "gpu 2" and entry.is_problem)
+    assert out > 0
+    assert began - 1 < entry.since < frame.time
 
 
 def test_a_gpu_that_hangs_in_the_tick_has_no_readings_of_the_tick(fake_nvml: FakeNvml) -> None:
@@ -360,17 +373,12 @@ def test_a_gpu_that_hangs_while_it_is_opened_costs_only_itself(fake_nvml: FakeNv
 
     four(fake_nvml).hang(function, 2)
     with machine() as local:
-        begun = time.monotonic()
         first = local.sample(time.time())
-        took = time.monotonic() - begun
-        begun = time.monotonic()
-        local.sample(time.time())
-        second = time.monotonic() - begun
+        later = [seconds_of(lambda: local.sample(time.time())) for _ in range(10)]
         fake_nvml.release_hangs()
         frames_until(local, lambda frame: is_problem_free(frame.gpus, frame.health))
 
-    assert took < 2 * IMPATIENT.start + 1.0
-    assert second < 0.25
+    assert min(later) < IMPATIENT.start, "each frame waits for it anew"
     assert [True, True, False, True] == [len(gpu.values) > 30 for gpu in first.gpus]
     assert {"not_answering"} == codes(first.health, "gpu 2")
     assert 0 == fake_nvml.open_gpm_samples
@@ -381,17 +389,12 @@ def test_nvml_that_hangs_at_its_start_costs_the_gpus_alone(fake_nvml: FakeNvml) 
 
     four(fake_nvml).hang("nvmlInit")
     with machine() as local:
-        begun = time.monotonic()
-        first = local.sample(time.time())
-        took = time.monotonic() - begun
-        begun = time.monotonic()
-        second = local.sample(time.time())
-        again = time.monotonic() - begun
+        first, second = local.sample(time.time()), local.sample(time.time())
+        later = [seconds_of(lambda: local.sample(time.time())) for _ in range(10)]
         fake_nvml.release_hangs()
         frames_until(local, lambda frame: is_problem_free(frame.gpus, frame.health))
 
-    assert took < IMPATIENT.start + 1.0
-    assert again < 0.25
+    assert min(later) < IMPATIENT.start, "each frame waits for it anew"
     assert (True, ()) == (first.host is not None, first.gpus)
     assert {"not_answering"} == codes(first.health, None) == codes(second.health, None)
     assert (1, 1) == (fake_nvml.inits, fake_nvml.shutdowns)
@@ -404,35 +407,37 @@ def test_a_survey_that_hangs_holds_up_nobody(fake_nvml: FakeNvml) -> None:
     with reading() as gpus:
         gpus.until(all_full)
         fake_nvml.hang("nvmlDeviceGetUUID", 2)
-        for _ in range(20):
-            begun = time.monotonic()
-            readings, _ = gpus.tick()
-            took = time.monotonic() - begun
-            assert took < 2 * TICK_PATIENCE + 0.1
-            assert all_full(readings)
-            time.sleep(0.02)
+        gpus.until(lambda *_: fake_nvml.waiting == 1)
+        hung_at = time.time()
+        gpus.until(
+            lambda readings, _: (
+                all_full(readings) and all(gpu.read_at["second"] > hung_at for gpu in readings)
+            )
+        )
+        out = fake_nvml.waiting
         fake_nvml.release_hangs()
+
+    assert 1 == out
 
 
 def test_a_slow_gpu_does_not_slow_the_sampler(fake_nvml: FakeNvml) -> None:
-    """With one GPU whose every call takes two seconds, frames of the others keep the pace of the interval."""
+    """With one GPU whose every call takes a minute, a dozen frames of the others come before its first call returns."""
 
     interval = 0.25
-    four(fake_nvml).delay("*", 2, 2.0)
+    four(fake_nvml).delay("*", 2, 60.0)
     source = LocalMachine(interval_seconds=interval, cadence=QUICK, patience=IMPATIENT, watch_xids=False)
     frames: list[Frame] = []
+    begun = time.monotonic()
     with Sampler(source, interval_seconds=interval) as sampler:
         for frame in sampler:
-            frames.append(frame)
+            if len(frame.gpus) == 4 and all("power_watts" in frame.gpus[index].values for index in (0, 1, 3)):
+                frames.append(frame)
             if len(frames) == 12:
                 break
+        took = time.monotonic() - begun
         fake_nvml.clear_faults()
 
-    ticks = [frame.time for frame in frames[2:]]
-    gaps = [later - earlier for earlier, later in pairwise(ticks)]
-    assert max(gaps) < interval * 1.5
-    assert abs(sum(gaps) / len(gaps) - interval) < interval * 0.1
-    assert all("power_watts" in frame.gpus[index].values for frame in frames[2:] for index in (0, 1, 3))
+    assert took < 30.0
     assert {"not_answering"} == codes(frames[-1].health, "gpu 2")
 
 
@@ -450,7 +455,7 @@ def test_a_sick_gpu_is_not_called_over_and_over(fake_nvml: FakeNvml) -> None:
     assert 1 == out
 
 
-def test_closing_with_a_hung_gpu_takes_little_time(fake_nvml: FakeNvml) -> None:
+def test_closing_does_not_wait_for_a_hung_gpu(fake_nvml: FakeNvml) -> None:
     """The thread in the hung call is left behind; NVML is not ended under it."""
 
     four(fake_nvml)
@@ -461,14 +466,12 @@ def test_closing_with_a_hung_gpu_takes_little_time(fake_nvml: FakeNvml) -> None:
     fake_nvml.hang("nvmlDeviceGetPowerUsage", 2)
     reader.start(now)
     reader.collect(now, tick_patience=TICK_PATIENCE)
-    begun = time.monotonic()
     reader.close()
-    took = time.monotonic() - begun
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("gpulse")]
+    until(lambda: threads() == ["gpulse-tick"], "the end of the threads that do not hang")
+    out = fake_nvml.waiting
     fake_nvml.release_hangs()
 
-    assert took < 3.0
-    assert ["gpulse-tick"] == left
+    assert 1 == out
     assert (1, 0) == (fake_nvml.inits, fake_nvml.shutdowns)
     assert (0, 0) == (fake_nvml.open_gpm_samples, fake_nvml.open_event_sets)
 
@@ -480,12 +483,11 @@ def test_closing_while_nvml_hangs_at_its_end(fake_nvml: FakeNvml) -> None:
     reader.start(time.time())
     reader.collect(time.time(), tick_patience=TICK_PATIENCE)
     fake_nvml.hang("nvmlShutdown")
-    begun = time.monotonic()
     reader.close()
-    took = time.monotonic() - begun
+    out = fake_nvml.waiting
     fake_nvml.release_hangs()
 
-    assert took < 5.0
+    assert 1 == out
 
 
 # --- the books ----------------------------------------------------------------------------------
@@ -504,7 +506,7 @@ def test_everything_borrowed_is_given_back(fake_nvml: FakeNvml) -> None:
         fake_nvml.open_gpm_samples,
         fake_nvml.open_event_sets,
     )
-    assert [] == [thread.name for thread in threading.enumerate() if thread.name.startswith("gpulse")]
+    until(lambda: not threads(), "the end of the threads")
 
 
 def test_a_long_interval_still_shows_the_slower_groups(fake_nvml: FakeNvml) -> None:

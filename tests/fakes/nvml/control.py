@@ -387,7 +387,7 @@ class FakeNvml:
         """Calls that sit in a `delay` or a `hang` now."""
         return self.control.hanging
 
-    def wait_until_waiting(self, calls: int = 1, timeout: float = 5.0) -> None:
+    def wait_until_waiting(self, calls: int = 1, timeout: float = 60.0) -> None:
         """Returns when that many calls sit in a `delay` or a `hang`."""
         deadline = time.monotonic() + timeout
         while self.waiting < calls:
