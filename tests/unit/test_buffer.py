@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from gpulse.cluster.agent.buffer import Buffer, Kept, read_notes
@@ -190,7 +188,10 @@ def test_notes_that_are_none(text: bytes) -> None:
 
 
 def test_many_pieces_cost_an_acknowledgement_nothing() -> None:
-    """However scattered the spool is: only what is acknowledged is touched, since sampling waits meanwhile."""
+    """However scattered the spool is: only what is acknowledged is touched, since sampling waits meanwhile.
+
+    If each acknowledgement went through all pieces, this would take far longer than a test may.
+    """
 
     ledger = Ledger()
     ledger.begin(RunNote(OLD, "boot", 1000))
@@ -199,15 +200,12 @@ def test_many_pieces_cost_an_acknowledgement_nothing() -> None:
     for number in range(1, count + 1):
         ledger.spooled(3 * number, OLD, number)
         ledger.spooled(3 * number + 3 * count, RUN, number)
-    began = time.perf_counter()
-    for number in range(1, 2001):
+    for number in range(1, 20_001):
         ledger.acknowledge(RUN, number)
         ledger.find(RUN, number + 500)
         ledger.first_kept(RUN)
         ledger.dropped(RUN, None, number + 100)
-    seconds = time.perf_counter() - began
 
-    assert [count, count - 2000] == [sum(p.run == run for p in ledger.pieces) for run in (OLD, RUN)]
-    assert 3 * 2001 + 3 * count == ledger.pieces[count].position
+    assert [count, count - 20_000] == [sum(p.run == run for p in ledger.pieces) for run in (OLD, RUN)]
+    assert 3 * 20_001 + 3 * count == ledger.pieces[count].position
     assert (0, 0) == (ledger.dropped(OLD), ledger.dropped(RUN))
-    assert seconds < 2.0, "each of them goes through all pieces"

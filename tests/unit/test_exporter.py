@@ -61,7 +61,7 @@ async def ask(port: int, request: str) -> tuple[int, dict[str, str], bytes]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request.encode("latin-1"))
-        raw = await asyncio.wait_for(reader.read(), 10)
+        raw = await asyncio.wait_for(reader.read(), 60)
     finally:
         writer.close()
         await writer.wait_closed()
@@ -252,9 +252,9 @@ async def test_odd_requests(request_text: str, status: int) -> None:
 
 
 async def test_slow_and_many_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many at once, who has said nothing for longest is cut off; and so is everybody after a while."""
+    """Beyond so many at once, who has said nothing for longest is cut off, long before its time is over."""
 
-    monkeypatch.setattr(exporter, "_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(exporter, "_REQUEST_SECONDS", 600.0)
     monkeypatch.setattr(exporter, "_MOST_CONNECTIONS", 4)
     async with opened(board_by(Clock())) as port:
         silent = []
@@ -262,18 +262,29 @@ async def test_slow_and_many_connections_do_not_keep_others_out(monkeypatch: pyt
             silent.append(await asyncio.open_connection("127.0.0.1", port))
             await asyncio.sleep(0.01)
         try:
-            started = time.monotonic()
             assert 200 == (await ask(port, get("/-/healthy")))[0]
-            assert b"" == await asyncio.wait_for(silent[0][0].read(), 5)
-            assert time.monotonic() - started < 0.2
-            assert [b""] * 3 == [await asyncio.wait_for(reader.read(), 5) for reader, _ in silent[1:]]
-            assert time.monotonic() - started > 0.2
+            assert b"" == await asyncio.wait_for(silent[0][0].read(), 60)
             assert 200 == (await ask(port, get("/-/healthy")))[0]
         finally:
             for _, writer in silent:
                 writer.close()
                 with suppress(OSError):
                     await writer.wait_closed()
+
+
+async def test_who_says_nothing_is_cut_off_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there is room for more connections, and not before its time is over."""
+
+    monkeypatch.setattr(exporter, "_REQUEST_SECONDS", 0.3)
+    async with opened(board_by(Clock())) as port:
+        started = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            assert b"" == await asyncio.wait_for(reader.read(), 60)
+            assert time.monotonic() - started > 0.2
+        finally:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_a_port_that_is_taken() -> None:
@@ -301,9 +312,9 @@ async def test_an_agent_without_a_head_samples_until_told_to_stop() -> None:
     running = asyncio.create_task(
         run_alone(machine, interval_seconds=0.05, seen=show, stop=stop, diagnosis=False)
     )
-    await asyncio.wait_for(seen.wait(), 10)
+    await asyncio.wait_for(seen.wait(), 60)
     stop.set()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
 
 
 def test_an_agent_needs_somebody_to_sample_for() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +218,11 @@ def test_events(fake: FakeNvml) -> None:
     started = time.monotonic()
     with nvml_error(nv.NVML_ERROR_TIMEOUT):
         nv.nvmlEventSetWait_v2(events, 40)
-    assert 0.04 <= time.monotonic() - started < 1.0
-    thread, results = in_thread(lambda: nv.nvmlEventSetWait_v2(events, 5000))
+    assert 0.04 <= time.monotonic() - started
+    thread, results = in_thread(lambda: nv.nvmlEventSetWait_v2(events, 60_000))
     fake.push_xid(1, 2)
     fake.push_xid(0, 79)
-    thread.join(5)
+    thread.join(60)
     assert (results[0].eventType, results[0].eventData) == (nv.nvmlEventTypeXidCriticalError, 79)
     assert nv.nvmlDeviceGetIndex(results[0].device) == 0
     fake.lose(0)
@@ -299,15 +300,18 @@ def test_a_removed_gpu_moves_the_others_up(fake: FakeNvml) -> None:
     assert nv.nvmlDeviceGetPowerUsage(gone) > 0
 
 
-@pytest.mark.parametrize("spin", [False, True])
-def test_a_delay_sleeps_or_burns(fake: FakeNvml, spin: bool) -> None:
-    """A delay takes wall-clock time, and CPU time only when it spins."""
-    fake.delay("nvmlDeviceGetPowerUsage", 0, 0.3, spin=spin)
-    wall, cpu = time.monotonic(), time.thread_time()
-    nv.nvmlDeviceGetPowerUsage(handle())
-    assert 0.3 <= time.monotonic() - wall < 3.0
-    burnt = time.thread_time() - cpu
-    assert burnt > 0.02 if spin else burnt < 0.02
+def test_a_delay_sleeps_or_burns(fake: FakeNvml) -> None:
+    """A delay takes wall-clock time, and hardly any CPU time unless it spins."""
+    gpu = handle()
+    burnt: list[float] = []
+    for spin in (False, True):
+        delay = fake.delay("nvmlDeviceGetPowerUsage", 0, 0.3, spin=spin)
+        wall, cpu = time.monotonic(), time.thread_time()
+        nv.nvmlDeviceGetPowerUsage(gpu)
+        burnt.append(time.thread_time() - cpu)
+        fake.clear(delay)
+        assert 0.3 <= time.monotonic() - wall
+    assert 5 * burnt[0] < burnt[1]
 
 
 def test_a_hang_ends_when_released(fake: FakeNvml) -> None:
@@ -319,7 +323,7 @@ def test_a_hang_ends_when_released(fake: FakeNvml) -> None:
     assert nv.nvmlDeviceGetTemperature(handle(0), nv.NVML_TEMPERATURE_GPU) == 28
     assert not results
     fake.release_hangs()
-    thread.join(5)
+    thread.join(60)
     assert results == [29]
     assert fake.waiting == 0
 
@@ -366,7 +370,7 @@ def test_initialisation_hangs(fake_nvml: FakeNvml) -> None:
     fake_nvml.wait_until_waiting()
     assert fake_nvml.inits == 0
     fake_nvml.release_hangs()
-    thread.join(5)
+    thread.join(60)
     assert fake_nvml.inits == 1
     nv.nvmlShutdown()
 
@@ -396,7 +400,7 @@ def test_one_process_moves_between_machines(
     assert nv.nvmlDeviceGetCount() == 8
     nv.nvmlShutdown()
     fake.release_hangs()
-    thread.join(5)
+    thread.join(60)
     assert results == [76_000]
     other.close()
 
@@ -407,7 +411,7 @@ def test_calls_are_counted(fake: FakeNvml) -> None:
     gpu = handle(2)
     threads = [in_thread(lambda: [nv.nvmlDeviceGetPowerUsage(gpu) for _ in range(500)])[0] for _ in range(4)]
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert fake.calls("nvmlDeviceGetPowerUsage") == fake.calls("nvmlDeviceGetPowerUsage", gpu=2) == 2000
     assert fake.calls_by_function() == {"nvmlDeviceGetHandleByIndex_v2": 1, "nvmlDeviceGetPowerUsage": 2000}
 
@@ -418,10 +422,12 @@ def test_h200_latencies(fake: FakeNvml) -> None:
     gpu = handle()
     started = time.monotonic()
     nv.nvmlDeviceGetPcieThroughput(gpu, nv.NVML_PCIE_UTIL_TX_BYTES)
-    middle = time.monotonic()
-    nv.nvmlDeviceGetPowerUsage(gpu)
-    assert middle - started >= 0.021
-    assert time.monotonic() - middle < 0.021
+    ends = [time.monotonic()]
+    for _ in range(50):
+        nv.nvmlDeviceGetPowerUsage(gpu)
+        ends.append(time.monotonic())
+    assert ends[0] - started >= 0.021
+    assert min(end - begin for begin, end in pairwise(ends)) < 0.021
 
 
 def test_another_process_sees_the_same_machine(fake: FakeNvml, nvml_library: Path) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import pwd
 import select
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -480,8 +479,6 @@ def test_not_knowing_is_said(tmp_path: Path, load: Load, hidden: bool, expected:
 def test_the_real_proc_is_read_by_default() -> None:
     """This process has its own descriptors in it."""
     with open("/dev/null", encoding="ascii") as _:
-        began = time.monotonic()
         held = Holdings(Roots(), [0]).scan("quick")
 
     assert {0} == held.keys()
-    assert time.monotonic() - began < 5

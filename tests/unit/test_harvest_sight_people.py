@@ -185,17 +185,15 @@ def test_a_login_manager_without_an_answer_leaves_it_unknown(room: Room, tmp_pat
 
 
 def test_a_login_manager_that_hangs_is_not_waited_for(room: Room) -> None:
-    """The look is over at once, one question is out at a time, and it ends with us."""
+    """The look is over while the question is still out, one question is out at a time, and it ends with us."""
     room.session("1")
-    hints = IdleHints([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
-    began = time.monotonic()
+    hints = IdleHints([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
     with closing(People(room.roots, hints)) as people:
         first = people.look(0.0, ask=True), hints.descriptor
         again = people.look(0.0, ask=True), hints.descriptor
 
     assert first == again
     assert [None] == [person.idle_seconds for person in first[0]]
-    assert time.monotonic() - began < 5
 
 
 def test_an_answer_that_nobody_fetched_is_taken_at_the_next_look(room: Room) -> None:

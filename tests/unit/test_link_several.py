@@ -76,7 +76,7 @@ class Heads:
 
     async def until(self, words: str) -> None:
         """Wait until it did."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while words not in self.story:
                 assert not self.task.done(), (self.story, self.task)
                 self.news.clear()
@@ -90,7 +90,7 @@ class Heads:
     async def end(self) -> None:
         """The agent ends."""
         self.link.stop()
-        await asyncio.wait({self.task}, timeout=5.0)
+        await asyncio.wait({self.task}, timeout=60.0)
 
 
 class FakeStream:
@@ -176,15 +176,17 @@ async def test_the_second_is_used_while_the_first_is_away(
     assert ["not connected to a:1 (nothing listens there), trying the next one, and so on"] == told
 
 
-async def test_a_first_that_breaks_off_is_left_at_once(make: Callable[..., Heads]) -> None:
-    """Within less than a second, and come back to."""
+async def test_a_first_that_breaks_off_is_left_at_once(
+    make: Callable[..., Heads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the wait that comes before another attempt at the same head, and come back to."""
 
     heads = make("a:1", "b:2")
     await heads.until("at a:1")
-    began = time.monotonic()
+    monkeypatch.setattr("gpulse.cluster.agent.backoff.FIRST_SECONDS", 600.0)
+    monkeypatch.setattr("gpulse.cluster.agent.backoff.MIN_SECONDS", 300.0)
     heads.lose("a:1")
     await heads.until("at b:2")
-    assert time.monotonic() - began < 1.0
     heads.story.clear()
     heads.wrong["a:1"] = None
     await heads.until("at a:1")
@@ -224,7 +226,7 @@ async def test_heads_that_all_refuse(make: Callable[..., Heads]) -> None:
     heads = make("a:1", "b:2")
     heads.wrong = dict.fromkeys(heads.wrong, WRONG_TOKEN)
     with pytest.raises(RefusedByHeadError, match="the head at b:2 refuses: wrong token"):
-        await asyncio.wait_for(heads.task, 5.0)
+        await asyncio.wait_for(heads.task, 60.0)
 
 
 async def test_a_place_that_is_taken_is_not_sought_elsewhere(make: Callable[..., Heads]) -> None:

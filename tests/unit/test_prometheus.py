@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import re
-import time
 from collections import Counter
 from typing import Any
 
@@ -183,18 +181,12 @@ def test_ten_thousand_gpus_come_in_small_pieces() -> None:
         frame.gpus[0]._replace(device=frame.gpus[0].device._replace(uuid=f"GPU-{n}")) for n in range(8)
     )
     nodes = [Exposed(f"node{n}", frame._replace(gpus=gpus)) for n in range(1250)]
-    longest, lines = 0.0, 0
-    gc.disable()  # what other tests left behind is not ours to count
-    try:
-        started = time.thread_time()
-        for piece in exposition(nodes, now=NOW, interval_seconds=1.0, version="1"):
-            longest = max(longest, time.thread_time() - started)
-            lines += piece.count("gpulse_gpu_power_watts{")
-            started = time.thread_time()
-    finally:
-        gc.enable()
+    longest, lines = 0, 0
+    for piece in exposition(nodes, now=NOW, interval_seconds=1.0, version="1"):
+        longest = max(longest, len(piece))
+        lines += piece.count("gpulse_gpu_power_watts{")
     assert 10_000 == lines
-    assert longest < 0.05
+    assert longest < 1 << 18
 
 
 def samples(written: str, family: str) -> dict[tuple[tuple[str, str], ...], float]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
 SMALL = (80, 24)
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
