@@ -33,7 +33,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--no-first-run",
 )
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 FILLED = """
 document.querySelector("main h1") !== null
   && document.querySelector("main [aria-busy=true], main [data-loading=true], main [data-state=loading]") === null

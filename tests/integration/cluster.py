@@ -143,11 +143,11 @@ class Process:
             self._is_told = True
             self.popen.send_signal(number)
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 30.0) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = PATIENCE_SECONDS) -> int:
         """End it, and give its exit code."""
         self.tell(number)
         code = self.popen.wait(seconds)
-        self._reader.join(10.0)
+        self._reader.join(PATIENCE_SECONDS)
         if self.popen.stdin is not None:
             self.popen.stdin.close()
         if self.popen.stdout is not None:

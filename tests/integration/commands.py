@@ -20,7 +20,7 @@ import pytest
 
 BIN = Path(sys.executable).parent
 TRACES = Path(__file__).parents[1] / "data" / "traces"
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 60.0
 STUBBORN = (
     sys.executable,
     "-c",
@@ -31,7 +31,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
 path = pathlib.Path(sys.argv[1])
 path.with_suffix(".new").write_text(str(os.getpid()))
 path.with_suffix(".new").rename(path)
-time.sleep(60)
+time.sleep(600)
 """,
 )
 """A command that no polite signal ends; it writes its pid into the file that is its argument."""

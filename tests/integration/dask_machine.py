@@ -228,5 +228,5 @@ def rows_until(
         found[:] = read()
         return condition(found)
 
-    until(as_wanted, what, 20.0)
+    until(as_wanted, what)
     return found

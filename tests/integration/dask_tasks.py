@@ -11,7 +11,7 @@ from distributed import get_client, worker_client
 
 from gpulse.integrations.dask import custom_metric
 
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 60.0
 _beats = threading.Condition()
 _count = 0
 

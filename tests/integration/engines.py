@@ -63,7 +63,7 @@ class EngineProcess:
 
     def get(self, path: str) -> bytes:
         """The content of a page of it."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as answer:
             content: bytes = answer.read()
         return content
 

@@ -71,7 +71,7 @@ def hand(*prefix: str) -> Iterator[Hand]:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.close()
-        child.wait(5)
+        child.wait(60)
         child.stdout.close()
 
 

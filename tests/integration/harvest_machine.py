@@ -111,7 +111,7 @@ class HarvestMachine:
             env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
 
@@ -155,7 +155,7 @@ class HarvestMachine:
             yield
         finally:
             stop.touch()
-            process.wait(10)
+            process.wait(60)
             up.unlink()
             stop.unlink()
 
@@ -171,6 +171,6 @@ class HarvestProcess(Process):
         )
 
 
-def gone(pid: int, seconds: float = 10.0) -> None:
+def gone(pid: int, seconds: float = 60.0) -> None:
     """Wait until a process has ended."""
     until(lambda: is_gone(pid), f"the end of process {pid}", seconds)

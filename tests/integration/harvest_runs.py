@@ -18,7 +18,7 @@ from gpulse.harvest.settings import Program
 from gpulse.sources.procfs import Roots
 
 MARK = "ledger-of-a-test"
-SECONDS = 20.0
+SECONDS = 60.0
 """How long a test waits for what must happen."""
 PRELUDE = """
 import os, signal, sys, time

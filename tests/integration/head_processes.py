@@ -20,7 +20,7 @@ import pytest
 
 from tests.integration.commands import Ended, environment
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 _PROGRAMS = {
     "gpulse": [sys.executable, "-m", "gpulse"],
     "gsprof": [sys.executable, "-m", "gpulse.cli.compat.gsprof"],

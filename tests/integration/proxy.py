@@ -66,7 +66,7 @@ class Proxy:
         """End everything."""
         self._do(self._close())
         self._now(self._loop.stop)
-        self._thread.join(10.0)
+        self._thread.join(60.0)
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -114,11 +114,11 @@ class Lab:
     def sent_some(self, seconds: int) -> None:
         """Wait until the engine has some seconds more."""
         goal = self.archive.accepted + seconds * len(self.nodes)
-        until(lambda: self.forwarder.reached >= goal, "more is sent", 30)
+        until(lambda: self.forwarder.reached >= goal, "more is sent")
 
     def sent(self) -> None:
         """Wait until the engine has everything."""
-        until(self.is_sent, f"everything is sent: {self.forwarder.state()}", 30)
+        until(self.is_sent, f"everything is sent: {self.forwarder.state()}")
 
     def is_sent(self) -> bool:
         """Whether nothing waits and nothing is wrong."""

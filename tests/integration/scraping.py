@@ -32,13 +32,13 @@ class Prometheus:
     def get(self, path: str, **fields: str) -> Any:
         """What it answers."""
         url = f"{self._base}{path}?{urllib.parse.urlencode(fields)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)
 
     def is_ready(self) -> bool:
         """Whether it answers."""
         try:
-            with urllib.request.urlopen(f"{self._base}/-/ready", timeout=5):
+            with urllib.request.urlopen(f"{self._base}/-/ready", timeout=60):
                 return True
         except OSError:
             return False

@@ -149,7 +149,7 @@ class SlurmMachine:
             *("--chdir=/", "--output", f"{self.folder}/out/%j", str(self.folder / "job.sh")),
         )
         file = self.folder / "pids" / job
-        until(file.exists, f"job {job} runs", 30.0)
+        until(file.exists, f"job {job} runs")
         return job, int(file.read_text(encoding="ascii"))
 
     def cancel(self, *jobs: str) -> None:
@@ -162,11 +162,11 @@ class SlurmMachine:
         if len(self._children) == 3:
             with suppress(AssertionError):
                 self.ask("scancel", f"--nodelist={self.node}", check=False)
-                until(lambda: not self.ask("squeue", "-h", check=False), "all jobs have ended", 20.0)
+                until(lambda: not self.ask("squeue", "-h", check=False), "all jobs have ended")
         for child in reversed(self._children):
             child.send_signal(signal.SIGTERM)
             try:
-                child.wait(10.0)
+                child.wait(60.0)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()

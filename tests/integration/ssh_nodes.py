@@ -96,7 +96,7 @@ class SshNode:
                 stdout=log,
                 stderr=log,
             )
-        until(lambda: b"Server listening" in self.log.read_bytes(), f"{name} listens", 20.0)
+        until(lambda: b"Server listening" in self.log.read_bytes(), f"{name} listens")
 
     @property
     def known_host(self) -> str:
@@ -118,7 +118,7 @@ class SshNode:
         with suppress(OSError, ValueError):
             os.kill(self.pid, signal.SIGKILL)
         self.popen.terminate()
-        self.popen.wait(20.0)
+        self.popen.wait(60.0)
 
 
 def is_alive(pid: int) -> bool:

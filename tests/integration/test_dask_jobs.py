@@ -217,7 +217,7 @@ def test_computed_anew(machine: DaskMachine, watched: Watched) -> None:
         )
         kept = client.compute(first)
         kept.result()
-        until(lambda: not client.who_has()["needed"], "its input to be let go", 20.0)
+        until(lambda: not client.who_has()["needed"], "its input to be let go")
         client.compute(second).result()
 
     assert {("needed", (1, 1)), ("first", (1, 1)), ("needed", (1, 2)), ("second", (1, 2))} == {

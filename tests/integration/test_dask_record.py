@@ -59,7 +59,6 @@ def measured(monitor: Monitor, measurements: int) -> None:
     until(
         lambda: all(worker.measurements >= measurements for worker in monitor.status().workers),
         f"{measurements} measurements of each worker",
-        30.0,
     )
 
 
@@ -166,13 +165,12 @@ def set_use(machine: DaskMachine, monitor: Monitor, folder: Path, use: int) -> N
     def newest() -> list[Row]:
         return [row for path in monitor.to_csv(folder / "looked") for row in read_rows(path)[-1:]]
 
-    until(lambda: [0, 0] == [row.job for row in newest()], "the end of the job before", 20.0)
+    until(lambda: [0, 0] == [row.job for row in newest()], "the end of the job before")
     for gpu in (0, 1):
         machine.fake.gpu(gpu).util_gpu = use + gpu
     until(
         lambda: [[use], [use + 1]] == sorted(row.cells["compute-util"] for row in newest()),
         f"{use} % at every worker",
-        20.0,
     )
 
 
@@ -217,7 +215,7 @@ def test_bad_custom_metrics(machine: DaskMachine, monitor: Monitor, tmp_path: Pa
     monitor.detach()
     with machine.client() as client:
         client.retire_workers([victim.address])
-    assert 0 == victim.popen.wait(20), victim.text
+    assert 0 == victim.popen.wait(60), victim.text
     victim.end()
     del machine.workers["victim"]
 

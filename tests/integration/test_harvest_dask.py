@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,10 +65,8 @@ def test_results_outlive_the_worker(tmp_path: Path, fake_nvml: FakeNvml, nvml_li
             before = json.loads(lab.said("results ").partition(" ")[2])
             until(started.exists, "a task on the GPU")
             (run,) = machine.status()["runs"]
-            began = time.monotonic()
             with machine.holding(0):
-                until(lambda: is_gone(run["process"]["pid"]), "the worker to retire")
-                took = time.monotonic() - began
+                until(lambda: is_gone(run["process"]["pid"]), "the worker to retire, though its task runs on")
                 tell(lab)
                 kept = json.loads(lab.said("kept ").partition(" ")[2])
                 go.touch()
@@ -80,7 +77,6 @@ def test_results_outlive_the_worker(tmp_path: Path, fake_nvml: FakeNvml, nvml_li
 
     assert {"workers": 2, "on_shelf": 0} == before
     assert {"workers": 1, "on_shelf": 20, "same": True, "held_against_it": 0} == kept
-    assert took < 5.0, "it waited for the task that ran"
     assert second != run["process"]["pid"]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import signal
@@ -8,7 +9,6 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -189,15 +189,12 @@ async def test_a_signal_to_a_program_that_is_being_started_is_not_lost(lab: Lab)
 
 
 async def test_a_program_that_obeys_is_gone_at_once(lab: Lab) -> None:
-    """From the order to the news that nothing is left no grace is waited for."""
+    """From the order to the news that nothing is left no grace is waited for, which would be ten minutes."""
 
-    await lab.started('rest("up")', grace_seconds=60.0)
+    await lab.started('rest("up")', grace_seconds=600.0)
     await lab.processes(1)
-    begun = monotonic()
     lab.runner.signal("run", signal.SIGTERM)
     await lab.gone()
-
-    assert monotonic() - begun < 2.0
 
 
 async def test_kin_are_known(lab: Lab) -> None:
@@ -260,14 +257,13 @@ async def test_closing_does_not_wait_for_what_cannot_be_killed(
     """It was killed before, twice: no grace is waited for, its keeper is left alone with it, and that was all."""
 
     await lab.started("")
-    begun = monotonic()
     lab.runner.kill("run")
     lab.runner.kill("run")
-    await lab.runner.close(60.0)
-    monkeypatch.setattr(runner, "_LAST_SECONDS", 60.0)
-    await lab.runner.close(60.0)
+    async with asyncio.timeout(SECONDS):
+        await lab.runner.close(600.0)
+        monkeypatch.setattr(runner, "_LAST_SECONDS", 600.0)
+        await lab.runner.close(600.0)
 
-    assert monotonic() - begun < 5.0
     assert lab.told.empty()
     assert 0 == hopeless[0].wait(SECONDS)
 
@@ -275,11 +271,11 @@ async def test_closing_does_not_wait_for_what_cannot_be_killed(
 async def test_closing_after_a_kill_waits_for_the_end(lab: Lab) -> None:
     """A program that was killed twice is gone once, and is gone when the runner is closed."""
 
-    started = await lab.started('deaf(); rest("deaf")', grace_seconds=60.0)
+    started = await lab.started('deaf(); rest("deaf")', grace_seconds=600.0)
     await lab.processes(1)
     lab.runner.kill("run")
     lab.runner.kill("run")
-    await lab.runner.close(60.0)
+    await lab.runner.close(600.0)
 
     assert [False, False] == [there(started.keeper), there(started.program)]
     assert Exited("run", -signal.SIGKILL) == await lab.next(Exited)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -8,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from gpulse.harvest.running import orphans
 from gpulse.harvest.running.marks import RUN
 from gpulse.harvest.running.told import Process
-from tests.integration.harvest_runs import TREE, python, there, wait_for
+from tests.integration.harvest_runs import SECONDS, TREE, python, there, wait_for
 from tests.unit.trees import grow, pid_stat
 
 HARVEST = """
@@ -138,16 +138,14 @@ def test_a_keeper_ends_its_program_when_harvest_is_killed(mark: str) -> None:
     """Nobody needs to come back: the program is asked, the daemon killed after the grace, then the keeper goes."""
 
     with a_harvest(mark) as harvest:
-        begun = monotonic()
         harvest.die()
         wait_for(harvest.program, harvest.daemon, harvest.keeper)
 
-        assert monotonic() - begun < 5.0
         assert [] == orphans.find(mark, [harvest.keeper, harvest.program])
 
 
 async def test_a_keeper_that_is_at_it_is_left_to_finish(mark: str, bystander: Process) -> None:
-    """It is found with everything below it, and does its work within the grace; nobody else is touched."""
+    """It is found with everything below it, and does its work long before the grace is over; nobody else is touched."""
 
     with a_harvest(mark) as harvest:
         os.kill(harvest.keeper.pid, signal.SIGSTOP)
@@ -159,9 +157,8 @@ async def test_a_keeper_that_is_at_it_is_left_to_finish(mark: str, bystander: Pr
             (harvest.program, "run-7", False),
             (harvest.daemon, "run-7", False),
         } == {(orphan.process, orphan.run, orphan.is_keeper) for orphan in found}
-        begun = monotonic()
-        assert [] == await orphans.end(found, 15.0)
-        assert monotonic() - begun < 5.0
+        async with asyncio.timeout(SECONDS):
+            assert [] == await orphans.end(found, 600.0)
         assert [False, False, False] == harvest.left()
         assert there(bystander)
 

@@ -16,7 +16,7 @@ def test_a_gpu_removed_right_after_a_survey_keeps_its_row(fake_nvml: FakeNvml) -
         while gpus.reader._survey is None:
             gpus.tick()
             time.sleep(0.003)
-        gpus.reader._survey.wait(2)
+        gpus.reader._survey.wait(60)
         fake_nvml.remove(1)
         uuids = [gpu.device.uuid for gpu in before]
         moved = [uuids[0], uuids[2], uuids[3], uuids[1]]

@@ -41,7 +41,7 @@ class Scraped(NamedTuple):
 
     def page(self, name: str) -> bytes:
         """What one of them serves now."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=60) as answer:
             text: bytes = answer.read()
             return text
 

@@ -92,11 +92,8 @@ def test_an_engine_that_is_away_for_long_gets_everything_when_it_comes(tmp_path:
 
     engine = VictoriaMetrics(tmp_path / "engine")
     with lab_in(tmp_path / "data", engine.engine) as lab:
-        longest = 0.0
         for _ in range(60):
-            begun = time.monotonic()
             lab.tick(10)
-            longest = max(longest, time.monotonic() - begun)
         lab.archive.seal()
         state = until(
             lambda: (now := lab.forwarder.state()).waiting_bytes and now.state == "failing" and now,
@@ -104,7 +101,6 @@ def test_an_engine_that_is_away_for_long_gets_everything_when_it_comes(tmp_path:
         )
         assert "cannot be reached" in (state.error or "")
         assert "is the engine running" in (state.hint or "")
-        assert longest < 2.0
 
         try:
             engine.start()
@@ -288,7 +284,7 @@ def test_nobody_sends_for_a_head_that_is_gone(tmp_path: Path) -> None:
         assert head.stdout is not None
         pid = int(head.stdout.readline())
         head.kill()
-    until(lambda: is_gone(pid), "the sending process is gone", 10)
+    until(lambda: is_gone(pid), "the sending process is gone")
 
 
 def test_a_head_without_what_sending_needs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reached(lab: Lab, state: str) -> RemoteState:
     """Wait for a state."""
-    found: RemoteState = until(lambda: (now := lab.forwarder.state()).state == state and now, state, 10)
+    found: RemoteState = until(lambda: (now := lab.forwarder.state()).state == state and now, state)
     return found
 
 
@@ -126,7 +126,7 @@ def test_an_engine_that_was_restarted_without_a_word_is_sent_the_last_again(
         until(lambda: fake.looked > looked + 1, "it has asked when the engine was started")
         fake.taken.clear()
         fake.started = 2.0
-        until(lambda: complete(lab, fake), "it has everything again", 10)
+        until(lambda: complete(lab, fake), "it has everything again")
         until(lambda: lab.forwarder.state().resent_total, "that is told")
 
         assert (0, "ok") == (lab.forwarder.state().refused_total, lab.forwarder.state().state)
@@ -149,7 +149,7 @@ def test_an_engine_that_complains_again_and_again_is_sent_the_same_later(
             fake.status = 204
             lab.sent()
 
-        until(lambda: fake.taken.count(first) >= 3, "it was sent again for both times", 10)
+        until(lambda: fake.taken.count(first) >= 3, "it was sent again for both times")
         assert complete(lab, fake)
 
 

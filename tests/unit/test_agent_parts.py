@@ -131,11 +131,11 @@ def test_a_last_frame_that_cannot_be_taken_is_one_line(caplog: pytest.LogCapture
         diagnosis=False,
     )
     taker.start()
-    assert first.wait(10)
+    assert first.wait(60)
     source.is_broken = True
     taker.stop()
 
-    assert taker.join(10)
+    assert taker.join(60)
     assert taker.error is None
     assert "the last frame could not be taken: [Errno 24] Too many open files" in caplog.text
 

@@ -357,7 +357,7 @@ async def anew(cluster: Cluster) -> tuple[str, str]:
     """What a worker is asked next."""
     before = len(cluster.asked)
     cluster.was_asked.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await cluster.was_asked.wait()
     return cluster.asked[before]
 

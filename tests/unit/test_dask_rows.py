@@ -338,7 +338,7 @@ def test_the_thread_measures_until_it_is_stopped(reports: list[str]) -> None:
     made = recorder(source, iter(map(float, range(1000))), reports)
     made.start()
     for _ in range(3):
-        source.taken.acquire(timeout=10)
+        source.taken.acquire(timeout=60)
     made.stop()
 
     batch = made.parcel()

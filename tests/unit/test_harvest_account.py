@@ -268,7 +268,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
     real = scribe.replace
 
     def slow(path: str, data: bytes, mode: int) -> None:
-        hung.wait(10)
+        hung.wait(60)
         written.append(json.loads(data)["status"]["time"])
         real(path, data, mode)
 

@@ -110,7 +110,7 @@ class World:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the others work until something is so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110  the loop has no event for what a test wants to see
                 await asyncio.sleep(0.001)
 
@@ -122,7 +122,7 @@ class World:
             try:
                 await story()
             finally:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await running
 
         asyncio.run(both())

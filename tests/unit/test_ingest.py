@@ -57,7 +57,7 @@ class Call:
     async def heard(self) -> HeadMessage:
         """What the head says next."""
         answer = asyncio.create_task(self.answers.get())
-        await asyncio.wait([answer, self.task], return_when=asyncio.FIRST_COMPLETED, timeout=5.0)
+        await asyncio.wait([answer, self.task], return_when=asyncio.FIRST_COMPLETED, timeout=60.0)
         if not answer.done():
             answer.cancel()
             self.task.result()
@@ -67,13 +67,13 @@ class Call:
     async def refused(self) -> AbortedError:
         """Why the head ended the call."""
         with pytest.raises(AbortedError) as error:
-            await asyncio.wait_for(self.task, 5.0)
+            await asyncio.wait_for(self.task, 60.0)
         return error.value
 
     async def hang_up(self) -> None:
         """End the call from the agent's side."""
         self._to_head.put_nowait(None)
-        await asyncio.wait_for(self.task, 5.0)
+        await asyncio.wait_for(self.task, 60.0)
 
     # what gRPC gives a handler
 
