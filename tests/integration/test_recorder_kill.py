@@ -25,7 +25,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, float]:
     times = {}
     with ExitStack() as stack:
         children = [stack.enter_context(_recording(path)) for path in paths]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not all(path.exists() and path.stat().st_size for path in paths):
             assert time.monotonic() < deadline
             time.sleep(0.01)
