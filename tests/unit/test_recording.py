@@ -5,6 +5,7 @@ import json
 import random
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -267,9 +268,35 @@ def test_a_full_disk_is_an_error_with_its_reason(tmp_path: Path, name: str, fram
         recorder.close()
 
 
-def test_recordings_of_the_same_frames_are_the_same_bytes(tmp_path: Path, frames: list[Frame]) -> None:
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+@pytest.mark.parametrize("interval", [0.05, 0.3, 1.0])
+def test_at_most_a_second_is_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, interval: float
+) -> None:
+    """Whoever reads the file while it is written, or after the recorder was killed, finds all frames but the last second's."""
+
+    now = STARTED
+    monkeypatch.setattr("gpulse.sampling.recorder.time", SimpleNamespace(monotonic=lambda: now))
+    demo = DemoMachine(STARTED, gpus=2)
+    recorder = Recorder(tmp_path / name)
+    lost = []
+    while now < STARTED + 5:
+        now += interval
+        recorder.write(demo.sample(now))
+        with suppress(RecordingError):  # nothing is there yet
+            lost.append(now - list(Recording(tmp_path / name))[-1].time)
+    recorder.close()
+
+    assert len(lost) > 3 / interval
+    assert max(lost) < 1.0
+
+
+def test_recordings_of_the_same_frames_are_the_same_bytes(
+    tmp_path: Path, frames: list[Frame], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No time of writing and no name inside."""
 
+    monkeypatch.setattr("gpulse.sampling.recorder.time", SimpleNamespace(monotonic=lambda: STARTED))
     packed = []
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
         recorder = Recorder(tmp_path / name)
