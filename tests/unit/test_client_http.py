@@ -191,7 +191,7 @@ def test_a_head_that_does_not_answer_is_not_waited_for_forever() -> None:
     done = threading.Event()
 
     def keep_waiting(_connection: socket.socket) -> None:
-        done.wait(60)
+        done.wait(600)
 
     with speaking(keep_waiting) as address:
         client = connect(address, Credentials(), call_seconds=0.1)

@@ -36,6 +36,13 @@ class FakeScheduler:
         self.asked.set()
         return {} if self.answer is None else await self.answer()
 
+    async def brought(self, rows: int) -> None:
+        """Wait until that many rows have come."""
+        async with asyncio.timeout(60):
+            while len(self.rows()) < rows:
+                self.asked.clear()
+                await self.asked.wait()
+
     def rows(self) -> list[str]:
         """The lines that came, each batch once."""
         batches = {
@@ -92,10 +99,11 @@ async def test_rows_come_while_it_runs_and_the_last_ones_when_it_stops(tmp_path:
     scheduler = FakeScheduler()
     async with station(scheduler, tmp_path) as (_, worker):
         await worker.handlers[ORDER](**started())
-        await scheduler.asked.wait()
+        await scheduler.brought(2)
         await worker.handlers[ORDER](**Order(stop=True)._asdict())
         stopped = len(scheduler.taken)
-        told = sum(message["batch"]["measurements"] for message in scheduler.taken if message["batch"])
+        batches = {message["number"]: message["batch"] for message in scheduler.taken if message["batch"]}
+        told = sum(batch["measurements"] for batch in batches.values())
         await asyncio.sleep(0.15)
 
     assert stopped == len(scheduler.taken)
@@ -169,7 +177,11 @@ async def test_a_worker_whose_tasks_are_all_cancelled_still_brings_its_last_rows
         assert made._delivery is not None
         made._delivery.cancel()
         before = len(scheduler.rows())
-        await asyncio.sleep(0.15)
+        recorder = made._recorder
+        assert recorder is not None
+        async with asyncio.timeout(60):
+            while not recorder._waiting:  # noqa: ASYNC110  another thread measures
+                await asyncio.sleep(0.01)
 
     assert len(scheduler.rows()) > before
 

@@ -351,7 +351,7 @@ def test_a_file_server_that_hangs_is_waited_for_once(heads: Heads, monkeypatch: 
 
     def hanging(directory: str) -> list[str]:
         asked.append(directory)
-        answers.wait(30.0)
+        answers.wait(600.0)
         return listed(directory)
 
     monkeypatch.setattr(listing, "head_ids", hanging)
@@ -380,7 +380,7 @@ def _until(question: Callable[[], list[Share]]) -> list[Share]:
 def test_an_errand_gives_and_raises_what_its_question_does() -> None:
     """It runs in another thread."""
 
-    asked = Errands("it", patience_seconds=5.0)
+    asked = Errands("it", patience_seconds=60.0)
 
     assert 5 == asked.ask(lambda: 5)
     with pytest.raises(LookupError):
