@@ -104,8 +104,9 @@ def test_killed_in_the_middle(machine: DaskMachine, tmp_path: Path) -> None:
 
 
 def unbroken(rows: list[Row]) -> bool:
-    """Whether no measurement is missing: each is numbered by the custom metric."""
-    beats = list(dict.fromkeys(row.cells["beat"] for row in rows))
+    """Whether no measurement is missing: each is numbered by the custom metric, unless that was late for it."""
+    numbers = (row.cells["beat"] for row in rows)
+    beats = list(dict.fromkeys(number for number in numbers if number is not None))
     return list(range(beats[0], beats[0] + len(beats))) == beats
 
 
@@ -177,12 +178,11 @@ def test_restarted_under_its_address(machine: DaskMachine, tmp_path: Path) -> No
     assert 2 == len(workers)
     assert returns.popen.pid == process
     beats = [row.cells["beat"] for row in rows]
-    assert 2 == beats.count(1)
     times = [row.timestamp for row in rows]
     assert sorted(times) == times
-    restart = len(beats) - 1 - beats[::-1].index(1)
-    gap = times[restart] - times[restart - 1]
-    assert gap == max(later - earlier for earlier, later in pairwise(times))
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    restart = gaps.index(max(gaps)) + 1
+    assert [1, 1] == [beats[:restart].count(1), beats[restart:].count(1)]
     assert {"before": {(1, 1)}, "after": {(1, 2)}} == {
         key: {row.label for row in rows if row.cells["tasks"] == [key]} for key in ("before", "after")
     }
