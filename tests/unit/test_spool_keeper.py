@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulse.cluster.agent.buffer import Buffer
-from gpulse.cluster.agent.keeper import Keeper
+from gpulse.cluster.agent.keeper import _TICK_SECONDS, Keeper
 from gpulse.cluster.agent.ledger import Ledger, Piece, RunNote
 from gpulse.cluster.agent.spool import SpoolReader
 from gpulse.errors import DiskError
@@ -78,6 +78,20 @@ def test_a_disk_that_is_full_and_then_is_not(small_disk: Path, caplog: pytest.Lo
     assert 1 == sum("takes frames again" in text for text in said)
     assert 0 == buffer.dropped
     assert 0 == len(buffer.due(100.0, 10)[0])
+    let_go(keeper)
+
+
+def test_frames_are_on_disk_within_a_second(tmp_path: Path) -> None:
+    """A frame that was taken just after a turn of the thread is written by a turn less than a second later."""
+
+    buffer = Buffer(RUN, "b", 1000)
+    keeper = Keeper(buffer, tmp_path / "spool")
+    turns = [10.0 + number * _TICK_SECONDS for number in range(5)]
+    fill(buffer, 3, turns[0] + 0.001)
+    for now in turns:
+        if now < turns[0] + 1.0:
+            step(keeper, now)
+    assert ([], 0) == buffer.due(99.0, 10)
     let_go(keeper)
 
 
