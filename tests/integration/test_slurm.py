@@ -36,8 +36,9 @@ AS_NOBODY = """
 import json, os, sys, time
 from gpulse.model.device import Device
 from gpulse.sources.jobs import JobReader
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
 devices = [Device(index, f"GPU-{index}", "H200", minor_number=index) for index in range(4)]
+JobReader(folders=sys.argv[1:]).read(time.time(), devices)  # loads all modules, which others may not be able to read
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
 jobs, health = JobReader(folders=sys.argv[1:]).read(time.time(), devices)
 print(json.dumps([[[job.id, job.user, job.name, job.gpus, job.source] for job in jobs], [[entry.code, entry.detail] for entry in health]]))
 """
