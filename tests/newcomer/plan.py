@@ -53,7 +53,7 @@ class Rule(NamedTuple):
     gone: str = ""
     """Pattern of a running command that ends by itself because of this one."""
     after: str = ""
-    """A command that is run afterwards, to end what this one has started in the background."""
+    """A command that is run afterwards: it ends what this one has started in the background, or waits for it."""
     ends: tuple[str, ...] = ()
     """Patterns of running commands that are ended with Ctrl-C first, because this one takes their place."""
 
@@ -77,6 +77,8 @@ _REFUSED = 22
 """The exit code of curl for an answer that says what is wrong with the request."""
 _OWN = "names a file of the reader's own"
 _EXIT = "curl -sS -X POST http://localhost:8091/api/v1/exit"
+_TRAINED = "until gpulse session show training_run_1 | grep -q '^frames  *[1-9]'; do sleep 0.2; done"
+"""What people do between the start and the end of a session takes longer than it takes the walk."""
 _DASK = (
     ("dask scheduler --host 127.0.0.1 --port 8786 --no-dashboard", "Scheduler at:"),
     ("dask worker tcp://127.0.0.1:8786 --nthreads 1 --no-dashboard", "Registered to"),
@@ -94,6 +96,7 @@ RULES = (
     Rule("README.md", "^gpulse dask attach", before=_DASK),
     Rule("README.md", "^gpulse head --host", until=_LISTENS, ends=("^dask",)),
     Rule("README.md", "^gpulse agent HEAD:8090  ", until=_CONNECTED, add=" --demo"),
+    Rule("README.md", "^gpulse session start training_run_1", after=_TRAINED),
     Rule("README.md", "^gpulse job 4711", skip=_JOB),
     Rule("README.md", "^gpulse agent --metrics-port", until="metrics on", ends=(_AGENT,)),
     Rule("README.md", "^gpulse agent HEAD:8090 --metrics-port", until=_CONNECTED, ends=(_AGENT,)),
