@@ -50,6 +50,8 @@ class Rule(NamedTuple):
     before: tuple[tuple[str, str], ...] = ()
     """Commands that are started first and run on, and what they print when they are up: what the document takes for
     granted, such as a cluster to attach to."""
+    ready: str = ""
+    """A command that is run after those: it waits until they have something to show."""
     gone: str = ""
     """Pattern of a running command that ends by itself because of this one."""
     after: str = ""
@@ -79,6 +81,7 @@ _OWN = "names a file of the reader's own"
 _EXIT = "curl -sS -X POST http://localhost:8091/api/v1/exit"
 _TRAINED = "until gpulse session show training_run_1 | grep -q '^frames  *[1-9]'; do sleep 0.2; done"
 """What people do between the start and the end of a session takes longer than it takes the walk."""
+_SCRAPED = "until curl -s localhost:9400/metrics | grep -q {}; do sleep 0.2; done"
 _DASK = (
     ("dask scheduler --host 127.0.0.1 --port 8786 --no-dashboard", "Scheduler at:"),
     ("dask worker tcp://127.0.0.1:8786 --nthreads 1 --no-dashboard", "Registered to"),
@@ -130,11 +133,13 @@ RULES = (
         *("docs/prometheus.md", "gpulse_up"),
         ends=(_AGENT,),
         before=(("gpulse agent --metrics-port 9400 --demo", "metrics on"),),
+        ready=_SCRAPED.format("gpu_power_watts"),
     ),
     Rule(
         *("docs/prometheus.md", "SM_CLOCK"),
         ends=(_AGENT,),
         before=(("gpulse agent --metrics-port 9400 --dcgm-names --demo", "metrics on"),),
+        ready=_SCRAPED.format("SM_CLOCK"),
     ),
     Rule("docs/prometheus.md", "^promtool", skip="needs promtool"),
     Rule("docs/gsprof.md", "^gsprof start .*--freq"),

@@ -343,6 +343,8 @@ class Walk:
     def _do(self, rule: Rule, text: str) -> None:
         for helper, words in rule.before:
             self._start(Rule(rule.document, helper), helper).wait_for(words)
+        if rule.ready:
+            self._run(rule.ready, 0)
         for _, running in self._running:
             running.drain()
         if rule.until:
