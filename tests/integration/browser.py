@@ -138,12 +138,13 @@ def tab(browser: Browser, port: int, *, host: str = "127.0.0.1", **options: Any)
 def empty_page(browser: Browser) -> Page:
     """A page that can import the dashboard's modules; there is no server behind it."""
     page = browser.new_page()
-    page.route("**/*", _serve)
+    page.route("**/*", serve_static)
     page.goto("http://localhost/empty")
     return page
 
 
-def _serve(route: Route) -> None:
+def serve_static(route: Route) -> None:
+    """Answer a request with one of the dashboard's files, or with an empty page."""
     path = _STATIC / urlsplit(route.request.url).path.lstrip("/")
     if path.is_file():
         kind = mimetypes.guess_type(path.name)[0] or "text/plain"

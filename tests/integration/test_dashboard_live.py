@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Page, WebSocket, WebSocketRoute, expect
 
 from tests.fakes.nvml import FakeNvml
-from tests.integration.browser import Tab, browsing, tab
+from tests.integration.browser import Tab, browsing, serve_static, tab
 from tests.integration.cluster import EAGER, Cluster, HeadProcess, Process, cluster_in, until
 from tests.integration.hostile_agent import markup
 
@@ -339,3 +339,23 @@ def test_a_head_that_is_killed_and_comes_back(browser: Browser, tmp_path: Path) 
             opened.is_live()
             expect(page.locator("#banner")).to_be_hidden()
             expect(card).to_have_attribute("data-state", "healthy")
+
+
+@pytest.mark.parametrize("is_cached", [False, True], ids=["page", "part of the page"])
+def test_a_page_opened_while_the_head_is_down(browser: Browser, tmp_path: Path, is_cached: bool) -> None:
+    """It is shown as soon as the head is back, whether its module or one that it imports could not be loaded."""
+    with cluster_in(tmp_path) as cluster:
+        head = cluster.head()
+        with tab(browser, head.http_port) as opened:
+            page = opened.go()
+            opened.is_live()
+            head.kill()
+            expect(page.locator("#banner")).to_be_visible()
+            if is_cached:
+                page.route("**/pages/findings.js", serve_static)
+            opened.go("findings")
+            expect(page.locator("main")).to_contain_text("This page could not be loaded.")
+            page.unroute_all()
+            cluster.head(port=head.port, http_port=head.http_port)
+            opened.settled()
+            expect(page.locator('[data-page="findings"] h1')).to_be_visible()

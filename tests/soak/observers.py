@@ -143,7 +143,7 @@ class PageObserver(Observer):
             walking.page.wait_for_timeout(1000)
             return
         if not is_filled:
-            self._happened(WALKING, "not filled", f"{name}: not after {_FILL_SECONDS:g} s", begun)
+            self._happened(WALKING, "not filled", f"{name}: not after {_FILL_SECONDS:g} s")
 
     def _do_work(self, staying: Tab, walking: Tab) -> None:
         with suppress(queue.Empty):

@@ -34,6 +34,8 @@ const app = { fleet, live, prefs, announce, toast };
 
 let shown = null;
 let turn = 0;
+let isUnloaded = false; // the page that the address names could not be loaded
+let wasLost = false; // the head was lost while that page was loaded, or later
 
 /** Show the page that the address names. */
 async function route() {
@@ -46,6 +48,8 @@ async function route() {
     return;
   }
   const mine = ++turn;
+  isUnloaded = false;
+  wasLost = live.state === "lost";
   const load = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
   let module = null;
   let problem = null;
@@ -60,6 +64,8 @@ async function route() {
   leave();
   if (module === null) {
     showProblem(problem === null ? "There is no such page." : "This page could not be loaded.", problem);
+    isUnloaded = problem !== null;
+    reloadWhenHeadIsBack();
     return;
   }
   enter(module, where, name);
@@ -175,9 +181,18 @@ function tellConnection() {
 
 function setUpConnection() {
   live.addEventListener("state", tellConnection);
+  live.addEventListener("state", reloadWhenHeadIsBack);
   setInterval(() => live.state === "lost" && tellConnection(), 1000);
   byId("retry").addEventListener("click", () => live.retry());
   fleet.addEventListener("structure", reloadForAnotherVersion);
+}
+
+/** Load the document again once the head is back: a browser does not request a module again that could not be loaded. */
+function reloadWhenHeadIsBack() {
+  wasLost ||= live.state === "lost";
+  if (isUnloaded && wasLost && live.state === "open") {
+    location.reload();
+  }
 }
 
 /** A head of another version serves another page: take it, once. */
