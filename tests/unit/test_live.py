@@ -9,6 +9,7 @@ import pytest
 from gpulse.diagnosis.live import Monitor
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
+from gpulse.model.metric import Values
 from gpulse.sources.simulated import SCENES, DemoMachine
 from tests.unit.diagnosis_traces import labels
 
@@ -105,6 +106,24 @@ def test_each_fault_of_a_gpu_keeps_its_start() -> None:
         "ecc_uncorrected_errors_total": [1, 1, 1],
         "xid_94": [1, 1],
     } == starts
+
+
+def test_each_xid_code_of_a_gpu_is_a_fault_of_its_own() -> None:
+    """Another code does not replace the one before; each has its own start and count, the worst comes first."""
+    monitor = Monitor()
+    frame = next(changing((0, 1)))
+    seen: list[list[tuple[str | None, float, float]]] = []
+    for second, (total, code) in enumerate(((1, 94), (3, 79), (4, 94))):
+        faults: Values = {"xid_errors_total": total, "xid_last_code": code}
+        gpu = frame.gpus[0]._replace(values={**frame.gpus[0].values, **faults})
+        found = monitor(frame._replace(gpus=(gpu,), time=STARTED + second))
+        seen.append([(f.cause, (f.start or 0.0) - STARTED, f.evidence[0].value) for f in found])
+
+    assert [
+        [("xid_94", 0, 1)],
+        [("xid_79", 1, 2), ("xid_94", 0, 1)],
+        [("xid_79", 1, 2), ("xid_94", 0, 2)],
+    ] == seen
 
 
 def test_a_replay_that_starts_over_begins_anew() -> None:

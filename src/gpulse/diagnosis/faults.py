@@ -6,6 +6,7 @@ from gpulse.diagnosis.rule import found
 from gpulse.diagnosis.rules import clocks, fault
 from gpulse.model.finding import SEVERITIES, Finding
 from gpulse.model.frame import Frame
+from gpulse.model.xid import XidLedger
 
 READINGS = frozenset(
     {
@@ -20,10 +21,15 @@ READINGS = frozenset(
 """What is looked at, besides health and the Xids, which are seen only while somebody watches."""
 
 
-def faults(frame: Frame) -> list[Finding]:
-    """The faults that NVML reports in this frame, worst first."""
+def faults(frame: Frame, xids: XidLedger | None = None) -> list[Finding]:
+    """Return the faults that NVML reports, worst first.
+
+    Args:
+        frame: The newest readings.
+        xids: The Xid errors so far; the frame alone has only the last code of each GPU.
+    """
     rules = {rule.id: rule for rule in (*fault.RULES, *clocks.RULES)}
-    findings = [found(rules["gpu_fault"], match) for match in fault.faults_of(frame)]
+    findings = [found(rules["gpu_fault"], match) for match in fault.faults_of(frame, xids)]
     findings += [
         found(rules[name], match)
         for gpu in frame.gpus

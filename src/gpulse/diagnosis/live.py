@@ -13,6 +13,7 @@ from gpulse.errors import RecordingError
 from gpulse.model.finding import Finding, FindingKey
 from gpulse.model.finding_span import MAX_GAP_SECONDS
 from gpulse.model.frame import Frame
+from gpulse.model.xid import XidLedger
 
 WINDOW_SECONDS = 30.0
 EVERY_SECONDS = 5.0
@@ -53,10 +54,20 @@ class Monitor:
         window_seconds: float = WINDOW_SECONDS,
         every_seconds: float = EVERY_SECONDS,
         thresholds: Thresholds = DEFAULTS,
+        xids: XidLedger | None = None,
     ) -> None:
+        """Begin to watch.
+
+        Args:
+            window_seconds: How far back a judgement looks.
+            every_seconds: Time from one judgement to the next.
+            thresholds: What counts as too little or too much.
+            xids: Xid errors that are known already; those of the frames are added to it.
+        """
         self._window = window_seconds
         self._every = every_seconds
         self._t = thresholds
+        self._xids = XidLedger() if xids is None else xids
         self._digest = Digest()
         self._seconds: dict[str, deque[Second]] = {}
         self._held: dict[FindingKey, _Held] = {}
@@ -72,7 +83,7 @@ class Monitor:
         elif frame.time - self._judged_at >= self._every:
             self._judged_at = frame.time
             self._judge(frame)
-        now = faults(frame)
+        now = faults(frame, self._xids)
         facts = {finding.key for finding in now}
         told = [
             held.finding._replace(end=frame.time)
@@ -97,9 +108,10 @@ class Monitor:
         try:
             done = self._digest.feed(frame)
         except RecordingError:  # a replay that started over, or another machine: begin anew
-            self._digest = Digest()
+            self._digest, self._xids = Digest(), XidLedger()
             self._seconds.clear()
             done = self._digest.feed(frame)
+        self._xids.follow(frame)
         for uuid, second in done.items():
             self._seconds.setdefault(uuid, deque()).append(second)
         for uuid, seconds in list(self._seconds.items()):

@@ -100,6 +100,14 @@ class XidLedger:
         """The GPUs that had errors, as far as they are known, and their codes."""
         return [(self._devices[uuid], codes) for uuid, codes in list(self._counted.items())]
 
+    def errors(self) -> list[Xid]:
+        """Return the errors so far, one entry for each GPU and code."""
+        return [
+            Xid(device.uuid, device.label, code, counted.errors, counted.time)
+            for device, codes in self.counted()
+            for code, counted in codes.items()
+        ]
+
     def of(self, uuid: str) -> Mapping[int, Counted]:
         """The codes of one GPU."""
         return self._counted.get(uuid, {})

@@ -25,6 +25,7 @@ from gpulse.cluster.agent.overlap import KEEP_SECONDS as OVERLAP_SECONDS
 from gpulse.cluster.agent.spool import LIMIT_BYTES, SpoolReader
 from gpulse.cluster.agent.stream import Side
 from gpulse.cluster.agent.taker import Seen, Taker
+from gpulse.cluster.agent.xid_file import XidFile
 from gpulse.cluster.wire_pb2 import Hello, Settings
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.model.bounds import bounded_name
@@ -32,6 +33,7 @@ from gpulse.model.codec import plain
 from gpulse.model.columns import PackedFrame
 from gpulse.model.device import Node
 from gpulse.model.frame import Frame
+from gpulse.model.xid import XidLedger
 from gpulse.sampling.sampler import SHORTEST_INTERVAL_SECONDS
 from gpulse.sources.base import Source
 from gpulse.store.log.lock import take_lock
@@ -164,6 +166,11 @@ class _Agent:
             answered,
         )
         self._link = Link(config.link, side, random.random)
+        self._xid_file = XidFile(config.state / "xids.json", self._identity.boot)
+        self._xids = XidLedger()
+        for xid in self._xid_file.read(time.time()):
+            self._xids.add(xid)
+        self._xid_file.xids = self._xids.errors()
         self._taker = Taker(
             source,
             interval,
@@ -171,6 +178,7 @@ class _Agent:
             taken=self._taken,
             ended=lambda: self._soon(self._stop.set),
             diagnosis=config.diagnosis,
+            xids=self._xids,
             seen=seen,
         )
 
@@ -235,6 +243,13 @@ class _Agent:
         if is_first:
             self._soon(self._first_frame.set)
         self._soon(self._link.wake)
+        xids = self._xids.errors()
+        if xids != self._xid_file.xids:
+            self._xid_file.xids = xids
+            self._soon(self._write_xids)
+
+    def _write_xids(self) -> None:
+        self._loop.run_in_executor(None, self._xid_file.write)
 
     def _settings(self, settings: Settings) -> None:
         if settings.interval_ms and self._config.interval_seconds is None:

@@ -14,6 +14,7 @@ from gpulse.model.columns import PackedFrame
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 from gpulse.model.packing import FramePacker
+from gpulse.model.xid import XidLedger
 from gpulse.sampling.sampler import SHORTEST_INTERVAL_SECONDS, Sampler
 from gpulse.sources.base import Source
 
@@ -42,6 +43,7 @@ class Taker:
         taken: Taken,
         ended: Callable[[], None],
         diagnosis: bool = True,
+        xids: XidLedger | None = None,
         seen: Seen = lambda _frame, _findings, _interval: None,
     ) -> None:
         """Prepare to sample.
@@ -53,6 +55,7 @@ class Taker:
             taken: Gets each frame, as it is and packed, with the layouts not used before; called in the thread.
             ended: Called in the thread when there are no more frames.
             diagnosis: Judge what is seen.
+            xids: Xid errors that are known already; the diagnosis adds those that it sees.
             seen: Gets each frame; called in the thread.
         """
         self._source = source
@@ -61,7 +64,7 @@ class Taker:
         self._taken = taken
         self._ended = ended
         self._seen = seen
-        self._monitor = _monitor() if diagnosis else None
+        self._monitor = _monitor(xids) if diagnosis else None
         self._packer = FramePacker()
         self._lock = threading.Lock()
         self._sampler: Sampler | None = None
@@ -144,7 +147,7 @@ class Taker:
         self._taken(frame, packed, texts)
 
 
-def _monitor() -> Monitor:
+def _monitor(xids: XidLedger | None) -> Monitor:
     from gpulse.diagnosis.live import Monitor  # noqa: PLC0415  not needed without a diagnosis
 
-    return Monitor(every_seconds=_JUDGE_SECONDS)
+    return Monitor(every_seconds=_JUDGE_SECONDS, xids=xids)

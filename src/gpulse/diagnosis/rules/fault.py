@@ -11,6 +11,7 @@ from gpulse.model.finding import Advice, Evidence, Severity
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.health import Code, Health, gathered
 from gpulse.model.units import duration
+from gpulse.model.xid import XidLedger
 
 if TYPE_CHECKING:  # a look needs the facts alone, not what windows of time are made of
     from gpulse.diagnosis.case import Case, Node
@@ -49,14 +50,19 @@ def gpu_fault(node: Node) -> Iterator[Match]:
     yield from faults_of(node.frame)
 
 
-def faults_of(frame: Frame) -> Iterator[Match]:
-    """Everything in a frame that the driver calls broken."""
+def faults_of(frame: Frame, xids: XidLedger | None = None) -> Iterator[Match]:
+    """Yield a match for everything that the driver calls broken.
+
+    Args:
+        frame: The newest readings.
+        xids: The Xid errors so far; the frame alone has only the last code of each GPU.
+    """
     yield from _out_of_reach(frame)
     for gpu in frame.gpus:
         if gpu.device.mig_index is None:
             yield from _memory(gpu, frame)
             yield from _recovery(gpu, frame)
-            yield from _xid(gpu, frame)
+            yield from _xids(gpu, frame, xids)
 
 
 def _memory(gpu: GpuReading, frame: Frame) -> Iterator[Match]:
@@ -84,15 +90,18 @@ def _recovery(gpu: GpuReading, frame: Frame) -> Iterator[Match]:
         )
 
 
-def _xid(gpu: GpuReading, frame: Frame) -> Iterator[Match]:
-    code = gpu.get("xid_last_code")
-    if code is None:
-        return
-    known = classify(int(code))
-    count = gpu.get("xid_errors_total") or 1
-    evidence = Evidence("xid_errors_total", "now", count, ">", 0)
-    words = f"the driver reported Xid {code:.0f}{known.words}"
-    yield _match(gpu, frame, known.severity, words, evidence, known.advice, f"xid_{code:.0f}")
+def _xids(gpu: GpuReading, frame: Frame, xids: XidLedger | None) -> Iterator[Match]:
+    counts: dict[int, float] = {}
+    if xids is not None:
+        counts = {code: counted.errors for code, counted in xids.of(gpu.device.uuid).items()}
+    last = gpu.get("xid_last_code")
+    if last is not None:
+        counts.setdefault(int(last), gpu.get("xid_errors_total") or 1)
+    for code, errors in counts.items():
+        known = classify(code)
+        evidence = Evidence("xid_errors_total", "now", errors, ">", 0)
+        words = f"the driver reported Xid {code}{known.words}"
+        yield _match(gpu, frame, known.severity, words, evidence, known.advice, f"xid_{code}")
 
 
 def _out_of_reach(frame: Frame) -> Iterator[Match]:
@@ -204,7 +213,7 @@ RULES = (
         family="fault",
         title="The GPU or its driver is broken",
         means="The driver reports an Xid error, memory that cannot be corrected or remapped, asks for a reset or reboot, or cannot be asked any more.",
-        recognised="The driver says so itself: Xid events, ECC counters, row remapping, the recovery action, or its calls fail.",
+        recognised="The driver says so itself: Xid events, ECC counters, row remapping, the recovery action, or its calls fail. Each Xid code of a GPU is a finding of its own. An agent that starts again reports the Xid errors of the last day again, unless the machine was rebooted.",
         severity="After NVIDIA's classes: critical when the GPU must be reset or the node rebooted, high when a program must be restarted, low for an echo of another error.",
         advice=(_SERVICE,),
         check_node=gpu_fault,
