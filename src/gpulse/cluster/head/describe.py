@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 from gpulse.cluster.api.interface import Document, LiveNode
 from gpulse.export.session.steps import steps
+from gpulse.model import iso_time
 from gpulse.model.device import Device
 from gpulse.model.finding import Finding
 from gpulse.model.frame import GpuReading
@@ -16,16 +16,11 @@ from gpulse.model.natural import NaturalKey, natural_key
 from gpulse.model.session import Session
 
 _GIGA = 1e9
-_LAST_MOMENT = 253_402_300_799.0
-"""The end of the year 9999, as far as calendars go."""
 
 
 def iso(seconds: float | None) -> str | None:
-    """A time as ISO 8601 in UTC."""
-    if seconds is None:
-        return None
-    seconds = min(max(seconds, 0.0), _LAST_MOMENT)
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Format a time as ISO 8601 in UTC; None stays None."""
+    return None if seconds is None else iso_time.iso(seconds)
 
 
 def gpu_id(node: str, device: Device) -> str:

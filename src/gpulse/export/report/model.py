@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from gpulse.export.report.gaps import Absence, Gap
 from gpulse.export.report.moments import epoch
 from gpulse.export.report.series import Thinned
-from gpulse.export.session.happenings import iso
 from gpulse.export.session.outline import statistics_by_name
 from gpulse.export.session.quantities import QUANTITIES, Quantity
 from gpulse.export.session.statistics import Statistics
+from gpulse.model.iso_time import iso
 
 Figures = Mapping[str, Statistics]
 """By quantity; what is not known is not in it."""

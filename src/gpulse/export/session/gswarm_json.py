@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpulse.export.session.grid import Rows
-from gpulse.export.session.happenings import iso
 from gpulse.export.session.outline import Document, Plan
+from gpulse.model.iso_time import iso
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from gpulse.model.finding import SEVERITIES, FindingKey, finding_key
+from gpulse.model.iso_time import iso
 from gpulse.model.natural import natural_key
 from gpulse.store.base import Store, StoredFinding, StoredGpu
 
 MOST_EVENTS = 10_000
 _ELSEWHERE = frozenset({"findings", "process", "process_end"})
-
-
-def iso(moment: float) -> str:
-    """A time as session files write it: ISO 8601 in UTC, to the millisecond."""
-    whole = datetime.fromtimestamp(round(moment * 1000) / 1000, UTC)
-    return f"{whole:%Y-%m-%dT%H:%M:%S}.{whole.microsecond // 1000:03}Z"
 
 
 def findings(

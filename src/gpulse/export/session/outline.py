@@ -9,9 +9,10 @@ import numpy as np
 
 from gpulse.export.session.energy import Energy
 from gpulse.export.session.grid import Rows
-from gpulse.export.session.happenings import Events, events, findings, iso
+from gpulse.export.session.happenings import Events, events, findings
 from gpulse.export.session.quantities import Quantity
 from gpulse.export.session.statistics import Distribution, Statistics
+from gpulse.model.iso_time import iso
 from gpulse.model.session import Session
 from gpulse.store.base import Store, StoredGpu, StoredNode
 

@@ -14,8 +14,8 @@ import numpy as np
 from gpulse.errors import MissingExtraError
 from gpulse.export.csv import safe_text
 from gpulse.export.session.grid import Rows
-from gpulse.export.session.happenings import iso
 from gpulse.export.session.outline import Document, Plan
+from gpulse.model.iso_time import iso
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
