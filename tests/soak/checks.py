@@ -41,6 +41,8 @@ NODE_FINDINGS = "node_"
 _MIN_USAGE_SAMPLES = 9
 _MAX_LISTED = 5
 _MILLISECOND = 0.0015
+_ROUNDING_SECONDS = 1e-6
+"""Differences of floating-point numbers that stand for the same time."""
 
 _CONNECTION_FAILURES = re.compile(
     r"WebSocket connection to|net::ERR_|ERR_CONNECTION|ERR_EMPTY_RESPONSE|Failed to load resource|Failed to fetch"
@@ -504,7 +506,7 @@ def times_agree(claims: Sequence[Claim]) -> list[str]:
         found += [
             f"{subject}: {first.source} says {_precise(first.time)}, {other.source} says {_precise(other.time)}"
             for other in others
-            if abs(first.time - other.time) > other.resolution_seconds + _MILLISECOND
+            if abs(first.time - other.time) > other.resolution_seconds + _ROUNDING_SECONDS
         ]
         if not others:
             found.append(f"{subject}: only {first.source} states it")

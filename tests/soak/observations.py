@@ -133,6 +133,8 @@ class SessionFile(NamedTuple):
     """By node, the number of frames that the file's list of nodes states."""
     findings: Sequence[tuple[str, str, str | None, float, int]]
     """Node, id, label, first time, and how often it came up."""
+    finding_starts: Mapping[tuple[str, str | None, str], float]
+    """By node, label and id, when each finding began, also where that was before the session."""
 
 
 class Claim(NamedTuple):

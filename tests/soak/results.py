@@ -95,4 +95,5 @@ def session_from(document: dict[str, Any]) -> SessionFile:
             (one["node"], one["id"], one["label"], seconds_of(one["first_time"]), one["times"])
             for one in document["findings"]
         ],
+        {(one["node"], one["label"], one["id"]): one["start"] for one in document["findings"]},
     )

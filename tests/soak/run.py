@@ -39,6 +39,7 @@ _PROGRESS_SECONDS = 8.0
 _SHORT_SESSION_SECONDS = 4.0
 _DATABASE_DOWN_SECONDS = 3.0
 _WHOLE = "whole"
+_FAULT_START = f"start of the constant fault of {FAULTY}"
 _PATIENCE_SECONDS = 120.0
 _SETTLE_SECONDS = 30.0
 Times = dict[tuple[str, str], list[float]]
@@ -198,21 +199,21 @@ class Soak:
         self._claim(subject, "gpulse status", of(listed), 0.001)
         self._claim(subject, "overview page", _clock_near(shown, time.time()), 1.0)
 
-    def _claim_session_start(self, file: SessionFile) -> None:
-        subject = f"start of session {_WHOLE}"
-
-        def of(document: dict[str, Any] | None) -> float | None:
-            entries = (document or {}).get("sessions", ())
-            return next((seconds_of(one["start_time"]) for one in entries if one["name"] == _WHOLE), None)
-
-        self._claim(subject, "GET /api/v1/sessions", of(self.parts.get("/api/v1/sessions")), 0.001)
-        self._claim(
-            subject,
-            "gpulse session list",
-            of(json.loads(self.parts.run("session", "list", "--json").out)),
-            0.001,
-        )
-        self._claim(subject, "session file", file.start, 0.001)
+    def _claim_session(self, file: SessionFile) -> None:
+        documents = {
+            "GET /api/v1/sessions": self.parts.get("/api/v1/sessions"),
+            "gpulse session list": json.loads(self.parts.run("session", "list", "--json").out or "{}"),
+        }
+        for word, stated in (("start", file.start), ("end", file.end)):
+            subject = f"{word} of session {_WHOLE}"
+            for source, document in documents.items():
+                times = [
+                    seconds_of(one[f"{word}_time"])
+                    for one in (document or {}).get("sessions", ())
+                    if one["name"] == _WHOLE and one[f"{word}_time"] is not None
+                ]
+                self._claim(subject, source, times[0] if times else None, 0.0)
+            self._claim(subject, "session file", stated, 0.0)
 
     def _claim_on_pages(self) -> None:
         def rows(_: Tab, walking: Tab) -> str:
@@ -236,15 +237,18 @@ class Soak:
             f"start of session {_WHOLE}", "sessions page", _clock_near(self._pages.ask(rows), now), 1.0
         )
         since = _clock_near(self._pages.ask(facts), now)
-        # Read right after the page, so that both speak of the same report.
-        listed = [
-            one["start"]
-            for one in (self.parts.get("/api/v1/findings") or {"findings": ()})["findings"]
-            if (one["node"], one["label"], one["id"]) == FAULT
-        ]
-        subject = f"start of the constant fault of {FAULTY}"
-        self._claim(subject, "findings page", since, 1.0)
-        self._claim(subject, "GET /api/v1/findings", listed[0] if listed else None, 0.001)
+        self._claim(_FAULT_START, "findings page", since, 1.0)
+        for source, document in (
+            ("GET /api/v1/findings", self.parts.get("/api/v1/findings")),
+            ("GET /status", self.parts.get("/status")),
+            ("gpulse status", json.loads(self.parts.run("status", "--json").out or "{}")),
+        ):
+            starts = [
+                one["start"]
+                for one in (document or {}).get("findings", ())
+                if (one["node"], one["label"], one["id"]) == FAULT
+            ]
+            self._claim(_FAULT_START, source, starts[0] if starts else None, 0.001)
 
     # --- the end ---
 
@@ -254,8 +258,10 @@ class Soak:
         self.parts.wait_until_caught_up()
         self._session("stop", _WHOLE)
         whole = read_session(self._file(_WHOLE))
-        self._claim_session_start(whole)
+        self._claim_session(whole)
+        self._claim(_FAULT_START, "session file", whole.finding_starts.get(FAULT), 0.001)
         spans, start = self._fault_history()
+        self._claim(_FAULT_START, "GET /api/v1/findings/history", spans[-1][0] if spans else None, 0.001)
         subject = f"start of the constant fault in session {_WHOLE}"
         for node, kind, label, first, _ in whole.findings:
             if (node, label, kind) == FAULT and start is not None:

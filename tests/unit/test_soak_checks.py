@@ -250,6 +250,7 @@ def session(present: Sequence[bool] = (True,) * 10) -> SessionFile:
         {"gpu-1": present},
         {"gpu-1": sum(present)},
         [("gpu-7", "gpu_fault", "0", START, 1)],
+        {("gpu-7", "0", "gpu_fault"): START},
     )
 
 
@@ -426,3 +427,5 @@ def test_times_agree() -> None:
     assert 1 == len(checks.times_agree([api, page, file]))
     assert 1 == len(checks.times_agree([api, page._replace(time=START - 1)]))
     assert 1 == len(checks.times_agree([api]))
+    exact = api._replace(resolution_seconds=0.0)
+    assert 1 == len(checks.times_agree([exact, exact._replace(source="file", time=START + 0.901)]))
