@@ -23,7 +23,7 @@ DOCUMENTS = (
     *("docs/prometheus.md", "docs/gsprof.md", "docs/dask.md", "docs/dask-cli.md", "docs/dask-plots.md"),
     *("docs/harvest.md", "docs/harvest-config.md", "docs/harvest-queue.md", "docs/job.md", "docs/slurm.md"),
     *("docs/containers.md", "docs/deploy.md", "docs/engine.md", "docs/scaling.md", "docs/python.md"),
-    *("docs/diagnosis.md", "docs/diagnosis_live.md", "docs/metrics.md", "CONTRIBUTING.md"),
+    *("docs/diagnosis.md", "docs/diagnosis_live.md", "docs/metrics.md", "CONTRIBUTING.md", "docs/testing.md"),
 )
 """In the order in which a newcomer reads them."""
 
@@ -145,7 +145,6 @@ RULES = (
     Rule("docs/gsprof.md", "^gsprof start .*--freq"),
     Rule("docs/gsprof.md", "^gsprof profile", before=(("gpulse agent localhost:8090 --demo", _CONNECTED),)),
     Rule("docs/gsprof.md", "^gsprof stat ", after=_EXIT),
-    Rule("docs/gsprof.md", "^gsprof status gpu-head", skip=_ELSEWHERE),
     Rule("docs/gsprof.md", "^gsprof start ", ends=(_AGENT,), after=_EXIT),
     Rule("docs/gsprof.md", "^gsprof recover", skip=_KILLED),
     Rule("docs/dask-cli.md", "--track tasks,mem-util", before=_DASK),

@@ -108,6 +108,12 @@ def test_health_is_told_as_a_whole_when_it_changes(changes: Changes) -> None:
     assert [{"event": "health", "entries": []}] == changes(frame(3))
 
 
+def test_that_nothing_is_wrong_is_told_after_a_while(changes: Changes) -> None:
+    """An agent that has just started cannot know it yet, and what the one before it found may still hold."""
+    told = [[event["event"] for event in changes(frame(second), [])] for second in (0, 30, 44, 45, 90)]
+    assert [[], [], [], ["findings"], []] == told
+
+
 def test_findings_are_told_when_they_change_and_their_numbers_now_and_then(changes: Changes) -> None:
     """At once when one comes or gets worse, every half minute otherwise, and when the last one goes."""
 

@@ -19,6 +19,8 @@ STEP_SECONDS = 1.0
 """A difference between two clocks from which on somebody set one of them."""
 FINDINGS_SECONDS = 30.0
 """How often findings are told again when only their numbers have changed."""
+NOTHING_FOUND_SECONDS = 45.0
+"""How long an agent watches before it reports that it found nothing: a head keeps what an earlier agent found until then."""
 _SCRIPTS = (".py", ".sh", ".jl", ".pl", ".rb", ".js", ".lua", ".r", ".ipynb")
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
@@ -46,8 +48,10 @@ class Changes:
         self._jobs: dict[str, Job] = {}
         self._xids = XidLedger()
         self._health: tuple[object, ...] = ()
-        self._findings: tuple[object, ...] = ()
+        self._findings: tuple[object, ...] | None = None
+        """Those that were told last, None before the first time."""
         self._findings_told = 0.0
+        self._began: float | None = None
 
     def again(self) -> None:
         """Tell everything with the next frame, whatever was told before; may be called from any thread."""
@@ -127,6 +131,14 @@ class Changes:
         keys = tuple(
             sorted((item.id, item.label or "", item.cause or "", item.severity) for item in findings)
         )
+        self._began = now if self._began is None else self._began
+        if (
+            self._findings is None
+            and not findings
+            and not whole
+            and now - self._began < NOTHING_FOUND_SECONDS
+        ):
+            return
         is_old = bool(findings) and now - self._findings_told >= FINDINGS_SECONDS
         if whole or keys != self._findings or is_old:
             self._findings, self._findings_told = keys, now

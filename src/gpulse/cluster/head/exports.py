@@ -105,7 +105,8 @@ class Exports:
 
     def state(self, session: Session) -> Document:
         """How far a session's file is."""
-        state = self._states.get(session.id) or _State("done" if session.output else "none", session.output)
+        usual = "done" if session.output else "writing" if session.state == "finished" else "none"
+        state = self._states.get(session.id) or _State(usual, session.output)
         return {"state": state.state, "path": state.path, "error": state.error}
 
     def download(self, session: Session, output_format: Format, now: float) -> Download:

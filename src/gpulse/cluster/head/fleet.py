@@ -206,7 +206,7 @@ class Member:
             case "agent_started":
                 self.processes.clear()
                 self.jobs.clear()
-                self.findings, self.health = (), ()
+                self.health = ()
                 self.spans = {key: span.silent(time) for key, span in self.spans.items()}
                 self.has_left = False
             case "agent_stopping":
