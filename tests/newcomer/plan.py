@@ -79,7 +79,7 @@ _REFUSED = 22
 """The exit code of curl for an answer that says what is wrong with the request."""
 _OWN = "names a file of the reader's own"
 _EXIT = "curl -sS -X POST http://localhost:8091/api/v1/exit"
-_TRAINED = "until gpulse session show training_run_1 | grep -q '^frames  *[1-9]'; do sleep 0.2; done"
+_TRAINED = "until gpulse session show {} | grep -q '^frames  *[1-9]'; do sleep 0.2; done"
 """What people do between the start and the end of a session takes longer than it takes the walk."""
 _SCRAPED = "until curl -s localhost:9400/metrics | grep -q {}; do sleep 0.2; done"
 _DASK = (
@@ -99,7 +99,7 @@ RULES = (
     Rule("README.md", "^gpulse dask attach", before=_DASK),
     Rule("README.md", "^gpulse head --host", until=_LISTENS, ends=("^dask",)),
     Rule("README.md", "^gpulse agent HEAD:8090  ", until=_CONNECTED, add=" --demo"),
-    Rule("README.md", "^gpulse session start training_run_1", after=_TRAINED),
+    Rule("README.md", "^gpulse session start training_run_1", after=_TRAINED.format("training_run_1")),
     Rule("README.md", "^gpulse job 4711", skip=_JOB),
     Rule("README.md", "^gpulse agent --metrics-port", until="metrics on", ends=(_AGENT,)),
     Rule("README.md", "^gpulse agent HEAD:8090 --metrics-port", until=_CONNECTED, ends=(_AGENT,)),
@@ -143,7 +143,12 @@ RULES = (
     ),
     Rule("docs/prometheus.md", "^promtool", skip="needs promtool"),
     Rule("docs/gsprof.md", "^gsprof start .*--freq"),
-    Rule("docs/gsprof.md", "^gsprof profile", before=(("gpulse agent localhost:8090 --demo", _CONNECTED),)),
+    Rule(
+        "docs/gsprof.md",
+        "^gsprof profile",
+        before=(("gpulse agent localhost:8090 --demo", _CONNECTED),),
+        after=_TRAINED.format("my_experiment"),
+    ),
     Rule("docs/gsprof.md", "^gsprof stat ", after=_EXIT),
     Rule("docs/gsprof.md", "^gsprof start ", ends=(_AGENT,), after=_EXIT),
     Rule("docs/gsprof.md", "^gsprof recover", skip=_KILLED),
