@@ -184,7 +184,7 @@ def test_ignored_programs_and_flapping(machine: HarvestMachine) -> None:
         pid = machine.started("fold")
         with machine.smi(0):
             machine.looks()
-        assert not is_gone(pid)
+        assert not is_gone(pid), harvest.text
         with machine.holding(0):
             gone(pid)
         harvest.said("nothing of fold is left")
