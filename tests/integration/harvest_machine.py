@@ -28,11 +28,14 @@ print("at work", flush=True)
 time.sleep(600)
 """
 SMI = """\
-#!/bin/sh
-exec 3<"$1"
-touch "$2" 3<&-
-while [ ! -e "$3" ]; do sleep 0.02 3<&-; done
+#!{python}
+import os, sys, time
+held = os.open(sys.argv[1], os.O_RDONLY)
+open(sys.argv[2], "w").close()
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.02)
 """
+"""It starts no other program, which would have the device open for a moment under a name of its own."""
 
 
 class HarvestMachine:
@@ -51,7 +54,7 @@ class HarvestMachine:
         for number in range(gpus):
             self.device(number).touch()
         self._script("work", WORK.format(python=sys.executable))
-        self._script("nvidia-smi", SMI)
+        self._script("nvidia-smi", SMI.format(python=sys.executable))
         self.environment = {
             **fake.env(library),
             "HOME": str(directory / "home"),

@@ -21,6 +21,16 @@ def test_the_newest_session_counts_and_not_the_newest_file(tmp_path: Path) -> No
     ]
 
 
+def test_a_session_that_began_in_the_past_is_the_newest_when_it_ended_last(tmp_path: Path) -> None:
+    """It may begin before one that was stopped long ago."""
+    for name, begin, end in (("run.json", 2, 3), ("run-2.json", 1, 4)):
+        times = {"start_time": f"2026-11-15T0{begin}:00:00Z", "end_time": f"2026-11-15T0{end}:00:00Z"}
+        (tmp_path / name).write_text(json.dumps({"session_name": "run", **times, "frames": []}))
+
+    assert tmp_path / "run-2.json" == find_file(tmp_path / "run")
+    assert tmp_path / "run-2.json" == newer_run(tmp_path / "run.json")
+
+
 def test_of_one_session_the_newest_file_counts(tmp_path: Path) -> None:
     """It may have been exported while it went on, and is not a newer run."""
     for count, name in enumerate(("run.json", "run-2.json")):

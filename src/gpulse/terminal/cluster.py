@@ -108,7 +108,7 @@ def node_lines(
     nodes: Sequence[Document] = status.get("nodes") or []
     missing = [f.plain(str(name)) for name in status.get("missing_nodes") or ()]
     if missing:
-        told = f"never heard of: {', '.join(missing)}; do their agents run? gpulse deploy status"
+        told = f"never reported: {', '.join(missing)}; see whether their agents run: gpulse deploy status --nodes FILE"
         yield from (paint("warn", line) for line in wrapped(told, width, "  "))
     if not nodes:
         yield from wrapped(f"no node yet; on each machine with GPUs run: {commands.agent}", width, "  ")

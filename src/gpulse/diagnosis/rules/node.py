@@ -6,12 +6,12 @@ from gpulse.diagnosis.rule import Match, Rule, found
 from gpulse.model.finding import Advice, Evidence, Finding
 
 _AGENT = Advice(
-    "see whether the machine is up and reachable, then start its agent: `gpulse agent HEAD`, or `gpulse deploy start`",
+    "see whether the machine is up and reachable, then start its agent: `gpulse agent HEAD` there, or `gpulse deploy up --nodes FILE --head HEAD` for all nodes of a list",
     "nothing is known of its GPUs and jobs while it does not report",
     "`gpulse status` shows the node as healthy",
 )
 _NAME = Advice(
-    "start an agent there with `gpulse deploy start`, or correct the name in the list of nodes",
+    "start an agent there with `gpulse deploy up --nodes FILE --head HEAD`, or correct the name in the list of nodes",
     "a node that never reported is not monitored at all, and its faults are not seen",
     "`gpulse status` does not list the node as missing any more",
 )

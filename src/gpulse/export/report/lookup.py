@@ -19,9 +19,11 @@ _SUFFIXES = (".json", ".jsonl")
 class _Candidate(NamedTuple):
     """A file that may be a session's."""
 
-    start: float
-    """When its session began, in epoch seconds; 0 when it does not say."""
+    end: float
+    """When its session ended, in epoch seconds: one that began in the past is the newest all the same."""
     written: float
+    start: float
+    """When its session began; 0 when it does not say."""
     path: Path
     name: str | None
     """What it calls its session; None when it does not say."""
@@ -57,7 +59,7 @@ def newer_run(path: Path) -> Path | None:
     newest = max(
         (other for other in _candidates(path.parent, own.name) if other.name == own.name), default=own
     )
-    return newest.path if newest.start > own.start else None
+    return newest.path if newest.end > own.end and newest.start != own.start else None
 
 
 def _candidates(directory: Path, name: str) -> Iterator[_Candidate]:
@@ -87,9 +89,9 @@ def _read(path: Path) -> _Candidate | None:
         if "session_name" not in said:
             return None
     name = said.get("session_name")
-    return _Candidate(
-        epoch(said.get("start_time")) or 0.0, written, path, name if isinstance(name, str) else None
-    )
+    start = epoch(said.get("start_time")) or 0.0
+    end = epoch(said.get("end_time")) or start
+    return _Candidate(end, written, start, path, name if isinstance(name, str) else None)
 
 
 def _how_to_get(name: str) -> str | None:

@@ -15,6 +15,7 @@ import numpy as np
 from gpulse.cluster.head.membership import Register
 from gpulse.cluster.head.past import chart
 from gpulse.model.metric import Scope
+from gpulse.model.natural import natural_key
 from gpulse.model.session import Interruption, Session
 from gpulse.store.base import HeadStore
 
@@ -112,7 +113,7 @@ def covered(times: Mapping[str, NDArray[np.float64]], start: float, end: float, 
         step: How long a step is, in seconds.
     """
     missing, pending = {}, []
-    for node in sorted(node for node, found in times.items() if (found < start).any()):
+    for node in sorted((node for node, found in times.items() if (found < start).any()), key=natural_key):
         found = times[node]
         if not (found + step > end).any():
             pending.append(node)

@@ -6,7 +6,7 @@ import { byName } from "../core/fleet.js";
 import * as format from "../core/format.js";
 import { href } from "../core/router.js";
 import { Board } from "../parts/chart-board.js";
-import { asText, findingCard, findingKey, grouped } from "../parts/findings.js";
+import { asText, findingCard, grouped } from "../parts/findings.js";
 import { emptyManual, manual } from "../parts/manual.js";
 import { mountRange, Range } from "../parts/range.js";
 import { EVENT_KINDS } from "../parts/timeline-data.js";
@@ -205,16 +205,9 @@ class SessionPage {
     return html`<section><h2>Nodes during this time</h2><ul class="chips">${nodes.map((name) => html`<li><a href=${href("node", name, query)}><bdi>${format.text(name)}</bdi></a></li>`)}</ul></section>`;
   }
 
-  /** Every finding that was told during the session, as it was told last. */
+  /** Every finding of this time, each with its own start and end. */
   told() {
-    const latest = new Map();
-    for (const { from, to, ...finding } of this.found ?? []) {
-      if (this.concerns(finding.node, finding)) {
-        const key = `${finding.node}\n${findingKey(finding)}`;
-        latest.set(key, { ...finding, start: latest.get(key)?.start ?? from, end: to });
-      }
-    }
-    return [...latest.values()];
+    return (this.found ?? []).filter((span) => this.concerns(span.node, span)).map((span) => ({ ...span, start: span.from, end: span.to, isPast: true }));
   }
 
   concerns(node, finding) {

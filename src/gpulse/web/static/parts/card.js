@@ -121,7 +121,7 @@ export class MissingCard {
         h("span", { class: "badge bad" }, "never heard of"),
       ),
       h("p", {}, "This node is expected, but has never been heard of. Is its agent running?"),
-      h("p", { class: "muted" }, "Try: ", h("code", {}, "gpulse deploy status")),
+      h("p", { class: "muted" }, "Try: ", h("code", {}, "gpulse deploy status --nodes FILE")),
     );
   }
 }
