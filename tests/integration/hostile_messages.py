@@ -261,6 +261,9 @@ def _layouts() -> _Messages:
         "that is deep somewhere": layout("gpu", good[:-1] + f',"x":{_DEEP}}}'),
         "of 5 MiB": _GOOD + b" " * (5 << 20),
     }
+    for number in range(10):
+        columns = [[f"invented_{number}_{column}_ratio", 1, 1] for column in range(500)]
+        whole[f"with invented metrics, {number}"] = layout("gpu", good, columns)
     for what, text in whole.items():
         name = f"layout {what}"
         yield name, _told(name, [text])

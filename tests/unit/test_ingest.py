@@ -12,7 +12,7 @@ import pytest
 from gpulse.cluster import wire
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.fleet import Fleet
-from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.ingest import MAX_REFUSALS_REPORTED, Ingest
 from gpulse.cluster.head.membership import RETURN_SECONDS
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run, Settings
 from gpulse.errors import DiskError
@@ -532,6 +532,43 @@ async def test_a_layout_that_makes_no_sense_costs_its_readings_alone(text: bytes
     assert [1] == [len(scene.events("layout_refused"))]
     [stored] = [entry.batch for entry in scene.log if entry.batch is not None]
     assert [PackedFrame(frames.time_us, 0, (BLOCK,))] == list(split(stored.frames))
+    await call.hang_up()
+
+
+async def test_metrics_that_the_head_does_not_know_are_few() -> None:
+    """A newer agent may have some; one that invents them without end does not widen the history of everybody."""
+
+    def layout(numbers: range) -> Layout:
+        columns = [[f"invented_{number}_ratio", 1, 1] for number in numbers]
+        document = {"scope": "host", "subjects": [{}], "wide": columns, "narrow": []}
+        return Layout(text=json.dumps(document).encode())
+
+    scene = Scene()
+    call = await scene.connected()
+    for first in range(0, 500, 50):
+        call.say(layout=layout(range(first, first + 50)))
+    call.say(layout=layout(range(10)))
+    call.say(batch=batch(1))
+    await settled(scene, call)
+
+    assert 9 == len(scene.events("layout_refused"))
+    assert 2 == sum(
+        column.name == "invented_5_ratio" for one in scene.fleet.layouts.values() for column in one.wide
+    )
+    await call.hang_up()
+
+
+async def test_refusals_are_not_reported_without_end() -> None:
+    """Thousands of them fill neither the log nor the events; the last one that is reported says so."""
+
+    scene = Scene()
+    call = await scene.connected()
+    for number in range(MAX_REFUSALS_REPORTED + 30):
+        call.say(layout=Layout(text=b"nonsense %d" % number))
+    call.say(batch=batch(1))
+    await settled(scene, call)
+
+    assert MAX_REFUSALS_REPORTED == len(scene.events("layout_refused"))
     await call.hang_up()
 
 

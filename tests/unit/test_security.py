@@ -421,6 +421,15 @@ def test_files_that_hold_no_token(tmp_path: Path, text: str) -> None:
         read_token(str(path))
 
 
+def test_a_token_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Nobody waits for whoever might write to it."""
+
+    os.mkfifo(tmp_path / "token", 0o600)
+
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_token(str(tmp_path / "token"))
+
+
 def test_token_files_that_are_not_there(tmp_path: Path) -> None:
     """A missing file, or a directory that cannot be, is an error with a hint."""
 

@@ -7,6 +7,7 @@ import pwd
 import secrets
 import shlex
 import socket
+import stat
 from contextlib import suppress
 
 from gpulse.errors import GpulseError, UsageError
@@ -56,8 +57,12 @@ def read_token(path: str) -> str:
         GpulseError: It cannot be read.
     """
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="ascii", errors="replace", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(
+                    f"the token file {path} is not a regular file", hint="name another one with --token-file"
+                )
             text = file.read(_LONGEST_TOKEN + 2).strip()
     except OSError as error:
         raise GpulseError(
@@ -83,6 +88,11 @@ def read_token(path: str) -> str:
             else another,
         )
     return text
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for whoever might write to a pipe of that name."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def copy_command(path: str) -> str:

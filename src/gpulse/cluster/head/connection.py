@@ -62,6 +62,8 @@ class Stream:
         self.boots = {run.id: run.boot for run in hello.runs}
         self.task = task
         self.refused_layouts: set[int] = set()
+        self.refusals = 0
+        """How often something of it was left out."""
         """Layouts of this agent whose blocks are left out."""
         self.reason: tuple[grpc.StatusCode, str] | None = None
         """Why it is being ended by the head."""

@@ -29,7 +29,7 @@ from gpulse.model.columns import (
     PackedFrame,
     split,
 )
-from gpulse.model.metric import Scope
+from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.session import LONGEST_LABEL, MOST_LABELS
 from gpulse.store.agent_events import UNREADABLE, Pid, Time, decode_events
 from gpulse.store.history.stacks import subject_key
@@ -298,6 +298,15 @@ def _check_layout(layout: Layout) -> None:
     keys = {subject_key(layout.scope, subject) for subject in layout.subjects}
     if len(keys) != len(layout.subjects):
         raise ValueError(f"two subjects of the scope {layout.scope} have the same name")
+
+
+def unknown_metrics(layout: Layout) -> set[str]:
+    """Return the names of a layout's columns that the catalogue does not have."""
+    return {
+        column.name
+        for column in (*layout.wide, *layout.narrow)
+        if column.name not in CATALOGUE.get(layout.scope, ())
+    }
 
 
 # --- frames

@@ -34,6 +34,8 @@ _QUICK_SCOPES = frozenset({"gpu", "host"})
 _JOB_EVENTS = frozenset({JOB, JOB_END, "agent_started", "agent_stopping"})
 _MOST_JOBS = 4096
 """Of one node: nobody fills the head's memory."""
+_MAX_PROCESSES = 16_384
+"""Of one node, likewise."""
 _LONGEST_JOB_SECONDS = 7 * 86_400.0
 _MOST_JOB_EVENTS = 20_000
 """How much of what was told of jobs is read again at a start."""
@@ -197,7 +199,9 @@ class Member:
         match document.get("event"):
             case "process":
                 identity = identity_of(document)
-                if identity is not None:
+                if identity is not None and (
+                    identity.pid in self.processes or len(self.processes) < _MAX_PROCESSES
+                ):
                     self.processes[identity.pid] = identity
             case "process_end":
                 pid = document.get("pid")

@@ -26,6 +26,7 @@ from gpulse.cluster.head.decode import (
     invalid,
     read_message,
     shown,
+    unknown_metrics,
     unzipped,
 )
 from gpulse.cluster.head.fleet import Fleet, Member, Run
@@ -33,7 +34,7 @@ from gpulse.cluster.head.membership import node_fact
 from gpulse.cluster.head.sessions import LONGEST_INTERVAL_MS
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
 from gpulse.model.codec import plain
-from gpulse.model.columns import BlockPacker, PackedFrame, layout_id
+from gpulse.model.columns import BlockPacker, Layout, PackedFrame, layout_id
 from gpulse.model.device import Device
 from gpulse.store.base import HEARSAY, StoredNode
 from gpulse.store.book.frames import FrameEvents
@@ -49,6 +50,10 @@ _SILENT_SECONDS = 10.0
 _SKEW_SECONDS = 2.0
 """Clocks that differ by less are taken to agree: the agent's own times are more exact than the delay of a message."""
 _SKEW_CHANGE_SECONDS = 0.5
+MAX_UNKNOWN_METRICS = 64
+"""Of all agents: newer ones may have metrics that this version does not know."""
+MAX_REFUSALS_REPORTED = 20
+"""Of one connection."""
 _MAX_REFUSED_LAYOUTS = 1000
 """An agent with more is not one that could be understood."""
 _MAX_REASON_CHARS = 300
@@ -307,13 +312,35 @@ class Ingest:
         layout = self._fleet.layouts.get(name)
         if layout is None:
             layout = decode_layout(text)
+            self._check_metrics(layout)
             self.note("layout", id=str(name), text=layout.to_json().decode())
             self._fleet.layouts[name] = layout
         if layout.scope == "gpu":
             self.note("devices", node=node, layout=str(name), time=self._now(), via=via)
 
+    def _check_metrics(self, layout: Layout) -> None:
+        """See that the names of metrics that this version does not know stay few: each of them is a column of the history.
+
+        Raises:
+            Refused: They would be too many, in all layouts together.
+        """
+        new = unknown_metrics(layout)
+        if not new:
+            return
+        known = set().union(*map(unknown_metrics, self._fleet.layouts.values()))
+        if len(known | new) > MAX_UNKNOWN_METRICS:
+            raise invalid(
+                f"a layout has metrics that this head does not know, such as {min(new)}, and all agents together have "
+                f"more than {MAX_UNKNOWN_METRICS} of them; install the same gpulse on both"
+            )
+
     def _refuse(self, stream: Stream, kind: str, what: str, **detail: Any) -> None:
-        """Say everywhere that something of an agent is left out: to people, in the log, and to the agent."""
+        """Say that something of an agent is left out: to people, in the log, and to the agent; not without end."""
+        stream.refusals += 1
+        if stream.refusals > MAX_REFUSALS_REPORTED:
+            return
+        if stream.refusals == MAX_REFUSALS_REPORTED:
+            what = f"{what}; what else is refused until it connects again is not reported"
         log.warning("%s: %s", stream.member.name, what)
         self.event(kind, stream.member.stored.id, **detail)
         stream.tell(HeadMessage(warning=what))
