@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from pathlib import Path
@@ -55,4 +56,7 @@ def adaptive(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("distributed").setLevel(
+        logging.WARNING
+    )  # dask tells of connections that end with the cluster
     {"threads": threads, "adaptive": adaptive}[sys.argv[1]](Path(sys.argv[2]))

@@ -93,6 +93,8 @@ class Station:
         self._custom = CustomReader(
             settings.custom, worker, interval_seconds=settings.interval_seconds, report=self._report
         )
+        self._clock: tuple[str, Callable[[float], float]] | None = None
+        """The monitor's token, and how its seconds follow from this machine's clock."""
         self._told: set[tuple[str, str | None, str]] = set()
         self._missed_since: float | None = None
         """Since when something has been wrong with the head."""
@@ -219,13 +221,17 @@ class Station:
         self._source = source
         self._custom.handles = _handles(uuids) if settings.custom else []
         wants_tasks = any(column.shape == "tasks" for column in tracked)
+        if (
+            self._clock is None or self._clock[0] != order.token
+        ):  # else it would step when recording starts again
+            self._clock = order.token, _clock(order, self._worker.scheduler_delay, *received)
         return Recorder(
             source,
             settings.interval_seconds,
             frames=FrameReader(tracked, uuids, os.getpid()),
             custom=self._custom,
             executing=lambda: executing(self._worker, order, keys=wants_tasks),
-            elapsed=_clock(order, self._worker.scheduler_delay, *received),
+            elapsed=self._clock[1],
             taken=self._taken,
         )
 
