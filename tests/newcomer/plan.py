@@ -149,6 +149,7 @@ RULES = (
         before=(("gpulse agent localhost:8090 --demo", _CONNECTED),),
         after=_TRAINED.format("my_experiment"),
     ),
+    Rule("docs/gsprof.md", "^gsprof connect gpu-head", skip=_ELSEWHERE),
     Rule("docs/gsprof.md", "^gsprof stat ", after=_EXIT),
     Rule("docs/gsprof.md", "^gsprof start ", ends=(_AGENT,), after=_EXIT),
     Rule("docs/gsprof.md", "^gsprof recover", skip=_KILLED),
