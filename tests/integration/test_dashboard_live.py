@@ -151,8 +151,8 @@ def test_a_node_that_was_never_heard_of(window: Tab) -> None:
     """It is expected, so it has a card that says what is wrong."""
     page = window.go()
     card = page.locator(_card("never-there"))
-    expect(card).to_contain_text("never heard of")
-    expect(page.locator(_card("demo-1"))).not_to_contain_text("never heard of")
+    expect(card).to_contain_text("never reported")
+    expect(page.locator(_card("demo-1"))).not_to_contain_text("never reported")
 
 
 def test_names_that_are_markup(window: Tab) -> None:

@@ -409,5 +409,5 @@ def test_what_a_head_says_of_a_node_that_ssh_cannot_reach() -> None:
     assert "lost" == heard(NodeSpec("door", port=2222), error="it refuses the connection")
     assert None is heard(NodeSpec("door", port=2223), error="it refuses the connection")
     assert "healthy" == heard(NodeSpec("10.0.0.9"), hostname="gpu02")
-    assert "never heard of" == heard(NodeSpec("gpu03"), hostname="gpu03")
+    assert "never reported" == heard(NodeSpec("gpu03"), hostname="gpu03")
     assert "late" == heard(NodeSpec("gpu01"), hostname="ip-10-0-0-7")

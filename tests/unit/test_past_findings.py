@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -18,7 +17,6 @@ from gpulse.cluster.head.past.findings import described
 from gpulse.cluster.head.past.happened import Happened
 from gpulse.diagnosis.rules.node import node_lost, node_missing
 from gpulse.model.finding_span import MAX_GAP_SECONDS, MAX_SILENCE_SECONDS, FindingSpan
-from gpulse.store.archive import Archive
 from gpulse.store.base import StoredEvent, StoredFinding
 from gpulse.store.book.book import Book, Step
 from gpulse.store.entry import Entry
@@ -140,7 +138,7 @@ def test_one_that_comes_back_soon_goes_on(
     assert spans == story.held()
 
 
-@pytest.mark.parametrize("kind", ["agent_stopping", "node_lost", "agent_started"])
+@pytest.mark.parametrize("kind", ["agent_stopping", "node_lost"])
 @pytest.mark.parametrize(
     ("number", "away", "is_same"),
     [
@@ -158,6 +156,15 @@ def test_a_restart_ends_nothing_that_is_reported_again(
 
     story.tell(happens(away, "agent_started"), told(away, finding(number)))
     assert [(number, 0, None)] == story.held() if is_same else [(number, 0, 20), (number, away, None)]
+
+
+def test_an_agent_that_starts_again_changes_nothing_until_it_reports(story: Story) -> None:
+    """The live page shows its findings all the time, so the history does as well."""
+    story.tell(told(0, finding()), happens(20, "agent_started"))
+    assert [("slow", 0, None)] == story.held()
+
+    story.tell(told(65))
+    assert [("slow", 0, 65)] == story.held()
 
 
 def test_a_fault_that_was_mended_while_nobody_looked(story: Story) -> None:
@@ -180,14 +187,6 @@ def test_a_gpu_has_several_faults_at_once(story: Story) -> None:
         ("xid_94", "0", 30, 60),
         ("ecc", "1", 60, None),
     ] == found
-
-
-def test_faults_of_agents_that_send_no_cause(story: Story) -> None:
-    """Their sentences tell them apart, whatever numbers are in them."""
-    story.tell(told(0, finding("gpu_fault", summary="3 errors"), finding("gpu_fault", summary="Xid 94: bad")))
-    story.tell(told(30, finding("gpu_fault", summary="4 errors")))
-
-    assert [("4 errors", 0, None), ("Xid 94: bad", 0, 30)] == sorted(story.spans("summary"))
 
 
 def test_reports_that_come_late_make_the_same_spans(tmp_path: Path) -> None:
@@ -254,24 +253,6 @@ async def test_a_node_that_is_missing_is_a_finding(story: Story) -> None:
 
     assert [("n8", 5, None), ("n9", 5, 70)] == sorted(times(await story.ask(0, None, now=100)))
     assert [] == times(await story.ask(0, None, "n1", now=100))
-
-
-def test_a_store_of_an_earlier_version_gets_its_spans(tmp_path: Path) -> None:
-    """They are made from the events that it has."""
-    with Lab(tmp_path, ("0",)) as lab:
-        story = Story(lab)
-        story.tell(told(0, fault("ecc"), finding()), told(30, fault("ecc")), happens(60, "node_lost"))
-        expected = story.held()
-    (book,) = tmp_path.rglob("book.sqlite")
-    with sqlite3.connect(book) as database:
-        database.execute("DROP TABLE findings")
-    database.close()
-
-    with Archive(str(book.parent)) as archive:
-        found = archive.findings(start=0.0, end=2.0 * BEGIN)
-    assert expected == [
-        (one.finding["id"], one.span.start - BEGIN, (one.span.end or 0.0) - BEGIN) for one in found
-    ]
 
 
 def test_odd_fields_become_unknown() -> None:

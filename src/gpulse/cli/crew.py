@@ -252,7 +252,7 @@ def _heard_of(outcome: Outcome, nodes: list[dict[str, Any]]) -> str | None:
         ]
     if len(found) == 1:
         return str(found[0].get("state"))
-    return None if outcome.error is not None else "never heard of"
+    return None if outcome.error is not None else "never reported"
 
 
 def _show(crew: Crew, order: Order, outcomes: list[Outcome]) -> None:
@@ -292,7 +292,7 @@ def _tell_next(crew: Crew, order: Order, outcomes: list[Outcome]) -> None:
         scheme = "https" if "--tls" in order.words else "http"
         page = f", or {scheme}://{address._replace(port=wire.DEFAULT_HTTP_PORT).target}/ in a browser"
     shell.write(f"\nsee them: gpulse status --head {address.target}{page}")
-    shell.write(f"gpulse head --nodes {crew.path} also shows nodes that were never heard of")
+    shell.write(f"gpulse head --nodes {crew.path} also shows nodes that have never reported")
 
 
 def tell_failures(outcomes: list[Outcome], *, quiet: bool = False) -> int:

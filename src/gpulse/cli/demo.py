@@ -276,15 +276,15 @@ def _introduction(plan: ClusterPlan, gpus: int, address: str, grpc: str) -> str:
     names = [node.name for node in plan.nodes]
     looks = []
     if gpus > 1:
-        looks.append((names[0], "every GPU in another trouble; Findings says which, and what to do"))
+        looks.append((names[0], "every GPU has a different problem; Findings names it and what to do"))
     if len(names) > 3:
         looks.append((f"{names[1]}, {names[2]}", "one training over all GPUs of two nodes: slurm:4711"))
     if len(names) > 5:
         looks.append((f"{names[4]}, {names[5]}", "services in containers; GPUs that two people share"))
     if len(names) > 1:
-        looks.append((names[-1], "is lost half a minute from now; it stays silent"))
+        looks.append((names[-1], "goes silent now and is shown as lost in 30 s"))
     looks += [
-        (plan.missing[0], "is expected, and was never heard of"),
+        (plan.missing[0], "is expected and has never reported"),
         ("Sessions", "one that runs, one that is finished: open it, download its file"),
         ("Who", "GPU time by user and job, and how much of it was idle"),
     ]

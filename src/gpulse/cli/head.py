@@ -161,7 +161,7 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     "node_list",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The nodes that should be there, as for gpulse deploy: those never heard of are shown. Edit it at any time.",
+    help="List of expected nodes, as for gpulse deploy; those that have never reported are shown. Read again when it changes.",
 )
 @click.option(
     "--theme-dir",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +20,6 @@ FindingKey = tuple[str, str | None, str]
 """Id, label of the GPU and cause: what makes two reports of a node reports of the same finding."""
 
 _MAX_CAUSE_CHARACTERS = 64
-_DIGITS = re.compile(r"\d+")
 
 
 class Evidence(NamedTuple):
@@ -109,14 +107,13 @@ class Finding(NamedTuple):
 
 
 def finding_key(document: Mapping[str, Any]) -> FindingKey:
-    """Return the key of a finding that is a JSON document.
-
-    Older agents do not send a cause; of them the summary tells the faults of one GPU apart.
-    """
-    name, label, cause = str(document.get("id")), document.get("label"), document.get("cause")
-    if not isinstance(cause, str) and name == SEVERAL_CAUSES:
-        cause = _DIGITS.sub("", str(document.get("summary") or ""))
-    return name, None if label is None else str(label), str(cause or "")[:_MAX_CAUSE_CHARACTERS]
+    """Return the key of a finding that is a JSON document."""
+    label, cause = document.get("label"), document.get("cause")
+    return (
+        str(document.get("id")),
+        None if label is None else str(label),
+        str(cause or "")[:_MAX_CAUSE_CHARACTERS],
+    )
 
 
 class Diagnosis(NamedTuple):

@@ -225,7 +225,7 @@ class HeadInterface(Protocol):
         """The same, each taken apart when it is reached: others may get their turn in between."""
 
     def missing(self) -> Sequence[str]:
-        """The nodes that should be there and were never heard of."""
+        """Return the expected nodes that have never reported."""
 
     async def wait(self, after: int, timeout_seconds: float) -> int:
         """Wait until something new came than what was there at `after`; the number to give next time."""

@@ -211,7 +211,6 @@ class Member:
                 self.processes.clear()
                 self.jobs.clear()
                 self.health = ()
-                self.spans = {key: span.silent(time) for key, span in self.spans.items()}
                 self.has_left = False
             case "agent_stopping":
                 self.has_left = True

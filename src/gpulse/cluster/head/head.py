@@ -64,7 +64,7 @@ class HeadConfig(NamedTuple):
     address_files: tuple[str, ...] = ()
     """Where to say, besides in the data directory, where it listens."""
     expected: Callable[[], Sequence[str]] = tuple
-    """The nodes that should be there, asked now and then: what was never heard of is shown as missing."""
+    """Returns the expected nodes, called now and then: those that have never reported are shown as missing."""
     token_file: str | None = None
     """Where the token of this head is."""
     places: Places = Places()

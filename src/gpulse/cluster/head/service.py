@@ -188,7 +188,7 @@ class Service:
         return self._fleet.one_by_one()
 
     def missing(self) -> list[str]:
-        """The nodes that should be there and were never heard of."""
+        """Return the expected nodes that have never reported."""
         return missing(self._expected(), self._fleet.register.by_id.values())
 
     async def wait(self, after: int, timeout_seconds: float) -> int:

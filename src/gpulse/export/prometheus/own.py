@@ -64,7 +64,7 @@ def of_head(status: Mapping[str, Any]) -> Iterator[Family]:
     yield _one(
         "gpulse_head_nodes_missing",
         "gauge",
-        "Nodes that should be there and were never heard of",
+        "Expected nodes that have never reported",
         None if missing is None else len(missing),
     )
     sessions = status.get("active_sessions")

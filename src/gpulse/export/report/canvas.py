@@ -22,7 +22,7 @@ MOST_LINES = 4
 MOST_LANES = 16
 """GPUs that get a lane each; more become a heat map."""
 WIDE = 12.0
-LEFT, RIGHT = 1.5, 0.75
+LEFT, RIGHT = 1.5, 1.15
 TITLE, FOOT = 0.42, 0.5
 """Inches above a panel and under the last one."""
 GREY, PALE, SILENT, AWAY = "#555555", "#E4E4E4", "#D9D9D9", "#E69F00"

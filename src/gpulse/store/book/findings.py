@@ -25,8 +25,10 @@ CREATE INDEX IF NOT EXISTS findings_open ON findings (node) WHERE is_over = 0;
 CREATE INDEX IF NOT EXISTS findings_time ON findings ("end", start);
 """
 _REPORT = "findings"
-_SILENCE = frozenset({"agent_started", "agent_stopping", "node_lost"})
-"""Events after which it is unknown whether the findings of a node still hold."""
+_SILENCE = frozenset({"agent_stopping", "node_lost"})
+"""Events after which it is unknown whether the findings of a node still hold.
+
+An agent that starts is none: it reports within a minute, and until then they count as holding."""
 _ENDS = {"node_back": "node_lost", "node_found": "node_missing"}
 """Events that end a finding that the head itself made."""
 _COLUMNS = 'id, start, last, "end", is_over'
@@ -52,13 +54,6 @@ def follow(database: sqlite3.Connection, time: float, node: int | None, kind: st
         finding = json.loads(detail).get("finding")
         if isinstance(finding, dict):
             _reported(database, time, node, finding, by_head=True)
-
-
-def rebuild(database: sqlite3.Connection) -> None:
-    """Fill the table from the events of a file that was written without it."""
-    query = "SELECT time, node, kind, detail FROM events WHERE kind IN (SELECT value FROM json_each(?)) ORDER BY time, from_frame, id"
-    for event in database.execute(query, (json.dumps([_REPORT, *_SILENCE]),)).fetchall():
-        follow(database, *event)
 
 
 def find_findings(

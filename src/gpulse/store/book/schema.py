@@ -114,10 +114,7 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     """
     version = check_version(database, path)
     if version == VERSION:
-        _execute(database, _LATER)
-        if not columns(database, "findings"):
-            _execute(database, findings.TABLE)
-            findings.rebuild(database)
+        _execute(database, _LATER + findings.TABLE)
         for table, column, kind in _LATER_COLUMNS:
             if column not in columns(database, table):
                 database.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")

@@ -364,7 +364,7 @@ function metricFrom(name) {
 function tableRow(name, node) {
   const link = h("th", { scope: "row" }, h("a", { href: href("node", name) }, h("bdi", {}, text(name))));
   if (node === null) {
-    return h("tr", {}, link, h("td", {}, "never heard of"), ...Array.from({ length: 8 }, () => h("td", { class: "num" }, "–")));
+    return h("tr", {}, link, h("td", {}, "never reported"), ...Array.from({ length: 8 }, () => h("td", { class: "num" }, "–")));
   }
   const counts = tally(node.gpus);
   const used = node.gpus.filter(isUnit).map((gpu) => gpu.values.gpu_utilization_ratio).filter(known);

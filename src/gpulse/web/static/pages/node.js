@@ -125,7 +125,7 @@ function heading(page, name, node) {
       <span class="spring"></span>
       <a class="button" href=${href("sessions", { nodes: name })}>Record a session</a>
     </div>
-    ${isMissing ? html`<p class="error-note">This node is expected, but was never heard of. Is its agent running?</p>`
+    ${isMissing ? html`<p class="error-note">This node is expected, but has never reported. Is its agent running?</p>`
       : node ? html`${numbers(node)} ${staleNote(node, page.app)}` : unknownNote(`The head knows no node ${format.text(name)}.`, page.app)}`;
 }
 

@@ -110,7 +110,7 @@ export class NodeCard {
   }
 }
 
-/** The card of a node that was expected and never heard of. */
+/** The card of a node that was expected and has never reported. */
 export class MissingCard {
   constructor(name) {
     this.element = h(
@@ -118,7 +118,7 @@ export class MissingCard {
       h(
         "div", { class: "card-head" },
         h("h2", {}, h("span", { class: "state", "data-state": "missing", "aria-hidden": "true" }, "✕"), h("bdi", {}, text(name))),
-        h("span", { class: "badge bad" }, "never heard of"),
+        h("span", { class: "badge bad" }, "never reported"),
       ),
       h("p", {}, "This node is expected, but has never been heard of. Is its agent running?"),
       h("p", { class: "muted" }, "Try: ", h("code", {}, "gpulse deploy status --nodes FILE")),

@@ -67,7 +67,7 @@ export class Matcher {
     return shown.size || (node.gpus.length === 0 && this._hasNode(node)) ? shown : null;
   }
 
-  /** Whether a node that was never heard of is shown. */
+  /** Whether a node that has never reported is shown. */
   missing(name) {
     return ["all", "away"].includes(this.filter.state) && !this.filter.user && hasAll(`${name} missing lost`.toLowerCase(), this._words);
   }

@@ -322,7 +322,7 @@ function chipGlyph(node, state) {
 
 function chipTitle(name, node, counts) {
   if (!node) {
-    return `${text(name)}: never heard of`;
+    return `${text(name)}: never reported`;
   }
   return `${text(name)}: ${node.state === "healthy" ? "" : `${node.state}, `}${tallyText(counts)}`;
 }
