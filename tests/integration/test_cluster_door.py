@@ -156,25 +156,24 @@ def check_neighbour(data: Path) -> None:
     assert sequences == set(range(1, max(sequences) + 1))
 
 
-def busy_head(cluster: Cluster, engine: FakeEngine, directory: Path, **given: Any) -> HeadProcess:
+def busy_head(cluster: Cluster, engine: FakeEngine, **given: Any) -> HeadProcess:
     """A head that does everything a head can do."""
-    (directory / "shared").mkdir(exist_ok=True)
     write = ("--remote-write", f"{engine.engine.query_url}/receive")
-    return cluster.head(*SEALING, "--freq", "100", *write, "--shared-dir", str(directory / "shared"), **given)
+    return cluster.head(*SEALING, "--freq", "100", *write, **given)
 
 
 def endured(directory: Path, chosen: Sequence[Attack]) -> None:
     """A head hears all of it, works, starts again, and works."""
     directory.mkdir()
     with cluster_in(directory) as cluster, fake_engine() as engine:
-        head = busy_head(cluster, engine, directory)
+        head = busy_head(cluster, engine)
         agent = cluster.agent(_NEIGHBOUR, head.port)
         agent.said("connected to")
         for attack in chosen:
             said(head, attack)
         check_round(head, engine)
         assert 0 == head.end(), head.text[-3000:]
-        head = busy_head(cluster, engine, directory, port=head.port)
+        head = busy_head(cluster, engine, port=head.port)
         until(lambda: "healthy" == head.nodes().get(_NEIGHBOUR), "the neighbour comes back")
         check_round(head, engine)
         told = head.get("/api/v1/events?from=0&kinds=gap,frames_dropped,records_unreadable,unreadable_record")
@@ -252,7 +251,7 @@ def test_a_log_of_an_earlier_version_costs_its_bad_records_alone(tmp_path: Path)
                 frames = frame([(good, 8)], happened)
                 log.append(BATCH, Batch(run_of("old-1"), 1, place, 1, round(now * 1e6), 0, frames).to_bytes())
             log.sync()
-        head = busy_head(cluster, engine, tmp_path)
+        head = busy_head(cluster, engine)
         agent = cluster.agent(_NEIGHBOUR, head.port)
         agent.said("connected to")
         check_round(head, engine)
@@ -261,7 +260,7 @@ def test_a_log_of_an_earlier_version_costs_its_bad_records_alone(tmp_path: Path)
         assert {"unreadable_record", "unreadable_event", "unreadable_fact", "records_unreadable"} <= found
         assert {"old-1", "old-2", "old-3", _NEIGHBOUR} <= set(head.nodes())
         assert 0 == head.end()
-        head = busy_head(cluster, engine, tmp_path, port=head.port)
+        head = busy_head(cluster, engine, port=head.port)
         until(lambda: "healthy" == head.nodes().get(_NEIGHBOUR), "the neighbour comes back")
         check_round(head, engine)
         agent.end(signal.SIGTERM)

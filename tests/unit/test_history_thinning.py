@@ -21,7 +21,6 @@ from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.sealer import Workshop
 from gpulse.store.history.segments import SHARES, counted, list_names, read_segments, read_summaries
 from gpulse.store.history.thinning import thinnable
-from gpulse.store.shared.copying import Copier
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 NODES = (1, 2)
@@ -249,14 +248,3 @@ def test_thin_ones_go_when_they_are_old_or_too_much(store: Path, monkeypatch: py
 def full(*_: object, **__: object) -> None:
     """As if nothing could be written."""
     raise DiskError("no space")
-
-
-def test_a_thin_segment_can_be_shared(store: Path, tmp_path: Path) -> None:
-    """A head that begins to share its tables late shares all that it has."""
-    before = asked(store)
-    thinned(store)
-    copier = Copier(str(store), str(tmp_path / "shared"), dict)
-    while copier.copy():
-        pass
-    check_near(before[0], asked(tmp_path / "shared")[0])
-    assert before[1] == asked(tmp_path / "shared")[1]

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_RETENTION_SECONDS = 3600.0
 _LEAST_DISK_LIMIT = 64 << 20
-_SEAL_SECONDS, _SHARED_SEAL_SECONDS = 600.0, 60.0
+_SEAL_SECONDS = 600.0
 _AGENT_PAUSE_SECONDS = 5.0
 _PUBLIC_READ = (
     "everybody who can reach this head can read everything without a token: "
@@ -109,16 +109,10 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     "--seal-after",
     type=service.duration,
     metavar="TIME",
-    show_default="10m, 1m with --shared-dir",
-    help="How long frames stay in the log alone before they become history, and other heads can read it.",
+    show_default="10m",
+    help="How long frames stay in the log alone before they become history.",
 )
 @engine.options
-@click.option(
-    "--shared-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where several heads share sessions, events and process tables: a directory that all of them see.",
-)
 @click.option(
     "--dcgm-names", is_flag=True, help="Serve /metrics under the names and labels of NVIDIA's DCGM exporter."
 )
@@ -210,7 +204,6 @@ def start(
     background: bool,
     log_file: Path | None,
     local_retention: float | None = None,
-    shared_dir: Path | None = None,
     dcgm_names: bool = False,
     engine_options: EngineOptions = EngineOptions(),  # noqa: B008  it cannot be changed
     private: bool = False,
@@ -276,8 +269,13 @@ def start(
             interval_ms=freq,
             bandwidth=enable_bandwidth,
             nvlink=enable_nvlink,
-            rules=Rules(local_seconds, disk_limit, _seal_seconds(seal_after, shared_dir), retention),
-            places=Places(remote, engine_options.limit, str(shared_dir.absolute()) if shared_dir else None),
+            rules=Rules(
+                local_seconds,
+                disk_limit,
+                _SEAL_SECONDS if seal_after is None else max(1.0, seal_after),
+                retention,
+            ),
+            places=Places(remote, engine_options.limit),
             auto_resume=auto_resume,
             local_port=with_agent,
             address_files=(str(service.state_dir("head", "head.json").absolute()),),
@@ -455,13 +453,6 @@ def _local_seconds(local: float | None, retention: float, remote: Engine | None)
     if local < _SHORTEST_RETENTION_SECONDS or local > retention:
         raise UsageError("--local-retention is out of range", hint="from an hour (1h) to --retention")
     return local
-
-
-def _seal_seconds(given: float | None, shared_dir: Path | None) -> float:
-    """How long frames stay in the log alone: other heads read tables of processes once they are sealed."""
-    if given is None:
-        return _SEAL_SECONDS if shared_dir is None else _SHARED_SEAL_SECONDS
-    return max(1.0, given)
 
 
 def _own_names(host: str, origins: Iterable[str]) -> set[str]:

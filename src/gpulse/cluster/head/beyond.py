@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
-from gpulse.cluster.head.sessions import Sessions
 from gpulse.store.archive import Archive
 from gpulse.store.base import HeadStore
 from gpulse.store.entry import Entry
@@ -19,7 +18,6 @@ from gpulse.store.trouble import Trouble
 
 if TYPE_CHECKING:
     from gpulse.cluster.head.elsewhere import Elsewhere
-    from gpulse.cluster.head.sharing import Sharing
     from gpulse.store.joined import JoinedStore
     from gpulse.store.remote.forwarder import Forwarder
     from gpulse.store.remote.promql import PromqlClient
@@ -33,8 +31,6 @@ class Places(NamedTuple):
     engine: Engine | None = None
     engine_limit_bytes: int = 10 << 30
     """How much of the log may wait for the engine."""
-    shared_dir: str | None = None
-    """Where several heads share what no engine takes."""
 
 
 class Beyond:
@@ -48,7 +44,6 @@ class Beyond:
         self._client: PromqlClient | None = None
         self._joined: JoinedStore | None = None
         self._elsewhere: Elsewhere | None = None
-        self._sharing: Sharing | None = None
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Begin to send samples; what is opened is closed with the stack.
@@ -72,38 +67,15 @@ class Beyond:
             self._client = PromqlClient(engine, timeout_seconds=_ASK_SECONDS)
             stack.callback(self._client.close)
 
-    def join(
-        self,
-        fleet: Fleet,
-        ingest: Ingest,
-        sessions: Sessions,
-        *,
-        keep_seconds: float,
-        resume: bool,
-    ) -> HeadStore:
+    def join(self, fleet: Fleet, ingest: Ingest) -> HeadStore:
         """Take part in what other heads know; the store that has all of it."""
-        if self._places.shared_dir is not None:
-            from gpulse.cluster.head.sharing import Sharing  # noqa: PLC0415  as above
-
-            self._sharing = sharing = Sharing(
-                self._archive,
-                self._places.shared_dir,
-                head_id=self._archive.head_id,
-                notes=ingest,
-                sessions=sessions,
-                fleet=fleet,
-                now=self._now,
-                keep_seconds=keep_seconds,
-                resume=resume,
-            )
-            self._archive.holds.append(lambda: sharing.shared_to)
         if self._client is not None and self._places.engine is not None:
             from gpulse.cluster.head.elsewhere import Elsewhere  # noqa: PLC0415  as above
 
             self._elsewhere = Elsewhere(
                 self._client, fleet, ingest, labels=self._places.engine.labels, now=self._now
             )
-        if self._client is None and self._sharing is None:
+        if self._client is None:
             return self._archive
         return self._join_store()
 
@@ -116,8 +88,7 @@ class Beyond:
             samples = EngineSamples(
                 self._client, self._archive.nodes, labels=self._places.engine.labels, now=self._now
             )
-        tables = None if self._sharing is None else self._sharing.tables
-        self._joined = JoinedStore(self._archive, samples, tables, now=self._now)
+        self._joined = JoinedStore(self._archive, samples, None, now=self._now)
         return self._joined
 
     @property
@@ -130,36 +101,12 @@ class Beyond:
         found: list[tuple[str, Coroutine[None, None, None]]] = []
         if self._elsewhere is not None:
             found.append(("elsewhere", self._elsewhere.run()))
-        if self._sharing is not None:
-            found.append(("sharing", self._sharing.run()))
         return found
 
     def committed(self, entries: Sequence[Entry]) -> None:
         """Entries are on this head's disk."""
         if self._joined is not None:
             self._joined.committed(entries)
-        if self._sharing is not None:
-            self._sharing.committed(entries)
-
-    @property
-    def wakes_sessions(self) -> bool:
-        """Whether sessions of before are woken here, once it is known whether other heads went on with them."""
-        return self._sharing is not None
-
-    @property
-    def is_carried_on(self) -> bool:
-        """Whether another head goes on with the sessions when this one ends."""
-        return self._sharing is not None and self._sharing.is_carried_on
-
-    async def finish(self) -> None:
-        """Tell the other heads the last news; bounded."""
-        if self._sharing is not None:
-            await self._sharing.finish()
-
-    def close(self) -> None:
-        """Let go of the shared directory."""
-        if self._sharing is not None:
-            self._sharing.close()
 
     def status(self) -> Document:
         """How it is with both, for the status document; empty when there is neither."""
@@ -168,9 +115,6 @@ class Beyond:
             found["remote"] = self._forwarder.state()._asdict()
         if self._client is not None:
             found["remote_query"] = {"url": self._client.url, **_told(self._query_trouble())}
-        if self._sharing is not None:
-            tables = None if self._joined is None else self._joined.tables_trouble
-            found["shared"] = self._sharing.state(tables)
         return found
 
     def _query_trouble(self) -> Trouble | None:

@@ -264,8 +264,6 @@ class Fleet:
         """Which blocks belong into one frame."""
         self.asked: float | None = None
         """When the engine was last asked for nodes of other heads, on the head's clock; None when there is none."""
-        self.shares = False
-        """Whether other heads tell this one what their agents say."""
         self.looked = asyncio.Event()
         """Set when somebody looks at the nodes."""
         self.listening_since: float | None = None
@@ -422,7 +420,7 @@ class Fleet:
         member.abroad.seen = max(member.abroad.seen, seen)
         if frame is not None:
             member.abroad.frame = frame._replace(node=node_of(member.stored))
-        if was_here and member.is_elsewhere and not self.shares:
+        if was_here and member.is_elsewhere:
             member.forget_words()
 
     def live(self) -> list[LiveNode]:

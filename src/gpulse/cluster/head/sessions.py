@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpulse.cluster.api.interface import RefusedError
 from gpulse.model.session import LONGEST_LABEL, MOST_LABELS, Interruption, Session, checked_name
-from gpulse.store.book.sessions import newer
 
 SHORTEST_INTERVAL_MS = 50
 LONGEST_INTERVAL_MS = 3_600_000
@@ -30,14 +29,6 @@ class Sessions:
     def put(self, session: Session) -> None:
         """Take in what is new about a session."""
         self._by_id[session.id] = session
-
-    def hear(self, session: Session) -> bool:
-        """Take in what another head says about a session, unless more is known of it here; whether it was news."""
-        known = self._by_id.get(session.id)
-        is_news = known is None or newer(known, session) is session
-        if is_news:
-            self._by_id[session.id] = session
-        return is_news
 
     def find(self, name: str) -> Session:
         """A session by its id, or the newest of that name.

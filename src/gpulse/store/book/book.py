@@ -20,11 +20,10 @@ from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
 from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 from gpulse.store.book.events import find_events, job_ends, job_events
+from gpulse.store.book.facts import apply_fact
 from gpulse.store.book.file import BookFile
 from gpulse.store.book.findings import find_findings
-from gpulse.store.book.foreign import Reached, take_fact
 from gpulse.store.book.frames import FrameEvents, apply_frame
-from gpulse.store.book.past import Newest, newest, past_events, past_processes
 from gpulse.store.book.step import Step, Unreadable, steps_of
 from gpulse.store.book.told import Told
 from gpulse.store.book.values import read_object
@@ -130,7 +129,7 @@ class Book:
             if step.position <= _applied(database):
                 return False
             for fact in step.facts:
-                take_fact(database, fact)
+                apply_fact(database, fact)
             database.executemany(_WATERMARK, step.watermarks.items())
             for frame in step.events:
                 apply_frame(database, frame)
@@ -323,23 +322,6 @@ class Book:
             with suppress(ValueError):
                 found[int(layout)] = Layout.from_json(text)
         return found
-
-    def newest(self) -> Newest:
-        """How far it is at this moment."""
-        return newest(self._file)
-
-    def past_events(self, last: int) -> Iterator[StoredEvent]:
-        """Every event up to a number that no other head told, in the order in which they came, without holding many."""
-        return past_events(self._file, last)
-
-    def past_processes(self, last: int) -> Iterator[StoredProcess]:
-        """Every process up to a number that no other head told first, without holding many."""
-        return past_processes(self._file, last)
-
-    def shared(self) -> dict[str, Reached]:
-        """How far the facts of other heads are taken in."""
-        rows = self._file.rows("SELECT head, file, offset, position FROM shared")
-        return {row[0]: Reached(*row[1:]) for row in rows}
 
     def settings(self) -> dict[str, Any] | None:
         """The last settings, and since when; None when there were none."""

@@ -1,8 +1,7 @@
 """How the events inside frames change the book: processes that come and go, health, findings, everything else.
 
 An agent sends what an earlier run of it left behind whenever it can, perhaps after its own first frames. What belongs
-to a run that another one has followed since therefore never changes what the later run said. Where several heads share what
-they hear, frames of one run may come in any order, and more than once: then each counts once, and what a later frame said stays.
+to a run that another one has followed since therefore never changes what the later run said.
 """
 
 from __future__ import annotations

@@ -63,9 +63,6 @@ CREATE INDEX IF NOT EXISTS events_job_array ON events (json_extract(detail, '$.a
 CREATE INDEX IF NOT EXISTS events_job_name ON events (json_extract(detail, '$.name'), time) WHERE kind = 'job';
 CREATE INDEX IF NOT EXISTS events_job_end ON events (json_extract(detail, '$.job')) WHERE kind = 'job_end';
 CREATE INDEX IF NOT EXISTS processes_job ON processes (json_extract(identity, '$.owner.job'));
-CREATE TABLE IF NOT EXISTS shared (
-    head TEXT PRIMARY KEY, file INTEGER NOT NULL, offset INTEGER NOT NULL, position INTEGER NOT NULL
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS told (
     run BLOB NOT NULL, sequence INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY (run, sequence)
 ) WITHOUT ROWID;
