@@ -32,8 +32,8 @@ from benchmarks.processes import (
     workplace,
 )
 from gpulse.model.session import Session
-from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
+from gpulse.store.local import LocalStore
 
 NAME = "cluster"
 _GPUS = 8
@@ -202,7 +202,7 @@ def _steady(taken: Sequence[_Second]) -> tuple[Sequence[_Second], int]:
 def _stored(directory: Path) -> tuple[int, int]:
     """How many different frames a store holds, and how many samples of GPUs."""
     frames, rows = 0, 0
-    with Archive(str(directory)) as archive:
+    with LocalStore(str(directory)) as archive:
         seen: list[Any] = []
         for found in archive.scan("gpu", ["power_watts"], start=0.0, end=_AGES, stretch_seconds=60.0):
             rows += len(found.times)

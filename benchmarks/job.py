@@ -16,16 +16,18 @@ from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
 from benchmarks.past import Maker, Size, make_book, make_recent
 from gpulse.cluster.api.answers import dumps
-from gpulse.cluster.api.interface import Document, JobKind, RefusedError
 from gpulse.cluster.head.exports import Exports
-from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past.efficiency import METRICS
-from gpulse.cluster.head.past.job import Jobs
+from gpulse.errors import RefusedError
 from gpulse.export.job_page import page
 from gpulse.model.metric import CATALOGUE
-from gpulse.store.history import sharing
+from gpulse.reports.document import Document
+from gpulse.reports.efficiency import METRICS
+from gpulse.reports.job import Jobs
+from gpulse.reports.subject import JobKind
+from gpulse.store.history import gpu_time
 from gpulse.store.history.query import History
 from gpulse.store.history.samples import StoredSamples
+from gpulse.store.registry import Register
 from gpulse.store.view import StoreView
 
 NAME = "job"
@@ -92,7 +94,7 @@ def run(*, quick: bool, takes: int) -> Report:
     size = Size(16, 3) if quick else Size(125, 30)
     base = Path(tempfile.mkdtemp(prefix="gpulse-job-"))
     try:
-        Maker(base, size, tuple(dict.fromkeys((*sharing.OF_GPU, *METRICS, *CATALOGUE["gpu"])))[:45]).make()
+        Maker(base, size, tuple(dict.fromkeys((*gpu_time.OF_GPU, *METRICS, *CATALOGUE["gpu"])))[:45]).make()
         recent, layouts, texts = make_recent(size)
         with (
             make_book(base / "book.sqlite", size, layouts, texts) as book,

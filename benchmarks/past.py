@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
-from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.exports import Exports
-from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past.past import Past
 from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.book.book import Book
+from gpulse.reports.document import Document
+from gpulse.reports.past import Past
 from gpulse.store.entry import Entry, step_of
-from gpulse.store.history import rollup, sharing, summing
+from gpulse.store.history import day_summaries, gpu_time, rollup
 from gpulse.store.history.parquet import QUICK, connect, write_file
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, read_segments, write_meta
-from gpulse.store.journal import Batch
+from gpulse.store.log.records import Batch
+from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.registry import Register
 from gpulse.store.view import StoreView
 
 NAME = "past"
@@ -48,7 +48,7 @@ _USERS = 40
 _PROCESSES = 4
 """So many has a job for each of its GPUs; one or two of them hold it."""
 _PID = "1000 + {} * 1000 + {} * 100 + {} * 10"
-_NARROW = sharing.OF_GPU
+_NARROW = gpu_time.OF_GPU
 _WIDE = tuple(name for name in CATALOGUE["gpu"])[:45]
 _CHART = (
     "power_watts",
@@ -95,7 +95,9 @@ class Maker:
         """Every day has its summary but the first, of which an hour is too old, and the last, which goes on."""
         with closing(self._database):
             hours = [self._hour(hour) for hour in range(24)]
-            for _ in summing.summarise(self._database, str(self._history), read_segments(str(self._history))):
+            for _ in day_summaries.summarise(
+                self._database, str(self._history), read_segments(str(self._history))
+            ):
                 pass
             template = next(self._history.glob("summary-*"))
             for day in range(1, self._size.days):
@@ -117,7 +119,7 @@ class Maker:
                 files.append(self._write(target, "gpu", nodes, _gpus(nodes, begin, _HOUR, 60, metrics), 60))
             nodes = range(self._size.nodes)
             files.append(self._write(target, "process", nodes, _processes(nodes, begin, _HOUR, 60), 60))
-            files.extend(sharing.divide(self._database, target, files, level=QUICK))
+            files.extend(gpu_time.divide(self._database, target, files, level=QUICK))
         return read_segments(str(self._history))[-1]
 
     def _piece(self, begin: int) -> None:
@@ -126,7 +128,7 @@ class Maker:
         with self._segment(begin, _PIECE, is_compacted=False) as (target, files):
             files.append(self._write(target, "gpu", nodes, _gpus(nodes, begin, _PIECE, 1, _NARROW), 0))
             files.append(self._write(target, "process", nodes, _processes(nodes, begin, _PIECE, 5), 0))
-            files.extend(sharing.divide(self._database, target, files, level=QUICK))
+            files.extend(gpu_time.divide(self._database, target, files, level=QUICK))
 
     @contextmanager
     def _segment(
@@ -235,7 +237,7 @@ def _processes(nodes: range, begin: int, seconds: int, step: int) -> str:
         if step == 60
         else "1::UBIGINT AS run, us // 1000000 AS sequence",
     ]
-    for metric, value in zip(sharing.OF_PROCESS, ("40e9", "0.25"), strict=True):
+    for metric, value in zip(gpu_time.OF_PROCESS, ("40e9", "0.25"), strict=True):
         select.append(f'{value}::DOUBLE AS "{metric}"')
         if step == 60:
             select.append(f'{value}::DOUBLE AS "min_{metric}", {value}::DOUBLE AS "max_{metric}"')
@@ -286,7 +288,7 @@ def make_recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
     return recent, layouts, texts
 
 
-def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[bytes]) -> Book:
+def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[bytes]) -> Metadata:
     """Nodes, their GPUs, and the processes of all days."""
     ids = {layout.to_json(): number for number, layout in layouts.items()}
     facts = []
@@ -300,7 +302,7 @@ def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[by
             Entry.of_fact("layout", id=number, text=text.decode()),
             Entry.of_fact("devices", node=node, layout=number, time=float(_BEGIN)),
         ]
-    with Book(str(path)) as book:
+    with Metadata(str(path)) as book:
         book.apply(step_of(len(facts), facts))
     length = _DAY // _JOBS_A_DAY
     rows = (
@@ -326,7 +328,7 @@ def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[by
             "INSERT INTO processes (node, pid, start_time, run, first_seen, ended, identity) VALUES (?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
-    return Book(str(path))
+    return Metadata(str(path))
 
 
 def _identity(pid: int, chance: int) -> str:

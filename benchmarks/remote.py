@@ -19,11 +19,11 @@ from benchmarks.measure import Report, Table, Target
 from gpulse.model.columns import Block, BlockPacker, Layout, PackedFrame, Row, unpack
 from gpulse.model.metric import CATALOGUE
 from gpulse.model.series import labels_of
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.log.log import Log
-from gpulse.store.remote.config import Engine
-from gpulse.store.remote.forwarder import Forwarder
-from gpulse.store.remote.wire import labels_bytes, varint
+from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.forwarder import Forwarder
+from gpulse.store.tsdb.wire import labels_bytes, varint
 
 NAME = "remote"
 _GPUS = 8

@@ -33,16 +33,16 @@ from gpulse.model.columns import (
 )
 from gpulse.model.metric import CATALOGUE, Metric
 from gpulse.sources.recording import Recording
-from gpulse.store.book.book import Book
-from gpulse.store.book.step import Step
 from gpulse.store.entry import Entry, step_of
+from gpulse.store.history.blocks import make_stack
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
-from gpulse.store.history.sealer import Workshop
-from gpulse.store.history.stacks import make_stack
-from gpulse.store.journal import BATCH, Batch
+from gpulse.store.history.seal_process import Workshop
 from gpulse.store.log.log import Log
+from gpulse.store.log.records import BATCH, Batch
+from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.step import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -207,7 +207,7 @@ def make_store(
     sealing = compacting = 0.0
     sealed_bytes = samples = 0
     directory.mkdir(parents=True, exist_ok=True)
-    with Log(directory / "log") as log, Book(str(directory / "book.sqlite")) as book:
+    with Log(directory / "log") as log, Metadata(str(directory / "book.sqlite")) as book:
         known = [*_node_facts(nodes), *facts]
         log.append_many((entry.kind, entry.payload) for entry in known)
         book.apply(step_of(log.sync(), known))

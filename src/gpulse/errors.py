@@ -73,6 +73,22 @@ class ClosedError(GpulseError):
     """A source, sampler or log was used after it was closed."""
 
 
+class RefusedError(GpulseError):
+    """The head will not do what it was asked."""
+
+    def __init__(self, status: int, message: str, *, hint: str | None = None) -> None:
+        """Say no.
+
+        Args:
+            status: As in HTTP: 400 it makes no sense, 401 who are you, 403 you may not, 404 no such thing, 409 it
+                cannot be now, 503 not at the moment.
+            message: What is wrong.
+            hint: What to try.
+        """
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
 def install_command(extra: str | None = None, *, upgrade: bool = False) -> str:
     """Return the command line that installs gpulse into this Python environment, from where it was installed before.
 

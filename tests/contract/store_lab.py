@@ -22,11 +22,11 @@ from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess
 from gpulse.model.series import subject_label
-from gpulse.store.archive import Archive
-from gpulse.store.base import SampleSource
-from gpulse.store.book.step import events_of
 from gpulse.store.entry import Entry
-from gpulse.store.journal import Batch
+from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Batch
+from gpulse.store.metadata.step import events_of
+from gpulse.store.store import SampleSource
 from tests.integration.engines import Written
 
 BEGIN = 1_700_000_040.0
@@ -97,7 +97,7 @@ def frame(node: int, number: int) -> Frame:
 class Feeder:
     """Commits the frames of a node as a head does."""
 
-    def __init__(self, archive: Archive, node: int) -> None:
+    def __init__(self, archive: LocalStore, node: int) -> None:
         self._archive = archive
         self._node = node
         self._packer = FramePacker()
@@ -134,15 +134,15 @@ class Feeder:
 class Stored(NamedTuple):
     """The samples on a disk."""
 
-    whole: Archive
+    whole: LocalStore
     """With everything."""
-    recent: Archive
+    recent: LocalStore
     """With the second half alone, the first was dropped."""
 
 
 def fill(directory: Path) -> Stored:
     """Two stores: one with everything, in its log alone, and one that dropped the older half of its history."""
-    whole, recent = (Archive(str(directory / name)) for name in ("whole", "recent"))
+    whole, recent = (LocalStore(str(directory / name)) for name in ("whole", "recent"))
     feeders = [Feeder(archive, node) for archive in (whole, recent) for node in NODES]
     for numbers in (range(HALF), range(HALF, HALF + HALF // 2)):
         for feeder in feeders:
@@ -155,9 +155,9 @@ def fill(directory: Path) -> Stored:
     return Stored(whole, recent)
 
 
-def sealed(directory: Path) -> Archive:
+def sealed(directory: Path) -> LocalStore:
     """A store with everything, some of it in its history."""
-    archive = Archive(str(directory))
+    archive = LocalStore(str(directory))
     feeders = [Feeder(archive, node) for node in NODES]
     for feeder in feeders:
         feeder.feed(range(HALF + 7))

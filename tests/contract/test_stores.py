@@ -13,11 +13,11 @@ import pytest
 
 from gpulse.errors import UsageError
 from gpulse.model.metric import Scope
-from gpulse.store.archive import Archive
-from gpulse.store.base import Samples, Series, SeriesKey, Statistic, Steps, SummarySource
-from gpulse.store.joined import JoinedStore
-from gpulse.store.remote.engine_samples import EngineSamples
-from gpulse.store.remote.promql import PromqlClient
+from gpulse.store.joined import FederatedStore
+from gpulse.store.local import LocalStore
+from gpulse.store.store import Samples, Series, SeriesKey, Statistic, Steps, SummarySource
+from gpulse.store.tsdb.promql import PromqlClient
+from gpulse.store.tsdb.samples import TsdbSamples
 from tests.contract.store_lab import BEGIN, END, METRICS, MIDDLE, NODES, Stored, fill, sealed, series_of
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
 
@@ -27,15 +27,15 @@ _STORES = ("disk", "victoria-metrics", "prometheus", "joined")
 class Homes:
     """The same samples in every home."""
 
-    def __init__(self, stored: Stored, disk: Archive, engines: dict[str, EngineProcess]) -> None:
+    def __init__(self, stored: Stored, disk: LocalStore, engines: dict[str, EngineProcess]) -> None:
         self.truth: SummarySource = stored.whole
         self.engines = engines
         self.clients = {name: PromqlClient(process.engine) for name, process in engines.items()}
         samples = {
-            name: EngineSamples(client, stored.whole.nodes, labels={"cluster": "lab"})
+            name: TsdbSamples(client, stored.whole.nodes, labels={"cluster": "lab"})
             for name, client in self.clients.items()
         }
-        self.joined = JoinedStore(stored.recent, samples["victoria-metrics"], None, now=lambda: END)
+        self.joined = FederatedStore(stored.recent, samples["victoria-metrics"], None, now=lambda: END)
         self.by_name: dict[str, SummarySource] = {"disk": disk, "joined": self.joined, **samples}
 
 

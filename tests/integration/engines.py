@@ -11,7 +11,7 @@ from typing import Self
 
 import cramjam
 
-from gpulse.store.remote.config import Engine
+from gpulse.store.tsdb.config import Engine
 from tests.integration.cluster import free_port, until
 from tests.prerequisites import require
 

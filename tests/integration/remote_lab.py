@@ -18,13 +18,13 @@ import cramjam
 from gpulse.model.columns import Layout, layout_id
 from gpulse.model.metric import CATALOGUE
 from gpulse.model.series import EXPOSED, subject_label
-from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
-from gpulse.store.remote.config import Engine
-from gpulse.store.remote.forwarder import Forwarder
-from gpulse.store.remote.sending import Sender
-from gpulse.store.remote.wakes import Wakes
-from gpulse.store.remote.wire import series_labels, shown_labels, split_series
+from gpulse.store.local import LocalStore
+from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.durable_mark import Wakes
+from gpulse.store.tsdb.forwarder import Forwarder
+from gpulse.store.tsdb.send_process import Sender
+from gpulse.store.tsdb.wire import series_labels, shown_labels, split_series
 from tests.integration.cluster import until
 from tests.integration.engines import EngineProcess
 from tests.unit.history_frames import BEGIN, Fleet
@@ -72,7 +72,7 @@ class Lab:
         self.nodes = range(1, nodes + 1)
         self.second = begin
         self._told: set[int] = set()
-        self.archive = Archive(str(directory), layouts=self.fleet.layouts)
+        self.archive = LocalStore(str(directory), layouts=self.fleet.layouts)
         kind = SenderThread if in_thread else Forwarder
         self.forwarder = kind(str(directory), engine, limit_bytes=limit_bytes)
         self.archive.forward_to(self.forwarder)
@@ -146,7 +146,7 @@ def lab_in(directory: Path, engine: Engine, **given: Any) -> Iterator[Lab]:
         lab.close()
 
 
-def stored(archive: Archive) -> Found:
+def stored(archive: LocalStore) -> Found:
     """Everything that the archive has and an engine should."""
     names = {number: node.name for number, node in archive.nodes().items()}
     found: Found = {}

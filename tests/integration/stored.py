@@ -11,11 +11,11 @@ from typing import NamedTuple
 from gpulse.cluster.agent.buffer import read_notes
 from gpulse.cluster.agent.ledger import RunNote
 from gpulse.cluster.agent.spool import FRAME, NOTES, SEGMENT_NOTES
-from gpulse.store.archive import Archive
-from gpulse.store.base import StoredEvent, StoredNode
-from gpulse.store.history.stacks import run_number
-from gpulse.store.journal import BATCH, Batch
+from gpulse.store.history.blocks import run_number
+from gpulse.store.local import LocalStore
 from gpulse.store.log.reader import Cursor
+from gpulse.store.log.records import BATCH, Batch
+from gpulse.store.store import StoredEvent, StoredNode
 
 _METRIC = "gpu_utilization_ratio"
 _AGES = 1e11
@@ -54,7 +54,7 @@ def read_stored(data_dir: Path) -> Stored:
     """Read a data directory that no head holds."""
     counts: Counter[tuple[int, int, int]] = Counter()
     times: dict[int, dict[int, float]] = {}
-    with Archive(str(data_dir)) as archive:
+    with LocalStore(str(data_dir)) as archive:
         names = {run_number(run): run for run in archive.runs()}
         for found in archive.scan("gpu", [_METRIC], start=0.0, end=_AGES, stretch_seconds=86_400.0):
             rows = zip(

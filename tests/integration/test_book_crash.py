@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import DiskError
-from gpulse.store.book import file as book_file
-from gpulse.store.book.book import Book, Step
-from gpulse.store.journal import BATCH, FACT, fact_bytes
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
+from gpulse.store.log.records import BATCH, FACT, fact_bytes
+from gpulse.store.metadata import file as book_file
+from gpulse.store.metadata.metadata import Metadata, Step
 from tests.unit.books import RUN, batch, content, fact, node_fact, process
 
 _PATIENCE_SECONDS = 60.0
@@ -30,14 +30,14 @@ _RECORDS = 20_000
 
 _WRITER = """
 import itertools, os, random, sys
-from gpulse.store.book import file as book_file
-from gpulse.store.book.book import Book
+from gpulse.store.metadata import file as book_file
+from gpulse.store.metadata.metadata import Metadata
 from gpulse.store.log.reader import LogReader
 
 directory, local, seed = sys.argv[1:]
 book_file.is_local = lambda _: local == "local"
 chance = random.Random(int(seed))
-book = Book(f"{directory}/book.sqlite")
+book = Metadata(f"{directory}/book.sqlite")
 os.write(1, b"applied %d\\n" % book.applied)
 records = LogReader(f"{directory}/log").read(book.applied + 1)
 while piece := list(itertools.islice(records, chance.randrange(1, 60))):
@@ -99,7 +99,7 @@ def test_a_book_outlives_kills_in_the_middle_of_steps(tmp_path: Path, local: str
     path = str(tmp_path / "book.sqlite")
     for seed in range(_KILLS):
         reported = killed_after(tmp_path, local, seed, chance.randrange(1, 25))
-        with Book(path, read_only=True) as book:
+        with Metadata(path, read_only=True) as book:
             reached = book.applied
             events = book.events(start=0, end=1e9)
             last = book.runs()[RUN].last if reached >= 3 else 0
@@ -110,7 +110,7 @@ def test_a_book_outlives_kills_in_the_middle_of_steps(tmp_path: Path, local: str
     assert 0 < reached < _RECORDS
 
     records = list(LogReader(tmp_path / "log").read())
-    with Book(path) as book, Book(str(tmp_path / "fresh.sqlite")) as fresh:
+    with Metadata(path) as book, Metadata(str(tmp_path / "fresh.sqlite")) as fresh:
         assert _RECORDS - reached == book.replay(records)
         assert _RECORDS == fresh.replay(records)
         assert content(fresh) == content(book)
@@ -134,7 +134,7 @@ def large(position: int) -> Step:
     return Step(position, [fact("event", time=1.0, kind="x", node=1, detail=detail) for _ in range(20)])
 
 
-def fill_up(book: Book) -> None:
+def fill_up(book: Metadata) -> None:
     """Apply until something gives way."""
     for _ in range(100):
         book.apply(large(book.applied + 1))
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_and_then_is_not(
     monkeypatch.setattr(book_file, "is_local", lambda _: local)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(640 << 10))
-    with Book(str(small_disk / "book.sqlite")) as book:
+    with Metadata(str(small_disk / "book.sqlite")) as book:
         with pytest.raises(DiskError, match="No space left") as caught:
             fill_up(book)
         assert caught.value.hint is not None
@@ -162,7 +162,7 @@ def test_a_disk_that_is_full_and_then_is_not(
         assert book.applied * 20 == len(book.events(start=0, end=10))
         assert book.applied == book.checkpoint()
         expected = content(book)
-    with Book(str(small_disk / "book.sqlite")) as book:
+    with Metadata(str(small_disk / "book.sqlite")) as book:
         assert expected == content(book)
 
 
@@ -173,9 +173,9 @@ def test_a_book_is_not_begun_on_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(bytes(2 << 20))
     with pytest.raises(DiskError, match="cannot open"):
-        Book(path)
+        Metadata(path)
     ballast.unlink()
-    with Book(path) as book:
+    with Metadata(path) as book:
         assert book.apply(Step(1, [node_fact()]))
 
 
@@ -183,13 +183,13 @@ def test_a_filesystem_that_turned_read_only(small_disk: Path) -> None:
     """The book can be read, and opening it to write is refused with a reason."""
     libc = ctypes.CDLL(None, use_errno=True)
     path = str(small_disk / "book.sqlite")
-    with Book(path) as book:
+    with Metadata(path) as book:
         book.apply(Step(1, [node_fact()]))
         expected = content(book)
     read_only_remount = 0x1 | 0x20
     assert 0 == libc.mount(None, os.fsencode(small_disk), None, read_only_remount, None)
     with pytest.raises(DiskError, match="Read-only file system") as caught:
-        Book(path)
+        Metadata(path)
     assert caught.value.hint is not None
-    with Book(path, read_only=True) as book:
+    with Metadata(path, read_only=True) as book:
         assert expected == content(book)

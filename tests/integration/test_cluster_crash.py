@@ -25,7 +25,7 @@ from tests.integration.cluster import (
 from tests.integration.stored import check_complete, check_order, logged, read_stored, read_taken
 
 _KILLS = 20
-_SMALL = {"gpulse.store.archive:_SEGMENT_BYTES": 32 << 10}
+_SMALL = {"gpulse.store.local:_SEGMENT_BYTES": 32 << 10}
 """Segments of the log that are full soon, so that sealing has something to drop."""
 
 

@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
 from gpulse.model.columns import layout_id
-from gpulse.store.archive import Archive
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
+from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
 from tests.integration.cluster import SEALING, Cluster, HeadProcess, cluster_in, talk, until
 from tests.integration.hostile_messages import GPU, ODD, Attack, attacks, frame, layout, run_of
 from tests.integration.remote_lab import FakeEngine, fake_engine
@@ -148,7 +148,7 @@ def check_round(head: HeadProcess, engine: FakeEngine) -> None:
 
 def check_neighbour(data: Path) -> None:
     """All frames of the neighbour are there, from the first on."""
-    with Archive(str(data)) as archive:
+    with LocalStore(str(data)) as archive:
         [number] = [node.id for node in archive.nodes().values() if node.name == _NEIGHBOUR]
         sequences: set[int] = set()
         for part in archive.scan("gpu", [_METRIC], start=0.0, end=1e11, nodes={number}):

@@ -15,10 +15,10 @@ from tests.integration.nvml_machine import machine
 GRAPHICS = 1
 """GPM's number for the activity of the graphics engine."""
 NOW = 1_800_000_000.0
-Trouble = Callable[[Gpu, int], None]
+Outage = Callable[[Gpu, int], None]
 
 
-def watched(fake: FakeNvml, *troubles: Trouble, seconds: int = 12) -> list[Frame]:
+def watched(fake: FakeNvml, *troubles: Outage, seconds: int = 12) -> list[Frame]:
     """So many seconds of a machine on whose GPUs something is wrong, read as fast as the fake driver answers."""
     for index in range(1, len(troubles)):
         fake.add(index)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.store.archive import Archive
-from gpulse.store.remote.newest import Newest
-from gpulse.store.remote.promql import PromqlClient
+from gpulse.store.local import LocalStore
+from gpulse.store.tsdb.fleet_query import Newest
+from gpulse.store.tsdb.promql import PromqlClient
 from tests.integration.cluster import AgentProcess, Cluster, HeadProcess, cluster_in, free_port, until
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
 
 NODES = ("north", "south", "west")
 _QUICK_AGENT = {"gpulse.cluster.agent.heads:LOOK_SECONDS": 0.5}
-_QUICK_HEAD = {"gpulse.cluster.head.elsewhere:LOOK_SECONDS": 1.0}
+_QUICK_HEAD = {"gpulse.cluster.head.other_heads:LOOK_SECONDS": 1.0}
 _TROUBLES = "gap,frames_dropped,node_late,node_lost,run_killed"
 
 
@@ -164,7 +164,7 @@ def _scraped(head: HeadProcess) -> int:
 
 def _described(directory: Path) -> int:
     """Of how many GPUs a head knows what their agents told it, which is more than the engine knows."""
-    with closing(Archive(str(directory))) as archive:
+    with closing(LocalStore(str(directory))) as archive:
         return sum("memory_total_bytes" in gpu.device["facts"] for gpu in archive.gpus())
 
 
@@ -172,7 +172,7 @@ def _taken(directory: Path) -> dict[str, set[int]]:
     """By node how many frames its agent took: the number of the last one, since they are counted from 1."""
     taken: dict[str, int] = {}
     for name in "ab":
-        archive = Archive(str(directory / name / "data"))
+        archive = LocalStore(str(directory / name / "data"))
         try:
             names = {node.id: node.name for node in archive.nodes().values()}
             for run in archive.runs().values():

@@ -283,7 +283,7 @@ async def test_who_may_listen(port: int, caplog: pytest.LogCaptureFixture) -> No
 
 
 async def test_only_so_many_live_streams(port: int) -> None:
-    """Beyond the limit a stream is refused; when one ends there is room again."""
+    """Backends the limit a stream is refused; when one ends there is room again."""
 
     url = f"ws://127.0.0.1:{port}/api/v1/live"
     async with connect(url) as first:

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpulse.cluster.head.exports import Exports
-from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past.past import Past
 from gpulse.errors import DiskError, GpulseError
 from gpulse.export.session.write import write_session
 from gpulse.model.session import Session
-from gpulse.store.archive import Archive
-from gpulse.store.base import HeadStore, Holding, Series, Share, Steps
-from gpulse.store.joined import JoinedStore
-from gpulse.store.merging import merged_shares
-from gpulse.store.remote.config import EngineError
-from gpulse.store.remote.engine_samples import EngineSamples
-from gpulse.store.remote.promql import PromqlClient
+from gpulse.reports.past import Past
+from gpulse.store.joined import FederatedStore
+from gpulse.store.local import LocalStore
+from gpulse.store.merge import merged_shares
+from gpulse.store.registry import Register
+from gpulse.store.store import HeadStore, Holding, Series, Share, Steps
+from gpulse.store.tsdb.config import EngineError
+from gpulse.store.tsdb.promql import PromqlClient
+from gpulse.store.tsdb.samples import TsdbSamples
 from tests.contract.store_lab import (
     BEGIN,
     END,
@@ -47,7 +47,7 @@ class Lab(NamedTuple):
     """A store that has everything, one that dropped half of it, and an engine that has everything."""
 
     stored: Stored
-    samples: EngineSamples
+    samples: TsdbSamples
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +59,19 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         engine.write(series_of(stored.whole))
         client = PromqlClient(engine.engine, timeout_seconds=10.0)
         client.vector("vector(1)")  # the connection stays: no test opens one
-        yield Lab(stored, EngineSamples(client, stored.whole.nodes))
+        yield Lab(stored, TsdbSamples(client, stored.whole.nodes))
         client.close()
 
 
 class Counting:
     """An engine that remembers for which stretches of time it was asked."""
 
-    def __init__(self, samples: EngineSamples | None, nodes: Any = None) -> None:
+    def __init__(self, samples: TsdbSamples | None, nodes: Any = None) -> None:
         self._samples = samples
         self._nodes = nodes
         self.asked: list[tuple[float, float, list[int] | None]] = []
         self.error: GpulseError | None = None
-        self.own: Archive | None = None
+        self.own: LocalStore | None = None
         """Whose shares are a part of the answer."""
 
     def _note(self, start: float, end: float, nodes: Collection[int] | None) -> None:
@@ -130,7 +130,7 @@ def past_of(store: HeadStore, directory: Path) -> Past:
 async def test_charts_do_not_know_the_difference(lab: Lab, tmp_path: Path, asked: dict[str, Any]) -> None:
     """Gauges, their spread, and counters as rates, also where the disk's part begins."""
 
-    joined = JoinedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    joined = FederatedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
     given = {"nodes": (), "gpus": (), "start": BEGIN, "end": END, **asked}
 
     expected = await past_of(lab.stored.whole, tmp_path).history(**given)
@@ -153,7 +153,7 @@ def known(values: list[float | None]) -> list[float]:
 async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab, tmp_path: Path) -> None:
     """With every statistic, and without steps."""
 
-    joined = JoinedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    joined = FederatedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
     for step, statistic in ((None, "mean"), (60.0, "mean"), (60.0, "max"), (300.0, "last")):
         given: Any = {"metric": "power_watts", "scope": "gpu", "nodes": (), "gpus": ("gamma:1",)}
         given |= {"start": BEGIN, "end": END, "step": step, "statistic": statistic}
@@ -172,7 +172,7 @@ async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab, tmp_pat
 def test_the_file_of_a_session_does_not_know_the_difference(lab: Lab, output_format: Any) -> None:
     """A session that began before what is on disk is written whole, byte for byte."""
 
-    joined = JoinedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    joined = FederatedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
     session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=END - 100.0)
     files = []
     for store in (lab.stored.whole, joined.whole):
@@ -188,7 +188,7 @@ def test_what_is_on_disk_is_not_asked_for_elsewhere(lab: Lab) -> None:
     """Only what was dropped, and the minutes at its edge."""
 
     engine = Counting(lab.samples)
-    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
 
     joined.query("gpu", "power_watts", start=MIDDLE + 120.0, end=END - 60.0)
     assert [] == engine.asked
@@ -203,8 +203,8 @@ def test_what_is_dropped_while_it_runs_is_found_elsewhere(lab: Lab, tmp_path: Pa
     """As soon as it is gone."""
 
     engine = Counting(lab.samples)
-    with Archive(str(tmp_path / "data")) as archive:
-        joined = JoinedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
+    with LocalStore(str(tmp_path / "data")) as archive:
+        joined = FederatedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
         feeder = Feeder(archive, 1)
         for numbers in (range(HALF), range(HALF, FRAMES)):
             joined.committed(feeder.feed(numbers))
@@ -225,8 +225,8 @@ def test_what_no_engine_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path)
     """Old samples of GPUs and hosts come from the engine, and who held GPUs is told as before, also after a restart."""
 
     now = BEGIN + 5000.0
-    with Archive(str(tmp_path)) as archive:
-        joined = JoinedStore(archive, lab.samples, None, now=lambda: now)
+    with LocalStore(str(tmp_path)) as archive:
+        joined = FederatedStore(archive, lab.samples, None, now=lambda: now)
         feeder = Feeder(archive, 1)
         for numbers in (range(FRAMES), range(960, 972), range(972, 984)):
             joined.committed(feeder.feed(numbers))
@@ -239,8 +239,8 @@ def test_what_no_engine_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path)
         assert [True, False] == [segment.thinned is not None for segment in archive.segments]
         assert [] == archive.query("gpu", "power_watts", start=BEGIN, end=END)
         assert before == all_told(joined)
-    with Archive(str(tmp_path)) as archive:
-        joined = JoinedStore(archive, lab.samples, None, now=lambda: now)
+    with LocalStore(str(tmp_path)) as archive:
+        joined = FederatedStore(archive, lab.samples, None, now=lambda: now)
         assert before == all_told(joined)
 
         dropped = archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=100.0)
@@ -266,8 +266,8 @@ def test_frames_that_another_head_had_are_found_and_none_is_doubled(lab: Lab, tm
     """Numbers of frames say that some are missing, however few; a node that was never here is found, too."""
 
     engine = Counting(lab.samples)
-    with Archive(str(tmp_path / "data")) as archive:
-        joined = JoinedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
+    with LocalStore(str(tmp_path / "data")) as archive:
+        joined = FederatedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
         feeder = Feeder(archive, 1)
         Feeder(archive, 2)
         for numbers in (range(30, 100), range(104, FRAMES)):
@@ -288,7 +288,7 @@ def test_an_engine_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None
     """It is told, not asked again at once, and nothing with a hole is made of it."""
 
     engine, now = Counting(lab.samples), [END]
-    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
     engine.error = EngineError("the engine is away", hint="start it")
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
 
@@ -325,7 +325,7 @@ def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
             raise EngineError("no answer")
 
     engine = Hanging(None)
-    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
     ask: Any = {"start": BEGIN, "end": END - 60.0, "nodes": {1}, "subjects": {"GPU-1-0"}}
     joined.query("gpu", "power_watts", **ask)
     now[0] += 6.0
@@ -349,7 +349,7 @@ def test_a_session_that_is_only_in_an_engine_that_is_away_is_not_written_empty(l
 
     engine = Counting(None)
     engine.error = EngineError("the engine is away", hint="start it")
-    joined = JoinedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
     session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=BEGIN + 200.0)
 
     with pytest.raises(EngineError), io.BytesIO() as file:
@@ -363,8 +363,8 @@ def test_a_real_engine_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> Non
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
     with VictoriaMetrics(tmp_path) as engine, closing(PromqlClient(engine.engine)) as client:
         engine.write(series_of(lab.stored.whole))
-        samples = EngineSamples(client, lab.stored.whole.nodes)
-        joined = JoinedStore(lab.stored.recent, samples, None, now=lambda: now[0])
+        samples = TsdbSamples(client, lab.stored.whole.nodes)
+        joined = FederatedStore(lab.stored.recent, samples, None, now=lambda: now[0])
         assert [FRAMES] == [len(series.times) for series in joined.query("gpu", "power_watts", **ask)]
 
         engine.kill()
@@ -384,7 +384,7 @@ def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
 
     tables = Counting(None)
     tables.own = here = lab.stored.recent
-    joined = JoinedStore(here, None, tables, now=lambda: END)
+    joined = FederatedStore(here, None, tables, now=lambda: END)
 
     held = {one[:4]: one for one in joined.holdings(start=BEGIN, end=END)}
     key = (1, 4000, None, "GPU-1-0")

@@ -19,11 +19,11 @@ from gpulse.model.device import Device, Node
 from gpulse.model.frame import CgroupReading, Frame, GpuReading, HostReading, NetworkReading
 from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
-from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
-from gpulse.store.journal import Batch
-from gpulse.store.remote.config import Engine
-from gpulse.store.remote.forwarder import Forwarder
+from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Batch
+from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.forwarder import Forwarder
 from tests.integration.cluster import cluster_in, is_gone, until
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
 from tests.integration.remote_lab import Found, Lab, held, lab_in, raw, stored
@@ -158,7 +158,7 @@ def test_a_real_head_sends_what_real_agents_take(tmp_path: Path) -> None:
             agent.end()
         assert 0 == head.end()
 
-        with Archive(str(head.data_dir)) as archive:
+        with LocalStore(str(head.data_dir)) as archive:
             wanted = stored(archive)
         times = [time_ms / 1000 for values in wanted.values() for time_ms in values]
         found = held(engine, start=min(times) - 5, end=max(times) + 1)
@@ -256,11 +256,11 @@ def test_ten_thousand_short_processes_add_no_series(tmp_path: Path) -> None:
 
 _ORPHAN = """
 import sys, time
-from gpulse.store.archive import Archive
-from gpulse.store.remote.config import Engine
-from gpulse.store.remote.forwarder import Forwarder
+from gpulse.store.local import LocalStore
+from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.forwarder import Forwarder
 
-archive = Archive(sys.argv[1])
+archive = LocalStore(sys.argv[1])
 forwarder = Forwarder(sys.argv[1], Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30)
 archive.forward_to(forwarder)
 forwarder.start()
@@ -307,7 +307,7 @@ def test_a_sending_process_that_says_nothing_is_told_of(
     try:
         until(lambda: forwarder.pid is not None and forwarder.state().state == "ok", "the process")
         os.kill(forwarder.pid or 0, signal.SIGSTOP)
-        monkeypatch.setattr("gpulse.store.remote.forwarder._SILENT_SECONDS", 0.0)
+        monkeypatch.setattr("gpulse.store.tsdb.forwarder._SILENT_SECONDS", 0.0)
         assert "failing" == forwarder.state().state
         assert "has not said anything" in (forwarder.state().error or "")
         monkeypatch.undo()

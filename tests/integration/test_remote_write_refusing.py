@@ -13,11 +13,11 @@ import cramjam
 import pytest
 
 from gpulse._version import __version__
-from gpulse.store.remote import sending
-from gpulse.store.remote.config import Engine
-from gpulse.store.remote.posting import Broken, Poster, shown_url
-from gpulse.store.remote.state import RemoteState
-from gpulse.store.remote.wire import time_bytes
+from gpulse.store.tsdb import send_process
+from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.state import RemoteState
+from gpulse.store.tsdb.wire import time_bytes
+from gpulse.store.tsdb.write_client import Broken, Poster, shown_url
 from tests.integration.cluster import until
 from tests.integration.remote_lab import FakeEngine, Lab, fake_engine, lab_in, stored
 from tests.integration.test_cluster_tls import make_certificates
@@ -26,10 +26,10 @@ from tests.integration.test_cluster_tls import make_certificates
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries again at once."""
-    monkeypatch.setattr(sending, "_SHUT_SECONDS", 0.05)
-    monkeypatch.setattr(sending, "_FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(sending, "_LONGEST_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(sending, "_TELL_SECONDS", 0.05)
+    monkeypatch.setattr(send_process, "_SHUT_SECONDS", 0.05)
+    monkeypatch.setattr(send_process, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(send_process, "_LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(send_process, "_TELL_SECONDS", 0.05)
 
 
 def reached(lab: Lab, state: str) -> RemoteState:
@@ -118,7 +118,7 @@ def test_an_engine_that_was_restarted_without_a_word_is_sent_the_last_again(
 ) -> None:
     """It says itself when it was started; no request has to fail for that."""
 
-    monkeypatch.setattr(sending, "_START_SECONDS", 0.05)
+    monkeypatch.setattr(send_process, "_START_SECONDS", 0.05)
     with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
         lab.tick(5)
         lab.sent()
@@ -137,7 +137,7 @@ def test_an_engine_that_complains_again_and_again_is_sent_the_same_later(
 ) -> None:
     """It gets on with what is new first, but what it may have lost is not forgotten."""
 
-    monkeypatch.setattr("gpulse.store.remote.overlap._SOFT_SECONDS", 1.0)
+    monkeypatch.setattr("gpulse.store.tsdb.resend_window._SOFT_SECONDS", 1.0)
     with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
         lab.tick()
         lab.sent()
@@ -156,7 +156,7 @@ def test_an_engine_that_complains_again_and_again_is_sent_the_same_later(
 def test_an_engine_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken for a slow one, which need not have lost anything."""
 
-    monkeypatch.setattr("gpulse.store.remote.posting._TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("gpulse.store.tsdb.write_client._TIMEOUT_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/write"
         with pytest.raises(Broken, match="did not answer within") as told:
@@ -238,7 +238,7 @@ def test_when_the_log_gets_too_long_the_oldest_is_given_up(
 ) -> None:
     """An engine that stays away does not fill the disk; how much was given up is counted, and where is known for good."""
 
-    monkeypatch.setattr("gpulse.store.archive._SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr("gpulse.store.local._SEGMENT_BYTES", 16 << 10)
     with fake_engine() as fake:
         fake.status = 503
         with lab_in(tmp_path, fake.engine, in_thread=True, limit_bytes=64 << 10) as lab:
@@ -273,8 +273,8 @@ def test_when_the_log_gets_too_long_the_oldest_is_given_up(
 def test_a_log_that_was_sent_and_sealed_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is kept for as long as something may have to be sent again, and no longer."""
 
-    monkeypatch.setattr("gpulse.store.archive._SEGMENT_BYTES", 16 << 10)
-    monkeypatch.setattr("gpulse.store.remote.overlap.OVERLAP_SECONDS", 0.2)
+    monkeypatch.setattr("gpulse.store.local._SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr("gpulse.store.tsdb.resend_window.OVERLAP_SECONDS", 0.2)
     with fake_engine() as fake, lab_in(tmp_path, fake.engine, in_thread=True) as lab:
         for _ in range(20):
             lab.tick(10)

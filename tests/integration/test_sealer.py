@@ -21,11 +21,11 @@ from gpulse.model.columns import split
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
-from gpulse.store.history.sealing import Sealer
+from gpulse.store.history.seal_client import Sealer
 from gpulse.store.history.segments import read_segments
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
+from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
 
 _PATIENCE_SECONDS = 60.0
@@ -173,7 +173,7 @@ def test_a_sealer_ends_with_its_parent(tmp_path: Path) -> None:
     """A head that was killed leaves no sealing process behind, so that the next head finds the directory free."""
     source = """
 import sys, time
-from gpulse.store.history.sealing import Sealer
+from gpulse.store.history.seal_client import Sealer
 sealer = Sealer(sys.argv[1])
 sealer.start()
 print(sealer.pid, flush=True)
@@ -317,7 +317,7 @@ def test_a_sealer_whose_head_was_killed_ends_without_a_word(tmp_path: Path) -> N
     read, write = os.pipe()
     os.close(read)
     with subprocess.Popen(
-        [sys.executable, "-m", "gpulse.store.history.sealer", str(tmp_path)],
+        [sys.executable, "-m", "gpulse.store.history.seal_process", str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=write,
         stderr=subprocess.PIPE,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpulse.model.metric import Scope
-from gpulse.store.archive import Archive
-from gpulse.store.history.stacks import run_number
+from gpulse.store.history.blocks import run_number
+from gpulse.store.local import LocalStore
 from tests.soak.observations import Run, SessionFile, Stored
 from tests.soak.parts import Parts
 
@@ -31,7 +31,7 @@ def read_stored(data_dir: Path) -> Stored:
     counts: Counter[tuple[int, int, str, str]] = Counter()
     frames: dict[int, dict[int, float]] = {}
     samples: dict[tuple[str, str], list[float]] = {}
-    with Archive(str(data_dir)) as archive:
+    with LocalStore(str(data_dir)) as archive:
         nodes = {number: node.name for number, node in archive.nodes().items()}
         for scope, metric in _METRICS:
             for found in archive.scan(scope, [metric], start=0.0, end=_FAR, stretch_seconds=86_400.0):

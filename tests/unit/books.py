@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpulse.model.columns import Column, Layout, PackedFrame, layout_id
-from gpulse.store.book.book import Book, FrameEvents
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.log.record import Record
+from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.metadata.metadata import FrameEvents, Metadata
 
 RUN = bytes(range(16))
 LATER_RUN = bytes(range(16, 32))
@@ -77,7 +77,7 @@ def records(payloads: Iterable[dict[str, Any] | bytes], first: int = 1) -> list[
     ]
 
 
-def content(book: Book) -> dict[str, Any]:
+def content(book: Metadata) -> dict[str, Any]:
     """Everything that a book answers."""
     return {
         "applied": book.applied,

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpulse.cluster.api import schemas
-from gpulse.cluster.api.interface import Document, Download, Format, Grouping, JobKind, LiveNode, RefusedError
+from gpulse.cluster.api.interface import Download, Format, LiveNode
+from gpulse.errors import RefusedError
 from gpulse.model.frame import Frame
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
+from gpulse.reports.document import Document
+from gpulse.reports.subject import JobKind
+from gpulse.reports.usage import Grouping
 from gpulse.sources.simulated import DemoMachine
-from gpulse.store.base import Statistic
+from gpulse.store.store import Statistic
 from gpulse.web.access import CLIENT_USER
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row, layout_id
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.log.log import Log
+from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
 
 BEGIN = 1_700_000_040
 """Epoch seconds; the beginning of a minute."""

@@ -9,21 +9,21 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from gpulse.cluster.agent.changes import Changes
-from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.exports import Exports
-from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past.job import Jobs
-from gpulse.cluster.head.past.past import Past
 from gpulse.model.columns import Layout, PackedFrame, layout_id
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
-from gpulse.store.archive import Archive
-from gpulse.store.book.step import events_of
+from gpulse.reports.document import Document
+from gpulse.reports.job import Jobs
+from gpulse.reports.past import Past
 from gpulse.store.entry import Entry
-from gpulse.store.journal import Batch
+from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Batch
+from gpulse.store.metadata.step import events_of
+from gpulse.store.registry import Register
 
 BEGIN = 1_800_000_000
 """Epoch seconds; the beginning of an hour."""
@@ -80,7 +80,7 @@ class Lab:
 
     def __init__(self, directory: Path, *labels: Sequence[str]) -> None:
         """One node for each list of GPUs; they are called n1, n2 and so on."""
-        self.archive = Archive(str(directory / "data"))
+        self.archive = LocalStore(str(directory / "data"))
         self.machines = {number: Machine(number, gpus) for number, gpus in enumerate(labels, 1)}
         for number in self.machines:
             fact = {"id": number, "name": f"n{number}", "host": f"n{number}", "machine": f"m{number}"}

@@ -10,7 +10,8 @@ import numpy as np
 
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
-from gpulse.store.base import (
+from gpulse.store.metadata.metadata import Metadata, Step
+from gpulse.store.store import (
     Samples,
     Series,
     SeriesKey,
@@ -21,7 +22,6 @@ from gpulse.store.base import (
     StoredNode,
     StoredProcess,
 )
-from gpulse.store.book.book import Book, Step
 from tests.unit.books import fact
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class MemoryStore:
     ) -> list[StoredFinding]:
         """Those that its events report."""
         facts = [fact("event", **event._asdict()) for event in self._events]
-        with tempfile.TemporaryDirectory() as directory, Book(f"{directory}/book.sqlite") as book:
+        with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/book.sqlite") as book:
             book.apply(Step(1, facts))
             return book.findings(start=start, end=end, nodes=nodes, most=most)
 

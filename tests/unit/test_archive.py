@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import DiskError, LogError
-from gpulse.store.archive import Archive
-from gpulse.store.book.book import Book
-from gpulse.store.book.step import Step
 from gpulse.store.entry import Entry
+from gpulse.store.local import LocalStore
+from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.step import Step
 
 
 def event(kind: str, time: float = 1000.0) -> Entry:
@@ -17,7 +17,7 @@ def event(kind: str, time: float = 1000.0) -> Entry:
     return Entry.of_fact("event", time=time, kind=kind, node=None, detail={})
 
 
-def kinds(archive: Archive) -> list[str]:
+def kinds(archive: LocalStore) -> list[str]:
     """Everything that happened."""
     return [item.kind for item in archive.events(start=0.0, end=1e10)]
 
@@ -27,16 +27,16 @@ def test_a_book_that_could_not_follow_catches_up_with_the_next_commit(
 ) -> None:
     """What is on disk in the log is found as soon as the disk lets it."""
 
-    apply, full = Book.apply, [True]
+    apply, full = Metadata.apply, [True]
 
-    def refusing(book: Book, step: Step) -> bool:
+    def refusing(book: Metadata, step: Step) -> bool:
         if full[0]:
             raise DiskError("no space")
         return apply(book, step)
 
-    with Archive(str(tmp_path)) as archive:
+    with LocalStore(str(tmp_path)) as archive:
         archive.commit([event("before")])
-        monkeypatch.setattr(Book, "apply", refusing)
+        monkeypatch.setattr(Metadata, "apply", refusing)
         archive.commit([event("while", 1001.0)])
         archive.commit([event("still", 1002.0)])
         assert kinds(archive) == ["before"]
@@ -52,12 +52,12 @@ def test_a_book_that_could_not_follow_catches_up_with_the_next_commit(
 def test_a_log_that_is_not_the_books_is_refused(tmp_path: Path) -> None:
     """Its records would be taken for known ones, and their frames be lost though acknowledged."""
 
-    with Archive(str(tmp_path)) as archive:
+    with LocalStore(str(tmp_path)) as archive:
         archive.commit([event("one"), event("two")])
     shutil.rmtree(tmp_path / "log")
 
     with pytest.raises(LogError, match="ends at record 0, but 2 were read") as refused:
-        Archive(str(tmp_path))
+        LocalStore(str(tmp_path))
 
     assert str(tmp_path / "log") in refused.value.message
     assert refused.value.hint is not None
@@ -66,12 +66,12 @@ def test_a_log_that_is_not_the_books_is_refused(tmp_path: Path) -> None:
 def test_a_probe_must_fit(tmp_path: Path) -> None:
     """An empty record would fit where nothing else does."""
 
-    with Archive(str(tmp_path)) as archive:
+    with LocalStore(str(tmp_path)) as archive:
         before = archive.usage().log_bytes
         archive.repair(100_000)
 
         assert archive.usage().log_bytes - before >= 100_000
         archive.commit([event("after")])
         assert kinds(archive) == ["after"]
-    with Archive(str(tmp_path)) as archive:
+    with LocalStore(str(tmp_path)) as archive:
         assert kinds(archive) == ["after"]

@@ -14,20 +14,20 @@ import pytest
 from gpulse.errors import ClosedError, DiskError, LogError
 from gpulse.model.columns import layout_id
 from gpulse.model.session import Interruption, Session
-from gpulse.store.base import StoredEvent
-from gpulse.store.book.book import Book, Step, StoredRun
-from gpulse.store.book.schema import APPLICATION_ID, VERSION
+from gpulse.store.metadata.metadata import Metadata, Step, StoredRun
+from gpulse.store.metadata.schema import APPLICATION_ID, VERSION
+from gpulse.store.store import StoredEvent
 from tests.unit.books import LATER_RUN, RUN, content, fact, frame_events, gpu_layout, layout_facts, node_fact
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
+def book(tmp_path: Path) -> Iterator[Metadata]:
     """An empty book."""
-    with Book(str(tmp_path / "data" / "book.sqlite")) as opened:
+    with Metadata(str(tmp_path / "data" / "book.sqlite")) as opened:
         yield opened
 
 
-def test_a_new_book_is_empty_and_ones_own(book: Book) -> None:
+def test_a_new_book_is_empty_and_ones_own(book: Metadata) -> None:
     """It has an identity of its own, reaches nowhere yet, and others on the machine cannot read it."""
     assert 0 == book.applied
     assert ({}, [], [], {}, {}, None) == (
@@ -47,16 +47,16 @@ def test_a_new_book_is_empty_and_ones_own(book: Book) -> None:
 def test_a_book_is_the_same_when_opened_again(tmp_path: Path) -> None:
     """With its identity, by its writer and by readers."""
     path = str(tmp_path / "book.sqlite")
-    with Book(path) as book:
+    with Metadata(path) as book:
         book.apply(Step(3, [node_fact()], {RUN: 7}))
         expected, head_id = content(book), book.head_id
     for read_only in (False, True):
-        with Book(path, read_only=read_only) as again:
+        with Metadata(path, read_only=read_only) as again:
             assert expected == content(again)
             assert head_id == again.head_id
 
 
-def test_the_last_word_about_a_node_counts(book: Book) -> None:
+def test_the_last_word_about_a_node_counts(book: Metadata) -> None:
     """It keeps when it was first seen."""
     book.apply(Step(1, [node_fact(1, "a"), node_fact(2, "b", labels={"rack": "7"})]))
     book.apply(Step(2, [node_fact(1, "a#2", time=500.0, facts={"driver": "590"})]))
@@ -72,7 +72,7 @@ def test_the_last_word_about_a_node_counts(book: Book) -> None:
     assert {"rack": "7"} == nodes[2].labels
 
 
-def test_runs_know_their_last_frame(book: Book) -> None:
+def test_runs_know_their_last_frame(book: Metadata) -> None:
     """It never runs backwards, and a run that was never introduced has no node."""
     run = fact("run", run=RUN.hex(), node=1, time=100.0, version="1.0", pid=42, boot="b")
     book.apply(Step(1, [run], {RUN: 10}))
@@ -84,7 +84,7 @@ def test_runs_know_their_last_frame(book: Book) -> None:
     } == book.runs()
 
 
-def test_gpus_are_those_of_a_nodes_layouts(book: Book) -> None:
+def test_gpus_are_those_of_a_nodes_layouts(book: Metadata) -> None:
     """Ordered by node and index, described as they were last."""
     old, new = gpu_layout((1, None), (0, None), (0, 1)), gpu_layout((1, None), name="NVIDIA B200")
     book.apply(Step(1, [node_fact(2, "b"), node_fact(), *layout_facts(old, node=2), *layout_facts(old)]))
@@ -104,7 +104,7 @@ def test_gpus_are_those_of_a_nodes_layouts(book: Book) -> None:
     assert {wanted: new} == book.layouts([wanted, 5])
 
 
-def test_layouts_have_large_numbers(book: Book) -> None:
+def test_layouts_have_large_numbers(book: Metadata) -> None:
     """All 64 bits; one of a scope that only a newer version knows is kept, and left out."""
     largest = (1 << 64) - 1
     text = gpu_layout((0, None)).to_json().decode()
@@ -115,7 +115,7 @@ def test_layouts_have_large_numbers(book: Book) -> None:
     assert [largest] == list(book.layouts([largest]))
 
 
-def test_sessions_are_replaced_by_id(book: Book) -> None:
+def test_sessions_are_replaced_by_id(book: Metadata) -> None:
     """They come back as they went in, oldest first."""
     first = Session("i1", "night", 100.0, 100.0, 500, labels={"team": "x"}, nodes=("a",))
     earlier = Session("i2", "night", 50.0, 101.0, 500)
@@ -129,7 +129,7 @@ def test_sessions_are_replaced_by_id(book: Book) -> None:
     assert None is book.session("i3")
 
 
-def test_events_are_found_by_time_kind_and_node(book: Book) -> None:
+def test_events_are_found_by_time_kind_and_node(book: Metadata) -> None:
     """The end of a stretch is not part of it; what happened to no node in particular is found by its kind."""
     facts = [
         fact("event", time=float(time), kind=kind, node=node, detail={"n": time})
@@ -150,7 +150,7 @@ def test_events_are_found_by_time_kind_and_node(book: Book) -> None:
     assert [] == found(nodes=[])
 
 
-def test_the_last_settings_count(book: Book) -> None:
+def test_the_last_settings_count(book: Metadata) -> None:
     """With everything they say."""
     for position, interval in enumerate((500, 100), 1):
         book.apply(Step(position, [fact("settings", interval_ms=interval, bandwidth=True, time=1.0)]))
@@ -174,7 +174,7 @@ def test_the_last_settings_count(book: Book) -> None:
         {"fact": "node", "id": 1 << 70, "name": "a", "host": "a", "machine": "m", "time": 5.0},
     ],
 )
-def test_a_fact_that_cannot_be_read_is_an_event(book: Book, odd: dict[str, object]) -> None:
+def test_a_fact_that_cannot_be_read_is_an_event(book: Metadata, odd: dict[str, object]) -> None:
     """Nothing else of it is kept, and the facts after it are."""
     assert book.apply(Step(1, [odd, node_fact()]))
 
@@ -184,7 +184,7 @@ def test_a_fact_that_cannot_be_read_is_an_event(book: Book, odd: dict[str, objec
     assert [1] == list(book.nodes())
 
 
-def test_facts_of_newer_versions_do_no_harm(book: Book) -> None:
+def test_facts_of_newer_versions_do_no_harm(book: Metadata) -> None:
     """Those with a time are events of their kind."""
     facts = [
         fact("rack", time=5.0, node=3, height=42),
@@ -198,7 +198,7 @@ def test_facts_of_newer_versions_do_no_harm(book: Book) -> None:
     assert [StoredEvent(5.0, "rack", 3, {"height": 42})] == book.events(start=0, end=10)
 
 
-def test_a_step_is_taken_once(book: Book) -> None:
+def test_a_step_is_taken_once(book: Metadata) -> None:
     """What is not beyond the book's position is there already."""
     step = Step(5, [fact("event", time=1.0, kind="head_started", node=None, detail={})])
 
@@ -207,7 +207,7 @@ def test_a_step_is_taken_once(book: Book) -> None:
     assert 1 == len(book.events(start=0, end=10))
 
 
-def test_old_things_are_dropped(book: Book) -> None:
+def test_old_things_are_dropped(book: Metadata) -> None:
     """Events before a time and processes that had ended by then; what the state is now stays."""
     times = [10.0, 20.0, 30.0]
     facts = [fact("event", time=time, kind="node_lost", node=1, detail={}) for time in times]
@@ -226,7 +226,7 @@ def test_old_things_are_dropped(book: Book) -> None:
     assert [1] == list(book.nodes())
 
 
-def test_a_checkpoint_leaves_nothing_in_the_journal(book: Book) -> None:
+def test_a_checkpoint_leaves_nothing_in_the_journal(book: Metadata) -> None:
     """Then the file alone is the book, and its position says what the log need not keep."""
     book.apply(Step(9, [node_fact()]))
     journal = Path(f"{book.path}-wal")
@@ -235,7 +235,7 @@ def test_a_checkpoint_leaves_nothing_in_the_journal(book: Book) -> None:
     assert 0 == journal.stat().st_size
 
 
-def test_a_checkpoint_does_not_wait_for_readers(book: Book) -> None:
+def test_a_checkpoint_does_not_wait_for_readers(book: Metadata) -> None:
     """One that looks at an old state of the book from outside keeps nobody from going on."""
     book.apply(Step(1, [node_fact()]))
     reader = sqlite3.connect(book.path, isolation_level=None)
@@ -252,7 +252,7 @@ def test_a_checkpoint_does_not_wait_for_readers(book: Book) -> None:
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     """For writers and readers, with what to do about it."""
     path = str(tmp_path / "book.sqlite")
-    Book(path).close()
+    Metadata(path).close()
     database = sqlite3.connect(path)
     database.execute(f"PRAGMA user_version = {VERSION + 1}")
     database.close()
@@ -260,7 +260,7 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(
             LogError, match=f"format {VERSION + 1}; this gpulse reads up to {VERSION}"
         ) as caught:
-            Book(path, read_only=read_only)
+            Metadata(path, read_only=read_only)
         assert caught.value.hint is not None
 
 
@@ -272,7 +272,7 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     database.close()
     before = path.read_bytes()
     with pytest.raises(LogError, match="another program"):
-        Book(str(path))
+        Metadata(str(path))
     assert before == path.read_bytes()
 
 
@@ -281,11 +281,11 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "book.sqlite"
     path.write_bytes(b"some text " * 1000)
     with pytest.raises(LogError, match=r"book.sqlite is damaged"):
-        Book(str(path))
+        Metadata(str(path))
     assert b"some text " * 1000 == path.read_bytes()
 
 
-def test_a_book_says_whose_it_is(book: Book) -> None:
+def test_a_book_says_whose_it_is(book: Metadata) -> None:
     """Tools that look at the file see it."""
     database = sqlite3.connect(book.path)
     try:
@@ -298,9 +298,9 @@ def test_a_reader_changes_nothing(tmp_path: Path) -> None:
     """It needs a book that is there, and sees what the writer does meanwhile."""
     path = str(tmp_path / "book.sqlite")
     with pytest.raises(DiskError, match="No such file"):
-        Book(path, read_only=True)
+        Metadata(path, read_only=True)
     assert not os.path.exists(path)
-    with Book(path) as book, Book(path, read_only=True) as reader:
+    with Metadata(path) as book, Metadata(path, read_only=True) as reader:
         book.apply(Step(1, [node_fact()]))
         assert 1 == reader.applied
         with pytest.raises(DiskError, match="read only"):
@@ -315,14 +315,14 @@ def test_an_empty_file_is_no_book_to_read(tmp_path: Path) -> None:
     path = tmp_path / "book.sqlite"
     path.touch()
     with pytest.raises(LogError, match="is empty"):
-        Book(str(path), read_only=True)
-    Book(str(path)).close()
-    Book(str(path), read_only=True).close()
+        Metadata(str(path), read_only=True)
+    Metadata(str(path)).close()
+    Metadata(str(path), read_only=True).close()
 
 
 def test_a_closed_book_says_so(tmp_path: Path) -> None:
     """Closing twice is fine."""
-    book = Book(str(tmp_path / "book.sqlite"))
+    book = Metadata(str(tmp_path / "book.sqlite"))
     book.close()
     book.close()
     with pytest.raises(ClosedError):
@@ -334,12 +334,12 @@ def test_a_closed_book_says_so(tmp_path: Path) -> None:
 def test_names_with_odd_characters(tmp_path: Path) -> None:
     """A path is a path, not part of an address."""
     path = str(tmp_path / "50% full?mode=memory#x" / "book.sqlite")
-    with Book(path) as book:
+    with Metadata(path) as book:
         book.apply(Step(1))
         assert os.path.getsize(path) > 0
 
 
-def test_many_threads_read_while_one_writes(book: Book) -> None:
+def test_many_threads_read_while_one_writes(book: Metadata) -> None:
     """Each sees whole steps only, and never an older book than before."""
     done = threading.Event()
     failures: list[BaseException] = []

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import DiskError, LogError
-from gpulse.store.book import file as book_file
-from gpulse.store.book.book import Book, Step
-from gpulse.store.book.file import told
-from gpulse.store.book.filesystem import filesystem_type, is_local, is_local_type
+from gpulse.store.metadata import file as book_file
+from gpulse.store.metadata.file import told
+from gpulse.store.metadata.filesystem import filesystem_type, is_local, is_local_type
+from gpulse.store.metadata.metadata import Metadata, Step
 from tests.unit.books import content, fact, node_fact
 
 _MOUNTS = rb"""
@@ -66,9 +66,9 @@ def test_this_machines_own_disk_is_local(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
+def book(tmp_path: Path) -> Iterator[Metadata]:
     """A book with a node."""
-    with Book(str(tmp_path / "book.sqlite")) as opened:
+    with Metadata(str(tmp_path / "book.sqlite")) as opened:
         opened.apply(Step(1, [node_fact()]))
         yield opened
 
@@ -76,11 +76,11 @@ def book(tmp_path: Path) -> Iterator[Book]:
 def test_a_shared_file_system_has_the_old_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A book that comes there from a local disk is changed, and everything works as before."""
     path = str(tmp_path / "book.sqlite")
-    with Book(path) as book:
+    with Metadata(path) as book:
         book.apply(Step(1, [node_fact()]))
         assert "wal" == book.journal_mode
     monkeypatch.setattr(book_file, "is_local", lambda _: False)
-    with Book(path) as book, Book(path, read_only=True) as reader:
+    with Metadata(path) as book, Metadata(path, read_only=True) as reader:
         assert "delete" == book.journal_mode
         assert book.apply(Step(2, [node_fact(2, "b")]))
         assert 2 == book.checkpoint()
@@ -95,7 +95,7 @@ def test_half_a_step_of_a_killed_writer_is_taken_back(
     """Also by readers, and also where pages of the step are in the file itself already."""
     monkeypatch.setattr(book_file, "is_local", lambda _: False)
     (tmp_path / "left").mkdir()
-    with Book(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "book.sqlite")) as book:
         book.apply(Step(1, [node_fact(number, "x" * 500) for number in range(1, 500)]))
         expected = content(book)
         database = book._file._writing_connection()
@@ -107,7 +107,7 @@ def test_half_a_step_of_a_killed_writer_is_taken_back(
         database.execute("ROLLBACK")
     left = tmp_path / "left" / "book.sqlite"
     assert b"half" in left.read_bytes()
-    with Book(str(left), read_only=read_only) as book:
+    with Metadata(str(left), read_only=read_only) as book:
         assert expected == content(book)
 
 
@@ -131,7 +131,7 @@ def test_a_step_that_finds_no_room_leaves_nothing(
     large = Step(
         2, [fact("event", time=1.0, kind="x", node=1, detail={"text": "x" * 1000}) for _ in range(2000)]
     )
-    with Book(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "book.sqlite")) as book:
         book.apply(Step(1, [node_fact()]))
         before = content(book)
         for _ in range(3):
@@ -147,7 +147,7 @@ def test_a_step_that_finds_no_room_leaves_nothing(
         assert 2 == book.checkpoint()
 
 
-def test_a_full_database_says_what_a_full_disk_says(book: Book) -> None:
+def test_a_full_database_says_what_a_full_disk_says(book: Metadata) -> None:
     """With the same advice as the log gives."""
     database = book._file._writing_connection()
     before = content(book)
@@ -162,7 +162,7 @@ def test_a_full_database_says_what_a_full_disk_says(book: Book) -> None:
     assert book.apply(step)
 
 
-def test_an_error_in_a_step_leaves_nothing(book: Book) -> None:
+def test_an_error_in_a_step_leaves_nothing(book: Metadata) -> None:
     """Whatever is wrong, the book goes on as it was."""
     before = content(book)
     with pytest.raises(DiskError):
@@ -171,7 +171,7 @@ def test_an_error_in_a_step_leaves_nothing(book: Book) -> None:
     assert book.apply(Step(2, [node_fact(2, "b")]))
 
 
-def test_who_holds_the_book_is_waited_for(book: Book) -> None:
+def test_who_holds_the_book_is_waited_for(book: Metadata) -> None:
     """Then the error says that somebody does."""
     book._file._writing_connection().execute("PRAGMA busy_timeout = 10")
     other = sqlite3.connect(book.path, isolation_level=None)
@@ -188,12 +188,12 @@ def test_who_holds_the_book_is_waited_for(book: Book) -> None:
 def test_a_damaged_page_is_refused_by_name(tmp_path: Path) -> None:
     """Nothing is made of what cannot be read."""
     path = tmp_path / "book.sqlite"
-    with Book(str(path)) as book:
+    with Metadata(str(path)) as book:
         book.apply(Step(1, [node_fact(number, "x" * 500) for number in range(1, 500)]))
     text = bytearray(path.read_bytes())
     text[4096:] = os.urandom(len(text) - 4096)
     path.write_bytes(text)
-    with pytest.raises(LogError, match=r"book.sqlite is damaged"), Book(str(path)) as book:
+    with pytest.raises(LogError, match=r"book.sqlite is damaged"), Metadata(str(path)) as book:
         book.nodes()
 
 
@@ -201,10 +201,10 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     """A file stands where it should be."""
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot open"):
-        Book(str(tmp_path / "file" / "book.sqlite"))
+        Metadata(str(tmp_path / "file" / "book.sqlite"))
     (tmp_path / "book.sqlite").mkdir()
     with pytest.raises(DiskError, match="cannot open"):
-        Book(str(tmp_path / "book.sqlite"))
+        Metadata(str(tmp_path / "book.sqlite"))
 
 
 def test_errors_without_a_code_are_told_as_they_are() -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.store.book.book import Book, Step
+from gpulse.store.metadata.metadata import Metadata, Step
 from tests.unit.books import fact, frame_events
 
 TIMES = st.integers(0, 60).map(lambda half: half / 2)
 EVENTS = st.lists(st.tuples(TIMES, st.sampled_from(("a", "b", "c")), st.integers(1, 3)), max_size=40)
 
 
-def filled(path: Path, events: list[tuple[float, str, int]]) -> Book:
+def filled(path: Path, events: list[tuple[float, str, int]]) -> Metadata:
     """A book of events by time, kind and node; each knows its place."""
-    book = Book(str(path / "book.sqlite"))
+    book = Metadata(str(path / "book.sqlite"))
     facts = [
         fact("event", time=time, kind=kind, node=node, detail={"n": place})
         for place, (time, kind, node) in enumerate(events)
@@ -41,7 +41,7 @@ def test_the_newest_are_the_end_of_all(
 
 def test_what_frames_say_comes_last(tmp_path: Path) -> None:
     """At the same moment the head speaks first, so that the last word is the agent's."""
-    with Book(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "book.sqlite")) as book:
         book.apply(Step(1, [], {}, [frame_events({"event": "a", "who": "agent"}, time=5.0)]))
         book.apply(Step(2, [fact("event", time=5.0, kind="a", node=1, detail={"who": "head"})]))
 
@@ -58,7 +58,7 @@ def test_a_book_without_the_index_gets_it(tmp_path: Path) -> None:
     database.close()
 
     for read_only, has_it in ((True, False), (False, True)):
-        with Book(path, read_only=read_only) as book:
+        with Metadata(path, read_only=read_only) as book:
             found = book.events(start=0, end=10, kinds=["a"], nodes=[1])
             assert [1.0, 2.0] == [event.time for event in found]
         assert has_it is _has_index(path)

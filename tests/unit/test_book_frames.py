@@ -12,24 +12,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpulse.store.base import StoredEvent
-from gpulse.store.book.book import Book, FrameEvents, Step
+from gpulse.store.metadata.metadata import FrameEvents, Metadata, Step
+from gpulse.store.store import StoredEvent
 from tests.unit.books import LATER_RUN, RUN, frame_events, process
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
+def book(tmp_path: Path) -> Iterator[Metadata]:
     """An empty book."""
-    with Book(str(tmp_path / "book.sqlite")) as opened:
+    with Metadata(str(tmp_path / "book.sqlite")) as opened:
         yield opened
 
 
-def tell(book: Book, *frames: FrameEvents) -> None:
+def tell(book: Metadata, *frames: FrameEvents) -> None:
     """Apply frames as the next step."""
     book.apply(Step(book.applied + 1, events=frames))
 
 
-def lives(book: Book) -> list[tuple[int, float, float | None]]:
+def lives(book: Metadata) -> list[tuple[int, float, float | None]]:
     """The pid, first and last time of every process."""
     return [(found.pid, found.first_seen, found.ended) for found in book.processes(start=0, end=1e9)]
 
@@ -42,7 +42,7 @@ def ended(pid: int, start_time: float | None = 50.0) -> dict[str, Any]:
 STARTED: dict[str, Any] = {"event": "agent_started", "version": "1.0", "pid": 7}
 
 
-def test_a_process_has_one_row_for_its_life(book: Book) -> None:
+def test_a_process_has_one_row_for_its_life(book: Metadata) -> None:
     """It keeps what was said last of it; the same pid with another start is another process."""
     tell(book, frame_events(process(1), time=100.0))
     tell(book, frame_events(process(1, name="train.py"), time=110.0), frame_events(ended(1), time=120.0))
@@ -58,7 +58,7 @@ def test_a_process_has_one_row_for_its_life(book: Book) -> None:
     assert {"pid": 1, "start_time": 50.0, "name": "train.py", "owner": {"user": "eve"}} == first.identity
 
 
-def test_processes_are_found_by_the_time_they_lived(book: Book) -> None:
+def test_processes_are_found_by_the_time_they_lived(book: Metadata) -> None:
     """From the first time they were seen to their end, on the nodes asked for."""
     tell(
         book,
@@ -78,7 +78,7 @@ def test_processes_are_found_by_the_time_they_lived(book: Book) -> None:
     assert [2] == found(0.0, 200.0, [2])
 
 
-def test_an_agent_that_starts_again_ends_what_was_open(book: Book) -> None:
+def test_an_agent_that_starts_again_ends_what_was_open(book: Metadata) -> None:
     """On its own node; what it still sees is open again, as the same process."""
     tell(
         book,
@@ -92,7 +92,7 @@ def test_an_agent_that_starts_again_ends_what_was_open(book: Book) -> None:
     assert [(1, 100.0, 200.0), (2, 100.0, None), (3, 100.0, None)] == lives(book)
 
 
-def test_what_an_earlier_run_left_behind_changes_nothing_that_is_newer(book: Book) -> None:
+def test_what_an_earlier_run_left_behind_changes_nothing_that_is_newer(book: Metadata) -> None:
     """Its processes are those of its time: frames that were kept on disk come after those of the next run."""
     late = [
         frame_events(STARTED, process(1, name="old"), process(2, name="old"), time=100.0),
@@ -116,7 +116,7 @@ def test_what_an_earlier_run_left_behind_changes_nothing_that_is_newer(book: Boo
     assert {1: (201.0, {"entries": [{"detail": "new"}]})} == book.latest("health")
 
 
-def test_the_state_of_a_node_is_what_was_said_last(book: Book) -> None:
+def test_the_state_of_a_node_is_what_was_said_last(book: Metadata) -> None:
     """Each list replaces the one before, all are among the events, and a new agent begins with none."""
     tell(
         book,
@@ -135,7 +135,7 @@ def test_the_state_of_a_node_is_what_was_said_last(book: Book) -> None:
     assert [2] == list(book.latest("health"))
 
 
-def test_other_events_are_kept_as_they_are(book: Book) -> None:
+def test_other_events_are_kept_as_they_are(book: Metadata) -> None:
     """Also those that only a newer version knows; processes are not among them."""
     events: list[dict[str, Any]] = [
         STARTED,
@@ -175,7 +175,7 @@ def test_other_events_are_kept_as_they_are(book: Book) -> None:
         b"9" * 10_000,
     ],
 )
-def test_what_cannot_be_read_is_one_event_that_says_so(book: Book, text: bytes) -> None:
+def test_what_cannot_be_read_is_one_event_that_says_so(book: Metadata, text: bytes) -> None:
     """It names the frame, and what stands beside it is kept."""
     tell(book, FrameEvents(1, RUN, 17, 100.0, text), frame_events({"event": "gap", "frames": 2}, time=101.0))
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_read_is_one_event_that_says_so(book: Book, text: bytes) 
     assert ([], {}) == (lives(book), book.latest("health"))
 
 
-def test_events_beside_an_unreadable_one_are_kept(book: Book) -> None:
+def test_events_beside_an_unreadable_one_are_kept(book: Metadata) -> None:
     """However many cannot be read, they are one event."""
     tell(book, FrameEvents(1, RUN, 1, 100.0, b'[1,{"event":"gap"},2,{"event":"process","pid":5}]'))
 
@@ -213,7 +213,7 @@ _NAMES = st.sampled_from(["process", "process_end", "agent_started", "health", "
     )
 )
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_event_stops_the_book(book: Book, events: Any) -> None:
+def test_no_event_stops_the_book(book: Metadata, events: Any) -> None:
     """Whatever an agent sends, the step is taken and everything can be read again."""
     text = events if isinstance(events, bytes) else json.dumps(events).encode()
     assert book.apply(Step(next(_positions), events=[FrameEvents(1, RUN, 1, 100.0, text)]))

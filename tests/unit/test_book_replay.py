@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gpulse.errors import LogError
 from gpulse.model.session import Session
-from gpulse.store.book.book import Book, StoredRun
-from gpulse.store.journal import FACT
 from gpulse.store.log.log import Log
 from gpulse.store.log.record import Record
+from gpulse.store.log.records import FACT
+from gpulse.store.metadata.metadata import Metadata, StoredRun
 from tests.unit.books import RUN, batch, content, fact, gpu_layout, layout_facts, node_fact, records
 
 _RUNS = [bytes([number]) * 16 for number in range(4)]
@@ -107,23 +107,23 @@ _VISITS = st.lists(
 def test_every_way_of_cutting_the_log_gives_the_same_book(log: list[Record], visits: list[_Visit]) -> None:
     """In one step or in many, from the beginning or from anywhere before the end, with crashes in between."""
     with tempfile.TemporaryDirectory() as directory:
-        with Book(f"{directory}/whole.sqlite") as whole:
+        with Metadata(f"{directory}/whole.sqlite") as whole:
             assert len(log) == whole.replay(log)
             expected = content(whole)
             assert 0 == whole.replay(log)
         path = f"{directory}/cut.sqlite"
         for end, back, at_once, is_killed in visits:
-            with Book(path) as cut:
+            with Metadata(path) as cut:
                 first = max(0, cut.applied - back)
                 cut.replay(log[first : len(log) * end // 10], at_once=at_once)
                 if is_killed:
                     _leave_unfinished(cut)
-        with Book(path) as cut:
+        with Metadata(path) as cut:
             cut.replay(log, at_once=2)
             assert expected == content(cut)
 
 
-def _leave_unfinished(book: Book) -> None:
+def _leave_unfinished(book: Metadata) -> None:
     """What kill -9 leaves of a step: a transaction that was never committed."""
     database = book._file._writing_connection()
     database.execute("BEGIN IMMEDIATE")
@@ -135,7 +135,7 @@ def test_a_log_becomes_a_book(tmp_path: Path) -> None:
     """Facts, the last frame of each run, and events at their time on the head's clock."""
     run = fact("run", run=RUN.hex(), node=1, time=100.0, version="1.0", pid=4, boot="b")
     frames = [(100.0, b""), (101.0, b'[{"event":"gap","frames":3,"reason":"spool full"}]')]
-    with Log(tmp_path / "log") as log, Book(str(tmp_path / "book.sqlite")) as book:
+    with Log(tmp_path / "log") as log, Metadata(str(tmp_path / "book.sqlite")) as book:
         log.append_many(
             (record.kind, record.payload)
             for record in records([node_fact(), run, batch(*frames, first=5, shift_us=2_000_000)])
@@ -153,7 +153,7 @@ def test_a_log_becomes_a_book(tmp_path: Path) -> None:
 def test_a_batch_that_cannot_be_read_is_an_event(tmp_path: Path) -> None:
     """What stands before the damage is kept, and its frames count as received."""
     good = batch((100.0, b'[{"event":"gap"}]'), (101.0, b""))
-    with Book(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "book.sqlite")) as book:
         assert 2 == book.replay(records([good[:-3], b"short"]))
 
         assert [("gap", 100.0), ("unreadable_event", 200.0)] == [
@@ -165,7 +165,7 @@ def test_a_batch_that_cannot_be_read_is_an_event(tmp_path: Path) -> None:
 def test_missing_records_are_never_passed_over(tmp_path: Path) -> None:
     """What came before them is kept, and the place is named."""
     log = records([node_fact(number, f"n{number}") for number in range(1, 9)])
-    with Book(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "book.sqlite")) as book:
         with pytest.raises(LogError, match=r"goes on at position 4, but .*book.sqlite only reaches 0"):
             book.replay(log[3:])
         with pytest.raises(LogError, match=r"goes on at position 6, but .*book.sqlite only reaches 4"):

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.client.address import Address, parse_address
 from gpulse.cluster.client.client import Answer, HeadClient
-from gpulse.errors import GpulseError, UsageError
+from gpulse.errors import GpulseError, RefusedError, UsageError
 
 HERE = Address("grpc", "localhost", 8090)
 

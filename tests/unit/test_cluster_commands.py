@@ -12,9 +12,8 @@ import pytest
 from gpulse.cli import agent, recover, remote, service, session, target
 from gpulse.cli.compat import gsprof
 from gpulse.cluster.api.fields import duration
-from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.client.address import Address
-from gpulse.errors import GpulseError, UsageError
+from gpulse.errors import GpulseError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from gpulse.cluster.agent.agent import AgentConfig

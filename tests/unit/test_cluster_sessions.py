@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.head.sessions import Sessions, interrupted, recovered, stopped
-from gpulse.errors import UsageError
+from gpulse.errors import RefusedError, UsageError
 from gpulse.model.session import Interruption, Session, checked_name
 
 NOW = 1_800_000_000.0

@@ -9,7 +9,7 @@ import pytest
 from gpulse.cluster.head.commit import Committer
 from gpulse.errors import DiskError
 from gpulse.store.entry import Entry
-from gpulse.store.trouble import Trouble
+from gpulse.store.outage import Outage
 
 
 class Disk:
@@ -46,7 +46,7 @@ class Scene:
     def __init__(self) -> None:
         self.disk = Disk()
         self.done: list[Entry] = []
-        self.trouble: list[Trouble] = []
+        self.trouble: list[Outage] = []
         self.committer = Committer(
             self.disk, now=lambda: 100.0, done=self.done.extend, failed=self.trouble.append, seconds=3600.0
         )

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gpulse.store.base import SeriesKey, Steps
 from gpulse.store.coverage import Coverage, Hole, apart
 from gpulse.store.history.segments import SealedFile, Segment
 from gpulse.store.learning import Learner
+from gpulse.store.store import SeriesKey, Steps
 
 NOW = 120_000.0
 """The beginning of a minute."""

@@ -29,16 +29,16 @@ from gpulse.model.packing import FramePacker
 from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.agent_events import decode_events
-from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
-from gpulse.store.history.sealer import Workshop
-from gpulse.store.history.stacks import clipped
-from gpulse.store.journal import Batch
+from gpulse.store.history.blocks import clipped
+from gpulse.store.history.seal_process import Workshop
+from gpulse.store.local import LocalStore
 from gpulse.store.log.reader import LogReader
-from gpulse.store.remote.known import Known
-from gpulse.store.remote.requests import Requests
-from gpulse.store.remote.tail import Tail
-from gpulse.store.remote.wire import LATEST_MS
+from gpulse.store.log.records import Batch
+from gpulse.store.tsdb.layout_cache import Known
+from gpulse.store.tsdb.log_follower import Tail
+from gpulse.store.tsdb.requests import Requests
+from gpulse.store.tsdb.wire import LATEST_MS
 from gpulse.web.metrics import _exposed
 from gpulse.web.news import News
 from gpulse.web.wish import Wish
@@ -80,7 +80,7 @@ class Door:
 
     def __init__(self, directory: Path) -> None:
         self.directory = str(directory)
-        self.archive = Archive(self.directory)
+        self.archive = LocalStore(self.directory)
         self._is_closed = False
         self.gathered = Gathered()
         self.fleet = Fleet(self.archive.nodes(), {}, self.archive.layouts)
@@ -134,7 +134,7 @@ class Door:
             assert (0, 0) == (sealed["missing"], sealed["unreadable"])
         finally:
             workshop.close()
-        with Archive(self.directory) as again:
+        with LocalStore(self.directory) as again:
             assert not again.book.unreadable
             fleet = Fleet(again.nodes(), {}, again.layouts)
             fleet.restore(again, NOW + 1)

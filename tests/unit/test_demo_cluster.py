@@ -12,7 +12,7 @@ import pytest
 from gpulse.cluster.demo.past import MOST_FRAMES, moments, past_seconds, simulated, write_past
 from gpulse.cluster.demo.plan import PAST_SECONDS, cluster_plan
 from gpulse.model.frame import Frame
-from gpulse.store.archive import Archive
+from gpulse.store.local import LocalStore
 from tests.unit.test_simulated import counters
 
 STARTED = 1_800_000_000.0
@@ -180,7 +180,7 @@ _told: list[float] = []
 def test_a_head_finds_the_past(past: Path) -> None:
     """Nodes, GPUs, processes that ended and processes that live, events, a session, all of the time."""
 
-    with Archive(str(past)) as archive:
+    with LocalStore(str(past)) as archive:
         nodes = {node.name: number for number, node in archive.nodes().items()}
         processes = archive.processes(start=STARTED - PAST_SECONDS - 1, end=STARTED)
         events = archive.events(start=STARTED - PAST_SECONDS - 1, end=STARTED + 3)
@@ -212,7 +212,7 @@ def test_a_head_finds_the_past(past: Path) -> None:
 def test_the_findings_of_the_past_are_judged(past: Path) -> None:
     """What is wrong now is known before the first frame comes, and none of it on healthy GPUs."""
 
-    with Archive(str(past)) as archive:
+    with LocalStore(str(past)) as archive:
         latest = archive.latest("findings")
         names = {number: node.name for number, node in archive.nodes().items()}
 
@@ -258,7 +258,7 @@ def test_over_some_time_gpus_tell_what_they_did_on_the_mean(over: float) -> None
 def test_who_waits_for_input_is_not_idle(past: Path) -> None:
     """Only GPUs that do next to nothing are held idle: a loader that is too slow is another trouble."""
 
-    with Archive(str(past)) as archive:
+    with LocalStore(str(past)) as archive:
         nodes = {node.name: number for number, node in archive.nodes().items()}
         shares = [
             share

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.head import elsewhere as module
-from gpulse.cluster.head.elsewhere import Elsewhere
+from gpulse.cluster.head import other_heads as module
+from gpulse.cluster.head.other_heads import Elsewhere
 from gpulse.model.columns import Layout
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.store.book.facts import apply_fact
-from gpulse.store.book.schema import prepare
-from gpulse.store.remote.config import EngineError
-from gpulse.store.remote.newest import Heard, Newest
-from gpulse.store.remote.promql import Sample
+from gpulse.store.metadata.facts import apply_fact
+from gpulse.store.metadata.schema import prepare
+from gpulse.store.tsdb.config import EngineError
+from gpulse.store.tsdb.fleet_query import Heard, Newest
+from gpulse.store.tsdb.promql import Sample
 from tests.unit.test_ingest import NOW, Scene, batch, settled
 
 GPU = Device(0, "GPU-1", "H200")

@@ -8,7 +8,7 @@ import pytest
 
 from gpulse.cli.engine import EngineOptions
 from gpulse.errors import UsageError
-from gpulse.store.remote.config import Engine, query_url_of
+from gpulse.store.tsdb.config import Engine, query_url_of
 
 
 def test_nothing_given_is_no_engine() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpulse.cluster.head.expected import missing
-from gpulse.store.base import StoredNode
+from gpulse.store.store import StoredNode
 
 
 def node(name: str, host: str | None = None, **labels: str) -> StoredNode:

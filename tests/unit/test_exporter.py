@@ -252,7 +252,7 @@ async def test_odd_requests(request_text: str, status: int) -> None:
 
 
 async def test_slow_and_many_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many at once, who has said nothing for longest is cut off, long before its time is over."""
+    """Backends so many at once, who has said nothing for longest is cut off, long before its time is over."""
 
     monkeypatch.setattr(exporter, "_REQUEST_SECONDS", 600.0)
     monkeypatch.setattr(exporter, "_MOST_CONNECTIONS", 4)

@@ -16,16 +16,16 @@ import pytest
 
 from gpulse.errors import LogError, UsageError
 from gpulse.model.columns import Block, Column, Layout, PackedFrame, layout_id
-from gpulse.store.base import Series, Statistic
 from gpulse.store.history import compaction
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.retention import outdated
 from gpulse.store.history.samples import StoredSamples
-from gpulse.store.history.sealer import Workshop
+from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import list_names, read_segments, segment_name, tidy
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.log.log import Log
+from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.store import Series, Statistic
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
 
 _NODES = range(1, 3)

@@ -13,14 +13,14 @@ import pytest
 
 from gpulse.errors import DiskError
 from gpulse.model.frame import HostReading
-from gpulse.store.base import Share
-from gpulse.store.history import compaction, sealer, summing, thinning
+from gpulse.store.history import compaction, day_summaries, seal_process, thinning
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
-from gpulse.store.history.sealer import Workshop
+from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import SHARES, counted, list_names, read_segments, read_summaries
 from gpulse.store.history.thinning import thinnable
+from gpulse.store.store import Share
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 NODES = (1, 2)
@@ -38,7 +38,7 @@ def short_days() -> Iterator[None]:
     """Half an hour is merged, and a day is less than two hours."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "HOUR_US", 1_200_000_000)
-        patch.setattr(summing, "DAY_US", 6_000_000_000)
+        patch.setattr(day_summaries, "DAY_US", 6_000_000_000)
         yield
 
 
@@ -226,7 +226,7 @@ def test_what_is_not_ready_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [] == thinnable([one._replace(thinned=1) for one in segments], **asked)
     assert segments[1:2] == thinnable(segments, sent=(segments[0].first, segments[2].last - 1), **asked)
 
-    monkeypatch.setattr(sealer, "_THIN_SECONDS", 0.0)
+    monkeypatch.setattr(seal_process, "_THIN_SECONDS", 0.0)
     assert [[one.name] for one in segments[:3]] == [thinned(store)["thinned"] for _ in range(3)]
 
 

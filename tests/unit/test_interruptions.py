@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past.interruptions import Coverage, Interruptions
 from gpulse.model.session import Interruption, Session
+from gpulse.reports.interruptions import Coverage, Interruptions
+from gpulse.store.registry import Register
 from tests.unit.past_lab import BEGIN, Lab
 
 VALUES = {"0": {"memory_used_bytes": 1.0}}

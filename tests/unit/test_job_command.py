@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpulse.cli import job, target
-from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.client.address import Address
-from gpulse.errors import UsageError
+from gpulse.errors import RefusedError, UsageError
 from tests.unit.test_job_view import report
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.cluster.head.past.chart import Grid
-from gpulse.cluster.head.past.efficiency import Figure, figure, together
-from gpulse.cluster.head.past.grants import Grant, grants
-from gpulse.cluster.head.past.missing import Missing, missing, seconds_of
 from gpulse.model.job import Job
-from gpulse.store.base import SeriesKey, Steps, StoredEvent
-from gpulse.store.book.events import _JOB_ENDS, _JOBS
+from gpulse.reports.chart import Grid
+from gpulse.reports.efficiency import Figure, figure, together
+from gpulse.reports.gaps import Missing, missing, seconds_of
+from gpulse.reports.grants import Grant, grants
+from gpulse.store.metadata.events import _JOB_ENDS, _JOBS
+from gpulse.store.store import SeriesKey, Steps, StoredEvent
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 NOW = 10_000.0

@@ -10,11 +10,12 @@ import jsonschema_rs
 import pytest
 
 from gpulse.cluster.api import schemas
-from gpulse.cluster.api.interface import Document, RefusedError
+from gpulse.errors import RefusedError
 from gpulse.export.job_words import line
 from gpulse.model.frame import Frame
 from gpulse.model.job import Job
 from gpulse.model.session import Session
+from gpulse.reports.document import Document
 from gpulse.store.entry import Entry
 from tests.unit.past_lab import BEGIN, Held, Lab, check_alike
 

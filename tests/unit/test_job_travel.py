@@ -15,9 +15,9 @@ from gpulse.model.device import Node
 from gpulse.model.frame import Frame, HostReading
 from gpulse.model.job import Job, from_document
 from gpulse.model.packing import FramePacker
-from gpulse.store.archive import Archive
-from gpulse.store.base import StoredNode
 from gpulse.store.entry import Entry
+from gpulse.store.local import LocalStore
+from gpulse.store.store import StoredNode
 from tests.unit.books import node_fact
 
 ONE = Job("slurm:1", "ada", 1000, "train", "gpu", "ml", ("GPU-0", "GPU-1"), "environment", "1_3")
@@ -136,7 +136,7 @@ def test_a_head_that_starts_again_knows_the_jobs_it_was_told_of(tmp_path: Path) 
     """Agents tell them once, which may have been days ago."""
 
     told = {name: value for name, value in TOLD.items() if name != "event"}
-    with Archive(str(tmp_path)) as archive:
+    with LocalStore(str(tmp_path)) as archive:
         archive.commit(
             [
                 Entry.of_fact(**node_fact()),

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.api.interface import RefusedError
-from gpulse.cluster.head.past.namesakes import Who
+from gpulse.errors import RefusedError
 from gpulse.export.job_words import facts, line
 from gpulse.model.session import Session
+from gpulse.reports.same_name_jobs import Who
 from gpulse.store.entry import Entry
-from gpulse.store.left_out import left_out
+from gpulse.store.incomplete import left_out
 from tests.unit.past_lab import BEGIN, Held, Lab
 from tests.unit.test_job_report import BUSY, HOUR, QUIET, given, told
 

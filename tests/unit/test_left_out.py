@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.api.interface import Document
 from gpulse.cluster.head.exports import Exports
-from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past.past import Past
 from gpulse.errors import DiskError, GpulseError
-from gpulse.store.joined import JoinedStore
-from gpulse.store.left_out import left_out, noticing
+from gpulse.reports.document import Document
+from gpulse.reports.past import Past
+from gpulse.store.incomplete import left_out, noticing
+from gpulse.store.joined import FederatedStore
+from gpulse.store.registry import Register
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 NOW = BEGIN + 1000.0
@@ -45,7 +45,7 @@ class Joined:
         lab.add([lab.frame(second, Held(100)) for second in range(0, 60, 5)])
         self.engine, self.tables, self.now = Silent(), Silent(), NOW
         elsewhere: Any = self.engine, self.tables
-        store = JoinedStore(lab.archive, *elsewhere, now=lambda: self.now)
+        store = FederatedStore(lab.archive, *elsewhere, now=lambda: self.now)
         exports = Exports(store, str(directory), now=lambda: NOW)
         register = Register(store.nodes().values())
         self._past = Past(store, register, exports.gpus, lambda: 5.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpulse.store.history.sealer import Workshop
-from gpulse.store.history.sealing import Sealer
-from gpulse.store.remote.config import Engine
-from gpulse.store.remote.forwarder import Forwarder
+from gpulse.store.history.seal_client import Sealer
+from gpulse.store.history.seal_process import Workshop
+from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.forwarder import Forwarder
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 END = 6 * 3600

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpulse.cluster.head.membership import Register, state_of
-from gpulse.store.base import StoredNode
+from gpulse.cluster.head.membership import state_of
+from gpulse.store.registry import Register
+from gpulse.store.store import StoredNode
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.client import offline
-from gpulse.errors import GpulseError, LogError
+from gpulse.errors import GpulseError, LogError, RefusedError
 from gpulse.model.session import Session
-from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
 from gpulse.store.holder import holder
+from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
 from gpulse.store.offline import open_offline
 from tests.unit.books import RUN, batch, node_fact
@@ -31,7 +30,7 @@ def left(tmp_path: Path) -> Path:
     """What a head left that was killed: its log is ahead of its book."""
     directory = tmp_path / "data"
     fields = {key: value for key, value in node_fact().items() if key != "fact"}
-    with Archive(str(directory)) as archive:
+    with LocalStore(str(directory)) as archive:
         archive.commit([Entry.of_fact("node", **fields), Entry.of_fact("session", **DONE.to_dict())])
     with Log(directory / "log") as log:
         entry = Entry.of_fact("session", **RUNNING.to_dict())
@@ -108,7 +107,7 @@ def test_who_holds_a_store_is_known(left: Path) -> None:
     """While a head writes it, it is that head's business."""
     assert holder(str(left)) is None
 
-    with Archive(str(left)):
+    with LocalStore(str(left)):
         assert os.getpid() == holder(str(left))
         with pytest.raises(LogError, match="is being written"):
             offline.recover(str(left), name="week_long", session_id=None, now=300.0)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gpulse.cluster.api import fields
 from gpulse.cluster.api.answers import LARGEST_BODY, read_body
-from gpulse.cluster.api.interface import HeadInterface, RefusedError
+from gpulse.cluster.api.interface import HeadInterface
 from gpulse.cluster.api.operations import BY_NAME, OPERATIONS, call, fetch
-from gpulse.errors import CollectionError, DiskError, UsageError
+from gpulse.errors import CollectionError, DiskError, RefusedError, UsageError
 from gpulse.model.metric import CATALOGUE
 from tests.unit.fake_head import NOW, FakeHead
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.api.interface import Document, RefusedError
 from gpulse.cluster.head.fleet import Fleet
-from gpulse.cluster.head.membership import Register
-from gpulse.cluster.head.past import happened
-from gpulse.cluster.head.past.findings import described
-from gpulse.cluster.head.past.happened import Happened
 from gpulse.diagnosis.rules.node import node_lost, node_missing
+from gpulse.errors import RefusedError
 from gpulse.model.finding_span import MAX_GAP_SECONDS, MAX_SILENCE_SECONDS, FindingSpan
-from gpulse.store.base import StoredEvent, StoredFinding
-from gpulse.store.book.book import Book, Step
+from gpulse.reports import events
+from gpulse.reports.document import Document
+from gpulse.reports.events import Happened
+from gpulse.reports.findings import described
 from gpulse.store.entry import Entry
+from gpulse.store.metadata.metadata import Metadata, Step
+from gpulse.store.registry import Register
+from gpulse.store.store import StoredEvent, StoredFinding
 from tests.unit.books import frame_events
 from tests.unit.past_lab import BEGIN, Lab
 
@@ -200,7 +201,7 @@ def test_reports_that_come_late_make_the_same_spans(tmp_path: Path) -> None:
     ]
     found = set()
     for number, order in enumerate(permutations(reports)):
-        with Book(str(tmp_path / str(number))) as book:
+        with Metadata(str(tmp_path / str(number))) as book:
             book.apply(Step(1, [], {}, [frame_events(event, time=time) for time, event in order]))
             found |= {one.span[:3:2] for one in book.findings(start=-1, end=1e9)}
     assert {(0, 90)} == found
@@ -293,7 +294,7 @@ async def test_many_spans_are_too_many(story: Story, monkeypatch: pytest.MonkeyP
     """The newest are told, and that there are more."""
     story.tell(*(told(time, finding(str(time))) for time in range(30, 600, 30)))
     whole = await story.ask(0, 600, now=600)
-    monkeypatch.setattr(happened, "_MAX_FINDINGS", 3)
+    monkeypatch.setattr(events, "_MAX_FINDINGS", 3)
     part = await story.ask(0, 600, now=600)
 
     assert (False, True) == (whole["truncated"], part["truncated"])
@@ -302,7 +303,7 @@ async def test_many_spans_are_too_many(story: Story, monkeypatch: pytest.MonkeyP
 
 async def test_the_newest_events(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only as many as are told are read, oldest first; that there are more is said when there are."""
-    monkeypatch.setattr(happened, "_MOST_EVENTS", 3)
+    monkeypatch.setattr(events, "_MOST_EVENTS", 3)
     story.tell(*(happens(time, "gap") for time in (10, 20, 30, 40)))
 
     cut, whole = await story.events(0, 100), await story.events(15, 100)

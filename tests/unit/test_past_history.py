@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.api.interface import Document, RefusedError
-from gpulse.cluster.head.past.chart import grid
+from gpulse.errors import RefusedError
 from gpulse.model.frame import DiskReading, FilesystemReading, HostReading, NetworkReading
+from gpulse.reports.chart import grid
+from gpulse.reports.document import Document
 from tests.unit.past_lab import BEGIN, Held, Lab, check_alike
 
 

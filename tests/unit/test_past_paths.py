@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from gpulse.model.frame import Frame
-from gpulse.store.base import Share, Steps
-from gpulse.store.history import compaction, summing
+from gpulse.store.history import compaction, day_summaries
 from gpulse.store.history.query import History
 from gpulse.store.history.samples import StoredSamples
-from gpulse.store.history.sealer import Workshop
+from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import SHARES, Segment, counted
+from gpulse.store.store import Share, Steps
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 LABELS = ("0", "1"), ("0", "1", "1:0", "1:1")
@@ -30,7 +30,7 @@ METRICS = ["power_watts", "gpu_utilization_ratio", "energy_joules_total"]
 def short_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments are merged after half an hour, and summed up after two hours."""
     monkeypatch.setattr(compaction, "HOUR_US", 1_800_000_000)
-    monkeypatch.setattr(summing, "DAY_US", 7_200_000_000)
+    monkeypatch.setattr(day_summaries, "DAY_US", 7_200_000_000)
 
 
 class Story:

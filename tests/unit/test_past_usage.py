@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.cluster.api.interface import Document
 from gpulse.cluster.api.usage_file import usage_file
 from gpulse.model.frame import Frame
+from gpulse.reports.document import Document
 from tests.unit.past_lab import BEGIN, Held, Lab, check_alike
 
 MINUTE = range(0, 60, 5)

@@ -12,9 +12,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from gpulse.store.remote import posting, promql
-from gpulse.store.remote.config import Engine, EngineError
-from gpulse.store.remote.promql import PromqlClient
+from gpulse.store.tsdb import promql, write_client
+from gpulse.store.tsdb.config import Engine, EngineError
+from gpulse.store.tsdb.promql import PromqlClient
 from tests.integration.cluster import free_port
 
 Answer = Callable[["Desk"], None]
@@ -267,16 +267,19 @@ def dripping(beginning: bytes) -> Iterator[str]:
 def test_an_engine_that_drips_is_not_waited_for(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no answer: of the whole of it there is one time, for questions and for samples."""
 
-    monkeypatch.setattr(posting, "_TIMEOUT_SECONDS", 0.15)
-    monkeypatch.setattr(posting, "_METRICS_SECONDS", 0.15)
+    monkeypatch.setattr(write_client, "_TIMEOUT_SECONDS", 0.15)
+    monkeypatch.setattr(write_client, "_METRICS_SECONDS", 0.15)
     late = pytest.raises(EngineError, match=r"did not answer within 0\.15 s")
     with dripping(beginning) as url, asking(url, timeout_seconds=0.15) as client, late:
         client.vector("up")
-    with dripping(beginning) as url, pytest.raises(posting.Broken, match="did not answer within") as broken:
-        posting.Poster(Engine(f"{url}/api/v1/write")).post(b"")
+    with (
+        dripping(beginning) as url,
+        pytest.raises(write_client.Broken, match="did not answer within") as broken,
+    ):
+        write_client.Poster(Engine(f"{url}/api/v1/write")).post(b"")
     assert not broken.value.hard
     with dripping(beginning) as url:
-        assert posting.Poster(Engine("http://x/", url)).started() is None
+        assert write_client.Poster(Engine("http://x/", url)).started() is None
 
 
 @pytest.mark.parametrize(

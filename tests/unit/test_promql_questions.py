@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.store.base import SeriesKey, StoredNode
-from gpulse.store.remote.engine_samples import EngineSamples
-from gpulse.store.remote.pieces import raw_pieces, step_pieces
-from gpulse.store.remote.promql import Track
-from gpulse.store.remote.selecting import groups, selector
+from gpulse.store.store import SeriesKey, StoredNode
+from gpulse.store.tsdb.promql import Track
+from gpulse.store.tsdb.samples import TsdbSamples
+from gpulse.store.tsdb.selectors import groups, selector
+from gpulse.store.tsdb.split_query import raw_pieces, step_pieces
 
 NOW = 1_700_000_000_000
 """Milliseconds."""
@@ -106,7 +106,7 @@ def test_a_sample_counts_once_however_often_it_was_written() -> None:
 
     nodes = {7: StoredNode(7, "a", "a", "m", 0.0, {}, {})}
     engine: Any = Repeating()
-    samples = EngineSamples(engine, lambda: nodes)
+    samples = TsdbSamples(engine, lambda: nodes)
 
     (series,) = samples.query("gpu", "power_watts", start=100.0, end=103.0)
     (steps,) = samples.steps("gpu", ["power_watts"], start=100.0, end=103.0, step=0.5)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import cramjam
 import pytest
 
-from gpulse.store.remote.delivery import MUTED_SECONDS, Delivery, Shut, Unavailable
-from gpulse.store.remote.posting import Answer, Broken
-from gpulse.store.remote.requests import Part
-from gpulse.store.remote.wire import labels_bytes, series_bytes, series_labels, shown_labels, split_series
+from gpulse.store.tsdb.delivery import MUTED_SECONDS, Delivery, Shut, Unavailable
+from gpulse.store.tsdb.requests import Part
+from gpulse.store.tsdb.wire import labels_bytes, series_bytes, series_labels, shown_labels, split_series
+from gpulse.store.tsdb.write_client import Answer, Broken
 
 _OK = Answer(204, "")
 

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from gpulse.cluster.head.fleet import Fleet as HeadFleet
-from gpulse.cluster.head.upkeep import Rules, Upkeep
+from gpulse.cluster.head.maintenance import Maintenance, Rules
 from gpulse.model.columns import Block, BlockPacker, PackedFrame, split
 from gpulse.model.series import MOST_SUBJECTS
-from gpulse.store.archive import Archive
 from gpulse.store.entry import Entry
-from gpulse.store.journal import BATCH, Batch, fact_bytes
+from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
-from gpulse.store.remote import tail as tail_module
-from gpulse.store.remote.known import Known
-from gpulse.store.remote.requests import INFO_MS, Part, Requests
-from gpulse.store.remote.tail import Tail
-from gpulse.store.remote.wire import series_labels, shown_labels, split_series
+from gpulse.store.log.records import BATCH, Batch, fact_bytes
+from gpulse.store.tsdb import log_follower as tail_module
+from gpulse.store.tsdb.layout_cache import Known
+from gpulse.store.tsdb.log_follower import Tail
+from gpulse.store.tsdb.requests import INFO_MS, Part, Requests
+from gpulse.store.tsdb.wire import series_labels, shown_labels, split_series
 from tests.unit.history_frames import BEGIN, Fleet, write_log
 
 
@@ -121,7 +121,7 @@ def test_what_was_told_before_is_looked_up(tmp_path: Path, has_book: bool) -> No
         *(Entry.of_fact("layout", id=str(n), text=t.decode()) for n, t in fleet.texts.items()),
         Entry.of_fact("run", run=batches[0].run.hex(), node=1, time=BEGIN, version="7.1"),
     ]
-    with Archive(str(tmp_path), layouts=fleet.layouts) as archive:
+    with LocalStore(str(tmp_path), layouts=fleet.layouts) as archive:
         archive.commit([*facts, *(Entry.of_batch(batch, ()) for batch in batches)])
         last = archive.accepted
 
@@ -213,7 +213,7 @@ async def test_a_layout_is_not_forgotten_while_frames_of_it_wait_to_be_sent(tmp_
     layouts = [
         Entry.of_fact("layout", id=str(number), text=text.decode()) for number, text in made.texts.items()
     ]
-    with Archive(str(tmp_path)) as archive:
+    with LocalStore(str(tmp_path)) as archive:
         archive.layouts.update(made.layouts)
         archive.commit([*facts, *layouts])
         confirmed = archive.accepted
@@ -222,7 +222,7 @@ async def test_a_layout_is_not_forgotten_while_frames_of_it_wait_to_be_sent(tmp_
         fleet = HeadFleet(archive.nodes(), {}, archive.layouts)
         for batch in batches:
             fleet.used(list(split(batch.frames)), batch.received_us / 1e6)
-        upkeep = Upkeep(archive, fleet, noted, Rules(), now=lambda: BEGIN + 86_400.0)
+        upkeep = Maintenance(archive, fleet, noted, Rules(), now=lambda: BEGIN + 86_400.0)
 
         await upkeep._seal()
         assert BEGIN + 2 == archive.needed_since()
@@ -245,7 +245,7 @@ def test_what_is_forgotten_further_on_in_the_log_is_sent(tmp_path: Path) -> None
     ]
     layouts = [Entry.of_fact("layout", id=str(n), text=text.decode()) for n, text in fleet.texts.items()]
     other = Entry.of_fact("event", time=BEGIN, kind="other", node=None, detail={})
-    with Archive(str(tmp_path), layouts=fleet.layouts) as archive:
+    with LocalStore(str(tmp_path), layouts=fleet.layouts) as archive:
         archive.commit([*names_of, *layouts])
         after = archive.accepted
         archive.commit([Entry.of_batch(batches[0], ()), other, Entry.of_batch(batches[1], ())])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulse.store.remote.overlap import OVERLAP_SECONDS, Overlap
-from gpulse.store.remote.place import FILE, Place, read_place, write_place
+from gpulse.store.tsdb.cursor import FILE, Place, read_place, write_place
+from gpulse.store.tsdb.resend_window import OVERLAP_SECONDS, Overlap
 
 
 def confirmed(seconds: int, *, start: int = 0) -> Overlap:

@@ -13,8 +13,8 @@ from gpulse.model.metric import CATALOGUE, Scope, Values
 from gpulse.model.packing import FramePacker
 from gpulse.model.series import labels_of
 from gpulse.sources.simulated import DemoMachine
-from gpulse.store.remote.series_of import InfoTemplate, NodeWords, block_template
-from gpulse.store.remote.wire import (
+from gpulse.store.tsdb.series_labels import InfoTemplate, NodeWords, block_template
+from gpulse.store.tsdb.wire import (
     LATEST_MS,
     labels_bytes,
     series_bytes,

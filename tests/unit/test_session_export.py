@@ -18,7 +18,7 @@ from gpulse.export.session.members import members
 from gpulse.export.session.steps import MOST_STEPS, steps
 from gpulse.export.session.write import FORMATS, SessionExport, write_session
 from gpulse.model.session import Interruption, Session
-from gpulse.store.base import StoredEvent, StoredGpu
+from gpulse.store.store import StoredEvent, StoredGpu
 from tests.unit.session_store import GIB, START, MemoryStore, gpu, session
 
 ROOT = Path(__file__).parents[2]

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from gpulse.errors import DiskError
-from gpulse.store.history import compaction, sealer, summing
+from gpulse.store.history import compaction, day_summaries, seal_process
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.retention import outdated
 from gpulse.store.history.samples import StoredSamples
-from gpulse.store.history.sealer import Workshop
+from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import Summary, counted, read_segments, read_summaries
 from tests.unit.history_frames import BEGIN, Fleet, write_log
 
@@ -31,7 +31,7 @@ def short_days() -> Iterator[None]:
     """An hour has two minutes, and a day five of these."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "HOUR_US", 100_000_000)
-        patch.setattr(summing, "DAY_US", 590_000_000)
+        patch.setattr(day_summaries, "DAY_US", 590_000_000)
         yield
 
 
@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_nothing_of_a_summary(store: Path, monkeypatch: pytes
 
     with closing(Workshop(str(store))) as workshop:
         with monkeypatch.context() as patch:
-            patch.setattr(summing, "write_file", full)
+            patch.setattr(day_summaries, "write_file", full)
             with pytest.raises(DiskError):
                 workshop.compact()
         assert not [name for name in os.listdir(directory) if name.startswith(".")]
@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_nothing_of_a_summary(store: Path, monkeypatch: pytes
 
 def test_a_summary_is_made_bit_by_bit(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealing goes on between its files; what is not finished when the process ends is begun anew."""
-    monkeypatch.setattr(sealer, "_SUM_SECONDS", 0.0)
+    monkeypatch.setattr(seal_process, "_SUM_SECONDS", 0.0)
     directory = store / "history"
     first, second = of(store)
     shutil.rmtree(directory / first.segment.name)

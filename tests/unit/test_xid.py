@@ -13,7 +13,7 @@ from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.xid import Counted, Xid, XidLedger, from_document
 from gpulse.sources.nvml.events import XidLog, Xids
-from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.store import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 NOW = 1_767_225_600.0
 

@@ -14,7 +14,7 @@ from gpulse.cli import service
 from gpulse.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpulse.store.remote.config import Engine
+    from gpulse.store.tsdb.config import Engine
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -61,7 +61,7 @@ class EngineOptions(NamedTuple):
         if self.write is None:
             self._check_alone()
             return None
-        from gpulse.store.remote.config import Engine, query_url_of  # noqa: PLC0415  --help needs none of it
+        from gpulse.store.tsdb.config import Engine, query_url_of  # noqa: PLC0415  --help needs none of it
 
         if self.limit < _LEAST_LIMIT:
             raise UsageError("--remote-limit is too small to bridge anything", hint="64MiB at least")

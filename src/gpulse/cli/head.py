@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpulse.cluster.api.interface import HeadInterface
     from gpulse.cluster.head.head import Frontend, Head, HeadConfig, Listening, MakeFrontend
     from gpulse.cluster.security import Access, TlsFiles
-    from gpulse.store.remote.config import Engine
+    from gpulse.store.tsdb.config import Engine
 
 log = logging.getLogger(__name__)
 
@@ -236,9 +236,9 @@ def start(
     service.start_logging()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every stranger that hangs up
     try:
-        from gpulse.cluster.head.beyond import Places  # noqa: PLC0415  loads gRPC, which must not be forked
+        from gpulse.cluster.head.backends import Places  # noqa: PLC0415  loads gRPC, which must not be forked
         from gpulse.cluster.head.head import HeadConfig  # noqa: PLC0415
-        from gpulse.cluster.head.upkeep import Rules  # noqa: PLC0415
+        from gpulse.cluster.head.maintenance import Rules  # noqa: PLC0415
         from gpulse.cluster.security import Access  # noqa: PLC0415
 
         if insecure:

@@ -15,7 +15,7 @@ from gpulse.errors import GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
-    from gpulse.cluster.api.interface import Document
+    from gpulse.reports.document import Document
 
 _POINTS = 240
 """Moments of the page's curves."""
@@ -128,7 +128,7 @@ def command(
 
 def _asked(chosen: target.Target, body: Document) -> Document:
     """The head's report; what makes no sense to it is a wrong command."""
-    from gpulse.cluster.api.interface import RefusedError  # noqa: PLC0415  --help needs none of it
+    from gpulse.errors import RefusedError  # noqa: PLC0415  --help needs none of it
 
     with remote.asking(chosen) as head:
         try:

@@ -15,7 +15,7 @@ from gpulse.errors import GpulseError, MissingExtraError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
-    from gpulse.cluster.api.interface import Document
+    from gpulse.reports.document import Document
 
 Command = TypeVar("Command", bound=Callable[..., object])
 

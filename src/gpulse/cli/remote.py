@@ -21,9 +21,10 @@ from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
     from gpulse.cli.target import Target
-    from gpulse.cluster.api.interface import Document, Format
+    from gpulse.cluster.api.interface import Format
     from gpulse.cluster.client.address import Transport
     from gpulse.cluster.client.client import HeadClient
+    from gpulse.reports.document import Document
 
 FORMATS = ("json", "jsonl", "csv", "parquet")
 _PATIENCE_SECONDS = 2.0

@@ -18,7 +18,7 @@ from gpulse.terminal import format as f
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from gpulse.cluster.api.interface import Document
+    from gpulse.reports.document import Document
 
 _OUTPUT = click.Path(path_type=Path, allow_dash=True)
 _COMPLETION_SECONDS = 1.0

@@ -144,7 +144,7 @@ def taken(given: dict[str, Any]) -> Target:
 def running_at(directory: Path, transport: Transport = "grpc") -> Address | None:
     """Where the head listens that works in a data directory on this machine; None when none does."""
     from gpulse.cluster.client.address import parse_address  # noqa: PLC0415  as above
-    from gpulse.cluster.head.whereabouts import read_whereabouts  # noqa: PLC0415
+    from gpulse.cluster.head.address_file import read_whereabouts  # noqa: PLC0415
 
     document = read_whereabouts(str(directory))
     try:

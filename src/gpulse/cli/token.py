@@ -48,7 +48,7 @@ def command(*, show: bool, token_file: Path | None) -> int:
 
 def _of_head() -> Path | None:
     """Return the token file of this user's head on this machine, if one runs."""
-    from gpulse.cluster.head.whereabouts import read_whereabouts  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.head.address_file import read_whereabouts  # noqa: PLC0415  --help needs none of it
 
     document = read_whereabouts(str(service.state_dir("head")))
     named = document.get("token_file") if document else None

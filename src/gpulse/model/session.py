@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from gpulse.errors import UsageError
+from gpulse.errors import RefusedError, UsageError
 
 State = Literal["active", "interrupted", "finished"]
 """active: it goes on. interrupted: the head ended under it, and it can be recovered. finished: stopped."""
@@ -131,3 +131,23 @@ def checked_name(name: str) -> str:
             hint="letters, digits, dots, dashes and underscores, at most 100, beginning with a letter or digit",
         )
     return name
+
+
+def find_session(sessions: Sequence[Session], name: str) -> Session:
+    """Return the session of that id, or the newest of that name; one that is active comes first.
+
+    Raises:
+        RefusedError: There is none.
+    """
+    for session in sessions:
+        if session.id == name:
+            return session
+    named = [session for session in sessions if session.name == name]
+    if not named:
+        known = ", ".join(sorted({session.name for session in sessions})[:5])
+        raise RefusedError(
+            404,
+            f"there is no session {name[:100]!r}",
+            hint=f"existing sessions: {known}" if known else "start one first",
+        )
+    return max(named, key=lambda session: (session.is_active, session.created))

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gpulse.errors import GpulseError, UsageError
-from gpulse.store.base import SummarySource
-from gpulse.store.left_out import left_out
-from gpulse.store.trouble import Trouble
+from gpulse.store.incomplete import left_out
+from gpulse.store.outage import Outage
+from gpulse.store.store import SummarySource
 
 _PAUSE_SECONDS = 5.0
 _PAUSE_FACTOR = 3.0
@@ -27,7 +27,7 @@ class Elsewhere:
         self._now = now
         self._pause = (-math.inf, -math.inf)
         self._trying = threading.Lock()
-        self.trouble: Trouble | None = None
+        self.trouble: Outage | None = None
 
     def asked(self, question: Callable[[SummarySource], list[T]], *, is_strict: bool) -> list[T]:
         """The answer; none when there is nobody to ask, or nobody answers.
@@ -60,7 +60,7 @@ class Elsewhere:
             failed_at, before = self._now(), self.trouble
             waited = max(0.0, failed_at - asked_at)
             self._pause = failed_at, failed_at + max(_PAUSE_SECONDS, _PAUSE_FACTOR * waited)
-            self.trouble = Trouble(asked_at if before is None else before.since, error.message, error.hint)
+            self.trouble = Outage(asked_at if before is None else before.since, error.message, error.hint)
             if is_strict:
                 raise
             _missing(self.trouble)
@@ -69,6 +69,6 @@ class Elsewhere:
         return found
 
 
-def _missing(trouble: Trouble | None) -> None:
+def _missing(trouble: Outage | None) -> None:
     if trouble is not None:
         left_out(f"a part is missing: {trouble.message}")

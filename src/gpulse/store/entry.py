@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from gpulse.store.book.frames import FrameEvents
-from gpulse.store.book.step import Step, events_of
-from gpulse.store.journal import BATCH, FACT, Batch, fact_bytes, read_fact
 from gpulse.store.log.record import Record
+from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes, read_fact
+from gpulse.store.metadata.frames import FrameEvents
+from gpulse.store.metadata.step import Step, events_of
 
 
 class Entry(NamedTuple):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from gpulse.model.columns import time_span
-from gpulse.store.archive import Archive
-from gpulse.store.base import StoredGpu, SummarySource
 from gpulse.store.coverage import Coverage
 from gpulse.store.entry import Entry
-from gpulse.store.joining import JoinedSamples
-from gpulse.store.remote.engine_samples import EngineSamples
-from gpulse.store.trouble import Trouble
+from gpulse.store.joining import FederatedSamples
+from gpulse.store.local import LocalStore
+from gpulse.store.outage import Outage
+from gpulse.store.store import StoredGpu, SummarySource
+from gpulse.store.tsdb.samples import TsdbSamples
 from gpulse.store.view import StoreView
 
 
-class JoinedStore(StoreView):
+class FederatedStore(StoreView):
     """What a head answers from that has an engine, or shares a directory with other heads.
 
     What is on its own disk comes from there. Of what is not, or may not be whole, the samples that are series come from
@@ -24,8 +24,8 @@ class JoinedStore(StoreView):
 
     def __init__(
         self,
-        local: Archive,
-        engine: EngineSamples | None,
+        local: LocalStore,
+        engine: TsdbSamples | None,
         tables: SummarySource | None,
         *,
         now: Callable[[], float],
@@ -40,21 +40,21 @@ class JoinedStore(StoreView):
         """
         self._local = local
         self._coverage = Coverage()
-        self._joined = JoinedSamples(local, engine, tables, self._coverage, now=now)
+        self._joined = FederatedSamples(local, engine, tables, self._coverage, now=now)
         super().__init__(local.book, self._joined)
 
     @property
-    def trouble(self) -> Trouble | None:
+    def trouble(self) -> Outage | None:
         """Why what is not on this head's disk is missing from answers; None when it is not."""
         return self._joined.trouble
 
     @property
-    def engine_trouble(self) -> Trouble | None:
+    def engine_trouble(self) -> Outage | None:
         """The same of what the engine has."""
         return self._joined.engine_trouble
 
     @property
-    def tables_trouble(self) -> Trouble | None:
+    def tables_trouble(self) -> Outage | None:
         """The same of what heads share."""
         return self._joined.tables_trouble
 

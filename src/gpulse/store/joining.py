@@ -7,13 +7,12 @@ from copy import copy
 
 from gpulse.model.metric import Scope
 from gpulse.model.series import EXPOSED
-from gpulse.store.archive import Archive
-from gpulse.store.base import Holding, Samples, Series, Share, Statistic, Steps, SummarySource
 from gpulse.store.coverage import Coverage, Hole, apart, outside
 from gpulse.store.elsewhere import Elsewhere
 from gpulse.store.history.series import check_metrics, microseconds, step_microseconds
 from gpulse.store.learning import Learner
-from gpulse.store.merging import (
+from gpulse.store.local import LocalStore
+from gpulse.store.merge import (
     better_steps,
     interleaved,
     merged_holdings,
@@ -22,7 +21,8 @@ from gpulse.store.merging import (
     series_of_steps,
     united_series,
 )
-from gpulse.store.trouble import Trouble
+from gpulse.store.outage import Outage
+from gpulse.store.store import Holding, Samples, Series, Share, Statistic, Steps, SummarySource
 
 _AHEAD_SECONDS = 60.0
 """Nothing was taken later than so long after now, whatever a node's clock says."""
@@ -30,19 +30,19 @@ _FRESH_SECONDS = 120.0
 """What is newer may not be elsewhere yet."""
 
 
-class JoinedSamples:
-    """As `store.base.SummarySource`. Safe to use from several threads."""
+class FederatedSamples:
+    """As `store.store.SummarySource`. Safe to use from several threads."""
 
     def __init__(
         self,
-        local: Archive,
+        local: LocalStore,
         engine: SummarySource | None,
         tables: SummarySource | None,
         coverage: Coverage,
         *,
         now: Callable[[], float],
     ) -> None:
-        """Put them together; see `store.joined.JoinedStore`."""
+        """Put them together; see `store.joined.FederatedStore`."""
         self._local = local
         self._engine = Elsewhere(engine, now)
         self._tables = Elsewhere(tables, now)
@@ -51,24 +51,24 @@ class JoinedSamples:
         self._now = now
         self.is_strict = False
 
-    def strict(self) -> JoinedSamples:
+    def strict(self) -> FederatedSamples:
         """The same, but what cannot be had is an error instead of being left out."""
         twin = copy(self)
         twin.is_strict = True
         return twin
 
     @property
-    def trouble(self) -> Trouble | None:
+    def trouble(self) -> Outage | None:
         """Why something is missing from answers; None when nothing is."""
         return self.engine_trouble or self.tables_trouble
 
     @property
-    def engine_trouble(self) -> Trouble | None:
+    def engine_trouble(self) -> Outage | None:
         """Why series of elsewhere are missing."""
         return self._engine.trouble
 
     @property
-    def tables_trouble(self) -> Trouble | None:
+    def tables_trouble(self) -> Outage | None:
         """Why tables of processes of elsewhere are missing."""
         return self._tables.trouble
 

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Collection
 
 from gpulse.model.metric import Scope
-from gpulse.store.archive import Archive
-from gpulse.store.base import Steps
 from gpulse.store.coverage import MINUTE, Coverage
 from gpulse.store.history.segments import Segment
+from gpulse.store.local import LocalStore
+from gpulse.store.store import Steps
 
 _DAY = 86_400.0
 _COARSE_SECONDS = 5 * MINUTE
@@ -29,7 +29,7 @@ _TOLD: tuple[tuple[Scope, tuple[str, ...]], ...] = (
 class Learner:
     """Tells a coverage what is on disk. Safe to use from several threads."""
 
-    def __init__(self, local: Archive, coverage: Coverage, began: float) -> None:
+    def __init__(self, local: LocalStore, coverage: Coverage, began: float) -> None:
         """Nothing is learnt yet.
 
         Args:

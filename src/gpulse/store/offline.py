@@ -9,19 +9,19 @@ from contextlib import ExitStack, suppress
 from typing import Self
 
 from gpulse.errors import GpulseError
-from gpulse.store.book.book import Book
 from gpulse.store.disk import disk_errors
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
 from gpulse.store.holder import holder
-from gpulse.store.journal import BATCH, Batch
 from gpulse.store.log.reader import LogReader
+from gpulse.store.log.records import BATCH, Batch
+from gpulse.store.metadata.metadata import Metadata
 from gpulse.store.view import StoreView
 
 
 class OfflineStore(StoreView):
-    """A store as it was left (`store.base.Store`)."""
+    """A store as it was left (`store.store.Store`)."""
 
     def __init__(self, directory: str) -> None:
         """Open it.
@@ -80,7 +80,7 @@ def open_offline(directory: str) -> OfflineStore:
     return OfflineStore(directory)
 
 
-def _book(directory: str, log: LogReader, stack: ExitStack) -> Book:
+def _book(directory: str, log: LogReader, stack: ExitStack) -> Metadata:
     """The book as it would be if the head had closed it.
 
     It is a copy: SQLite would tidy up what the head left, even for somebody who only reads.
@@ -93,6 +93,6 @@ def _book(directory: str, log: LogReader, stack: ExitStack) -> Book:
                 shutil.copyfile(path + suffix, copy + suffix)
     if holder(directory) is not None:
         raise GpulseError(f"a head has begun to write {directory}", hint="try again, it will be asked")
-    book = stack.enter_context(Book(copy, shown=path))
+    book = stack.enter_context(Metadata(copy, shown=path))
     book.replay(log.read(book.applied + 1))
     return book

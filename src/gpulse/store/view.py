@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
-from gpulse.store.base import (
+from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.store import (
     Holding,
     Samples,
     Series,
@@ -20,13 +21,12 @@ from gpulse.store.base import (
     StoredProcess,
     SummarySource,
 )
-from gpulse.store.book.book import Book
 
 
 class StoreView:
-    """The reading half of a store (`store.base.Store`)."""
+    """The reading half of a store (`store.store.Store`)."""
 
-    def __init__(self, book: Book, samples: SummarySource) -> None:
+    def __init__(self, book: Metadata, samples: SummarySource) -> None:
         self._book = book
         self._samples = samples
 
@@ -51,13 +51,13 @@ class StoreView:
         nodes: Collection[int] | None = None,
         most: int | None = None,
     ) -> list[StoredEvent]:
-        """What happened in `[start, end)`; see `store.base.Store`."""
+        """What happened in `[start, end)`; see `store.store.Store`."""
         return self._book.events(start=start, end=end, kinds=kinds, nodes=nodes, most=most)
 
     def findings(
         self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
     ) -> list[StoredFinding]:
-        """Return the findings that held in `[start, end)`; see `store.base.Store`."""
+        """Return the findings that held in `[start, end)`; see `store.store.Store`."""
         return self._book.findings(start=start, end=end, nodes=nodes, most=most)
 
     def processes(
@@ -69,11 +69,11 @@ class StoreView:
     def holders(
         self, pids: Collection[int], *, start: float, end: float, nodes: Collection[int] | None = None
     ) -> list[StoredProcess]:
-        """The processes of some pids; see `store.base.HeadStore`."""
+        """The processes of some pids; see `store.store.HeadStore`."""
         return self._book.processes(start=start, end=end, nodes=nodes, pids=pids)
 
     def job_events(self, word: str) -> list[StoredEvent]:
-        """What was told of jobs that a word may mean; see `store.base.HeadStore`."""
+        """What was told of jobs that a word may mean; see `store.store.HeadStore`."""
         return self._book.job_events(word)
 
     def job_ends(self, name: str) -> list[StoredEvent]:
@@ -100,7 +100,7 @@ class StoreView:
         subjects: Collection[str] | None = None,
         statistic: Statistic = "mean",
     ) -> list[Series]:
-        """One metric over `[start, end)`; see `store.base.SampleSource`."""
+        """One metric over `[start, end)`; see `store.store.SampleSource`."""
         return self._samples.query(
             scope,
             metric,
@@ -123,7 +123,7 @@ class StoreView:
         subjects: Collection[str] | None = None,
         stretch_seconds: float = 600.0,
     ) -> Iterator[Samples]:
-        """Every sample of `[start, end)`; see `store.base.SampleSource`."""
+        """Every sample of `[start, end)`; see `store.store.SampleSource`."""
         return self._samples.scan(
             scope,
             metrics,
@@ -146,7 +146,7 @@ class StoreView:
         subjects: Collection[str] | None = None,
         gpus: Collection[str] | None = None,
     ) -> list[Steps]:
-        """Several metrics over `[start, end)` at once; see `store.base.SummarySource`."""
+        """Several metrics over `[start, end)` at once; see `store.store.SummarySource`."""
         return self._samples.steps(
             scope, metrics, start=start, end=end, step=step, nodes=nodes, subjects=subjects, gpus=gpus
         )
@@ -159,9 +159,9 @@ class StoreView:
         nodes: Collection[int] | None = None,
         gpus: Collection[str] | None = None,
     ) -> list[Holding]:
-        """What processes held on which GPUs; see `store.base.SummarySource`."""
+        """What processes held on which GPUs; see `store.store.SummarySource`."""
         return self._samples.holdings(start=start, end=end, nodes=nodes, gpus=gpus)
 
     def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
-        """How the time of GPUs is divided among processes; see `store.base.SummarySource`."""
+        """How the time of GPUs is divided among processes; see `store.store.SummarySource`."""
         return self._samples.shares(start=start, end=end, nodes=nodes)

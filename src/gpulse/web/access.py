@@ -11,9 +11,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.websockets import WebSocket
 
 from gpulse.cluster.api.answers import failure, read_body
-from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.security import COOKIE, COOKIE_SECONDS, Access, HttpRequest, Refusal
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, RefusedError
 from gpulse.web.answer import drain, json_response, read, refused
 from gpulse.web.dashboard import Dashboard
 from gpulse.web.negotiate import prefers_html

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gpulse.cluster.api.answers import LARGEST_BODY, dumps, refusal
-from gpulse.cluster.api.interface import RefusedError
+from gpulse.errors import RefusedError
 
 if TYPE_CHECKING:
     from starlette.types import Receive

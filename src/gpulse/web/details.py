@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpulse.cluster.api.interface import Document, LiveNode
+from gpulse.cluster.api.interface import LiveNode
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Value
 from gpulse.model.process import GpuProcess, ProcessIdentity
+from gpulse.reports.document import Document
 
 _FACTS = ("driver", "cuda", "kernel", "cpu_model")
 _DISK = ("read_bytes_per_second", "written_bytes_per_second", "busy_ratio")

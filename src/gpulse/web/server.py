@@ -45,7 +45,7 @@ async def serve(
         port: The port; 0 takes any that is free.
         tls: The files of HTTPS.
         ready: Called with the port once connections are taken.
-        most_connections: Beyond so many, those that wait for nothing are closed for new ones.
+        most_connections: Backends so many, those that wait for nothing are closed for new ones.
 
     Raises:
         GpulseError: The port cannot be listened on.

@@ -39,7 +39,7 @@ class Overlap:
 
         Args:
             keep_seconds: For how long after its acknowledgement a frame is kept; none is when 0.
-            most_bytes: Beyond that the oldest acknowledgements go.
+            most_bytes: Backends that the oldest acknowledgements go.
         """
         self.keep_seconds = keep_seconds
         self._most_bytes = most_bytes

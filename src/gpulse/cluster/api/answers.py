@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from gpulse.cluster.api.interface import Document, RefusedError
-from gpulse.errors import DiskError, GpulseError, UsageError
+from gpulse.errors import DiskError, GpulseError, RefusedError, UsageError
+from gpulse.reports.document import Document
 
 LARGEST_BODY = 1_000_000
 """Bytes of a request."""

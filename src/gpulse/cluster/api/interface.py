@@ -5,38 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from gpulse.errors import GpulseError
 from gpulse.model.device import Device
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
 from gpulse.model.metric import Scope
 from gpulse.model.process import ProcessIdentity
 from gpulse.model.xid import XidLedger
-from gpulse.store.base import Statistic
+from gpulse.reports.document import Document
+from gpulse.reports.subject import JobKind
+from gpulse.reports.usage import Grouping
+from gpulse.store.store import Statistic
 
-Document = dict[str, Any]
-"""A JSON object."""
 Format = Literal["json", "jsonl", "csv", "parquet"]
-Grouping = Literal["user", "job"]
-JobKind = Literal["job", "session", "process"]
-"""What a report can be about: a scheduler's job, a session, a process and all below it."""
 NodeState = Literal["healthy", "late", "lost"]
-
-
-class RefusedError(GpulseError):
-    """The head will not do what it was asked."""
-
-    def __init__(self, status: int, message: str, *, hint: str | None = None) -> None:
-        """Say no.
-
-        Args:
-            status: As in HTTP: 400 it makes no sense, 401 who are you, 403 you may not, 404 no such thing, 409 it
-                cannot be now, 503 not at the moment.
-            message: What is wrong.
-            hint: What to try.
-        """
-        super().__init__(message, hint=hint)
-        self.status = status
 
 
 class LiveNode(NamedTuple):

@@ -9,19 +9,14 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from gpulse.cluster.api import fields as f
 from gpulse.cluster.api import schemas
 from gpulse.cluster.api.answers import failure, refusal
-from gpulse.cluster.api.interface import (
-    Document,
-    Download,
-    Format,
-    Grouping,
-    HeadInterface,
-    JobKind,
-    RefusedError,
-)
+from gpulse.cluster.api.interface import Download, Format, HeadInterface
 from gpulse.cluster.api.usage_file import usage_file
-from gpulse.errors import UsageError
+from gpulse.errors import RefusedError, UsageError
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.base import Statistic
+from gpulse.reports.document import Document
+from gpulse.reports.subject import JobKind
+from gpulse.reports.usage import Grouping
+from gpulse.store.store import Statistic
 
 Method = Literal["GET", "POST"]
 Run = Callable[[HeadInterface, dict[str, Any]], Document | Awaitable[Document]]

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpulse.cluster.api.fields import LATEST
-from gpulse.cluster.api.interface import Document, Download
+from gpulse.cluster.api.interface import Download
 from gpulse.export.csv import safe_text
+from gpulse.reports.document import Document
 
 COLUMNS = (
     "user",

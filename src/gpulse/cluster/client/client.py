@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import Document, Format, RefusedError
+from gpulse.cluster.api.interface import Format
 from gpulse.cluster.client.address import Address
 from gpulse.cluster.tokens import token_hint
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, RefusedError
+from gpulse.reports.document import Document
 
 CALL_SECONDS = 60.0
 """A head that needs longer for an answer is not well; writing long files is not waited for by it."""

@@ -9,12 +9,11 @@ from typing import Any
 
 from gpulse._version import __version__
 from gpulse.cluster import wire
-from gpulse.cluster.api.interface import RefusedError
 from gpulse.cluster.client.address import Address
 from gpulse.cluster.client.client import Answer, BrokenOffError, Credentials, UnansweredError
 from gpulse.cluster.client.probe import check_listening, explained
 from gpulse.cluster.tokens import token_hint
-from gpulse.errors import GpulseError
+from gpulse.errors import GpulseError, RefusedError
 
 try:
     import grpc

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from gpulse.cluster.api.interface import Document, Format
-from gpulse.cluster.head import describe
+from gpulse.cluster.api.interface import Format
+from gpulse.cluster.head import documents
 from gpulse.cluster.head.sessions import Sessions, interrupted, is_to_go_on, recovered
 from gpulse.export.session.write import SessionExport
 from gpulse.model.session import Session
-from gpulse.store.archive import Archive
+from gpulse.reports.document import Document
 from gpulse.store.entry import Entry
+from gpulse.store.local import LocalStore
 from gpulse.store.offline import OfflineStore, open_offline
 
 
@@ -34,7 +35,7 @@ def described(directory: str, now: float) -> list[Document]:
         GpulseError: There is no store, or it cannot be read.
     """
     with opened(directory) as store:
-        return [describe.session(session, now) for session in _left(store.sessions(), store.newest)]
+        return [documents.session(session, now) for session in _left(store.sessions(), store.newest)]
 
 
 def find(store: OfflineStore, name: str) -> Session:
@@ -69,7 +70,7 @@ def recover(directory: str, *, name: str | None, session_id: str | None, now: fl
         RefusedError: There is no such session, or it was not interrupted.
         GpulseError: The store cannot be written, or a head writes it.
     """
-    with Archive(directory) as archive:
+    with LocalStore(directory) as archive:
         sessions = Sessions(_left(archive.sessions(), archive.newest))
         session = recovered(sessions.to_recover(name, session_id), now)
         archive.commit([Entry.of_fact("session", **session.to_dict())])

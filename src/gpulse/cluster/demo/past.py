@@ -19,10 +19,10 @@ from gpulse.model.frame import Frame
 from gpulse.model.packing import FramePacker
 from gpulse.model.session import Session
 from gpulse.sources.simulated import DemoMachine
-from gpulse.store.book.frames import FrameEvents
 from gpulse.store.entry import Entry
-from gpulse.store.journal import Batch
 from gpulse.store.log.log import Log
+from gpulse.store.log.records import Batch
+from gpulse.store.metadata.frames import FrameEvents
 
 MOST_FRAMES = 5600
 """So many frames of the past are made for the whole cluster: large ones have a shorter past."""

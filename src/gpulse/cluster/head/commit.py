@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from gpulse.errors import DiskError, GpulseError
 from gpulse.store.entry import Entry
-from gpulse.store.trouble import Trouble
+from gpulse.store.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Committer:
         *,
         now: Callable[[], float],
         done: Callable[[Sequence[Entry]], None],
-        failed: Callable[[Trouble], None],
+        failed: Callable[[Outage], None],
         seconds: float = COMMIT_SECONDS,
     ) -> None:
         """Prepare to commit.
@@ -80,7 +80,7 @@ class Committer:
             failed: Called when they could not be made so; frames among them are forgotten then.
             seconds: From one commit to the next.
         """
-        self.trouble: Trouble | None = None
+        self.trouble: Outage | None = None
         self.waiting_bytes = 0
         self._journal = journal
         self._now = now
@@ -181,7 +181,7 @@ class Committer:
     def _stop(self, error: GpulseError, taken: Sequence[_Waiting]) -> None:
         """Tell those who wait that it was in vain, and keep the facts that nobody waits for."""
         log.error("nothing is stored: %s%s", error.message, f" ({error.hint})" if error.hint else "")
-        self.trouble = Trouble(self._now(), error.message, error.hint)
+        self.trouble = Outage(self._now(), error.message, error.hint)
         given_up = [
             *taken,
             *self._waiting,

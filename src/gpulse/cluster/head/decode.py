@@ -32,7 +32,7 @@ from gpulse.model.columns import (
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.session import LONGEST_LABEL, MOST_LABELS
 from gpulse.store.agent_events import UNREADABLE, Pid, Time, decode_events
-from gpulse.store.history.stacks import subject_key
+from gpulse.store.history.blocks import subject_key
 
 _Message = TypeVar("_Message", bound=Message)
 

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from gpulse.model.device import SSH_LABEL
 from gpulse.model.natural import natural_key
-from gpulse.store.base import StoredNode
+from gpulse.store.store import StoredNode
 
 MISSING_SECONDS = 10.0
 """An expected node that has not reported for this long is a finding; agents need a moment to connect."""

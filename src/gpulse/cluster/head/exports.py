@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import suppress
 from typing import NamedTuple
 
-from gpulse.cluster.api.interface import Document, Download, Format, RefusedError
-from gpulse.errors import ExportCancelledError, GpulseError
+from gpulse.cluster.api.interface import Download, Format
+from gpulse.errors import ExportCancelledError, GpulseError, RefusedError
 from gpulse.export.session.files import create_session_file, free_path, remove_stale_drafts
 from gpulse.export.session.members import members
 from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.write import MEDIA_TYPES, SessionExport, write_session
 from gpulse.model.session import Session
-from gpulse.store.base import Store, StoredGpu
+from gpulse.reports.document import Document
 from gpulse.store.disk import disk_error
+from gpulse.store.store import Store, StoredGpu
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gpulse.cluster.api.interface import LiveNode, NodeState
 from gpulse.cluster.head.decode import Shapes
-from gpulse.cluster.head.membership import RETURN_SECONDS, Abroad, Register, is_undecided, state_of
+from gpulse.cluster.head.membership import RETURN_SECONDS, Abroad, is_undecided, state_of
 from gpulse.diagnosis.rules.node import node_lost
 from gpulse.model.columns import Layout, PackedFrame
 from gpulse.model.device import Device, Node
@@ -26,7 +26,8 @@ from gpulse.model.process import Owner, ProcessIdentity
 from gpulse.model.xid import XID, XidLedger
 from gpulse.model.xid import from_document as xid_from
 from gpulse.store.agent_events import UNREADABLE, check_event
-from gpulse.store.base import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.registry import Register
+from gpulse.store.store import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 log = logging.getLogger(__name__)
 

@@ -10,20 +10,20 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import Document, HeadInterface
-from gpulse.cluster.head.beyond import Beyond, Places
+from gpulse.cluster.api.interface import HeadInterface
+from gpulse.cluster.head.address_file import ADDRESS_FILE, AddressFile
+from gpulse.cluster.head.backends import Backends, Places
 from gpulse.cluster.head.clock import SteadyClock
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.expected import MissingNodes, missing
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet, Run
 from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.maintenance import Maintenance, Rules
 from gpulse.cluster.head.rpc import Calls, make_server
 from gpulse.cluster.head.service import Service
 from gpulse.cluster.head.sessions import Sessions, interrupted, woken
 from gpulse.cluster.head.settings import Settings
-from gpulse.cluster.head.upkeep import Rules, Upkeep
-from gpulse.cluster.head.whereabouts import ADDRESS_FILE, Whereabouts
 from gpulse.cluster.ports import who_listens
 from gpulse.cluster.security import Access, TlsFiles, server_credentials
 from gpulse.diagnosis.rules.node import node_missing
@@ -31,8 +31,9 @@ from gpulse.errors import DiskError, GpulseError
 from gpulse.model.finding import Finding
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
-from gpulse.store.archive import Archive
+from gpulse.reports.document import Document
 from gpulse.store.entry import Entry
+from gpulse.store.local import LocalStore
 
 if TYPE_CHECKING:
     import grpc
@@ -104,8 +105,8 @@ class Head:
         self._stop = asyncio.Event()
         self._ports: tuple[int, ...] = ()
         """The ports that gRPC is served on."""
-        self._whereabouts = Whereabouts((f"{config.data_dir}/{ADDRESS_FILE}", *config.address_files))
-        self._archive: Archive
+        self._whereabouts = AddressFile((f"{config.data_dir}/{ADDRESS_FILE}", *config.address_files))
+        self._archive: LocalStore
         self._committer: Committer
 
     @property
@@ -130,11 +131,11 @@ class Head:
             GpulseError: The store cannot be opened, or a port is taken.
         """
         async with AsyncExitStack() as stack:
-            self._archive = await asyncio.to_thread(Archive, self._config.data_dir)
+            self._archive = await asyncio.to_thread(LocalStore, self._config.data_dir)
             stack.push_async_callback(asyncio.to_thread, self._archive.close)
             self._usage = await asyncio.to_thread(self._archive.usage)
             self._expected = await asyncio.to_thread(self._config.expected)
-            self._beyond = Beyond(self._archive, self._config.places, now=self._clock.now)
+            self._beyond = Backends(self._archive, self._config.places, now=self._clock.now)
             await self._beyond.open(stack)
             service = self._assemble()
             stack.callback(self._committer.close)
@@ -211,7 +212,7 @@ class Head:
             allowed=self._allowed,
         )
         self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
-        self._upkeep = Upkeep(archive, self._fleet, self._ingest, config.rules, now=now)
+        self._upkeep = Maintenance(archive, self._fleet, self._ingest, config.rules, now=now)
         keep_seconds = config.rules.book_seconds or config.rules.keep_seconds
         store = self._beyond.join(self._fleet, self._ingest)
         self._exports = Exports(self._beyond.whole, config.output_dir, now=now)

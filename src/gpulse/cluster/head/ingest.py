@@ -30,17 +30,17 @@ from gpulse.cluster.head.decode import (
     unzipped,
 )
 from gpulse.cluster.head.fleet import Fleet, Member, Run
-from gpulse.cluster.head.membership import node_fact
 from gpulse.cluster.head.sessions import LONGEST_INTERVAL_MS
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
 from gpulse.model.codec import plain
 from gpulse.model.columns import BlockPacker, Layout, PackedFrame, layout_id
 from gpulse.model.device import Device
-from gpulse.store.base import HEARSAY, StoredNode
-from gpulse.store.book.frames import FrameEvents
 from gpulse.store.entry import Entry
-from gpulse.store.journal import Batch
-from gpulse.store.trouble import Trouble
+from gpulse.store.log.records import Batch
+from gpulse.store.metadata.frames import FrameEvents
+from gpulse.store.outage import Outage
+from gpulse.store.registry import node_fact
+from gpulse.store.store import HEARSAY, StoredNode
 
 log = logging.getLogger(__name__)
 
@@ -478,7 +478,7 @@ class Ingest:
             if stream is not None:
                 stream.acknowledge(name, run.durable)
 
-    def failed(self, trouble: Trouble) -> None:
+    def failed(self, trouble: Outage) -> None:
         """Forget what could not be written, and send the agents away: they keep it and come back."""
         for run in self._fleet.runs.values():
             run.received = run.durable

@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import Document, Download, Format, Grouping, JobKind, LiveNode, RefusedError
-from gpulse.cluster.head import describe
+from gpulse.cluster.api.interface import Download, Format, LiveNode
+from gpulse.cluster.head import documents
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.expected import missing
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
-from gpulse.cluster.head.past.happened import Happened
-from gpulse.cluster.head.past.interruptions import Interruptions
-from gpulse.cluster.head.past.job import Jobs
-from gpulse.cluster.head.past.past import Past
 from gpulse.cluster.head.sessions import (
     LONGEST_INTERVAL_MS,
     SHORTEST_INTERVAL_MS,
@@ -29,12 +25,19 @@ from gpulse.cluster.head.sessions import (
     stopped,
 )
 from gpulse.cluster.head.settings import Settings
-from gpulse.errors import DiskError
+from gpulse.errors import DiskError, RefusedError
 from gpulse.model.finding import Finding
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
-from gpulse.store.base import HeadStore, Statistic
+from gpulse.reports.document import Document
+from gpulse.reports.events import Happened
+from gpulse.reports.interruptions import Interruptions
+from gpulse.reports.job import Jobs
+from gpulse.reports.past import Past
+from gpulse.reports.subject import JobKind
+from gpulse.reports.usage import Grouping
 from gpulse.store.entry import Entry
+from gpulse.store.store import HeadStore, Statistic
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +109,7 @@ class Service:
         present = [node for node in live if node.is_present]
         newest = active[-1] if active else None
         described = [
-            {**describe.session(session, now), "output_file": self._exports.path(session)}
+            {**documents.session(session, now), "output_file": self._exports.path(session)}
             for session in active
         ]
         planned = self._exports.path(newest) if newest else None
@@ -119,16 +122,16 @@ class Service:
             "frame_id_counter": described[-1]["frame_count"] if described else 0,
             "connected_clients": [node.name for node in present if node.connected],
             "total_gpus": sum(len(node.devices) for node in present),
-            "gpu_info": {node.name: describe.node_gpus(node) for node in present},
+            "gpu_info": {node.name: documents.node_gpus(node) for node in present},
             "active_sessions": described,
             "recoverable_sessions": [s.name for s in self._sessions.all() if s.state == "interrupted"],
             "version": __version__,
-            "time": describe.iso(now),
+            "time": documents.iso(now),
             "uptime_seconds": round(now - self._started, 1),
             "frames_received": self._ingest.frames,
-            "nodes": describe.nodes(live, now),
+            "nodes": documents.nodes(live, now),
             "missing_nodes": self.missing(),
-            "findings": describe.findings(live, self._missing_findings()),
+            "findings": documents.findings(live, self._missing_findings()),
             "storage": self._storage(),
             **self._beyond(),
         }
@@ -136,7 +139,7 @@ class Service:
     def clients(self) -> Document:
         """The connected nodes and their GPUs."""
         now = self._now()
-        found = [describe.client(node, now) for node in self._fleet.live() if node.is_present]
+        found = [documents.client(node, now) for node in self._fleet.live() if node.is_present]
         return {"total_clients": len(found), "clients": found}
 
     def latest(self) -> Document:
@@ -144,14 +147,14 @@ class Service:
         now = self._now()
         flags = {"bandwidth": self._settings.bandwidth, "nvlink": self._settings.nvlink}
         return {
-            "timestamp": describe.iso(now),
+            "timestamp": documents.iso(now),
             "client_data": {
                 node.name: {
                     "hostname": node.name.partition("#")[0],
                     "state": node.state,
-                    "time": describe.iso(node.frame.time),
+                    "time": documents.iso(node.frame.time),
                     "age_seconds": round(max(0.0, now - node.frame.time), 3),
-                    "gpus": [describe.reading(node, gpu, **flags) for gpu in node.frame.gpus],
+                    "gpus": [documents.reading(node, gpu, **flags) for gpu in node.frame.gpus],
                     "host": node.frame.host.values if node.frame.host else None,
                 }
                 for node in self._fleet.live()
@@ -175,8 +178,8 @@ class Service:
     def findings(self) -> Document:
         """What is wrong now, worst first."""
         return {
-            "time": describe.iso(self._now()),
-            "findings": describe.findings(self._fleet.live(), self._missing_findings()),
+            "time": documents.iso(self._now()),
+            "findings": documents.findings(self._fleet.live(), self._missing_findings()),
         }
 
     def live(self) -> list[LiveNode]:
@@ -471,7 +474,7 @@ class Service:
 
     def _described(self, session: Session, now: float) -> Document:
         return {
-            **describe.session(session, now),
+            **documents.session(session, now),
             "output_file": self._exports.path(session),
             "export": self._exports.state(session),
         }

@@ -5,8 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpulse.cluster.api.interface import RefusedError
-from gpulse.model.session import LONGEST_LABEL, MOST_LABELS, Interruption, Session, checked_name
+from gpulse.errors import RefusedError
+from gpulse.model.session import (
+    LONGEST_LABEL,
+    MOST_LABELS,
+    Interruption,
+    Session,
+    checked_name,
+    find_session,
+)
 
 SHORTEST_INTERVAL_MS = 50
 LONGEST_INTERVAL_MS = 3_600_000
@@ -36,17 +43,7 @@ class Sessions:
         Raises:
             RefusedError: There is none.
         """
-        if name in self._by_id:
-            return self._by_id[name]
-        named = [session for session in self.all() if session.name == name]
-        if not named:
-            known = ", ".join(sorted({session.name for session in self._by_id.values()})[:5])
-            raise RefusedError(
-                404,
-                f"there is no session {name[:100]!r}",
-                hint=f"those there are: {known}" if known else "start one first",
-            )
-        return max(named, key=lambda session: (session.is_active, session.created))
+        return find_session(self.all(), name)
 
     def begin(
         self,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from gpulse.model.finding import SEVERITIES, FindingKey, finding_key
 from gpulse.model.iso_time import iso
 from gpulse.model.natural import natural_key
-from gpulse.store.base import Store, StoredFinding, StoredGpu
+from gpulse.store.store import Store, StoredFinding, StoredGpu
 
 MOST_EVENTS = 10_000
 _ELSEWHERE = frozenset({"findings", "process", "process_end"})

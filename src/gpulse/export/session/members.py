@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from gpulse.errors import UsageError
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
-from gpulse.store.base import StoredGpu
+from gpulse.store.store import StoredGpu
 
 _MOST_NAMED = 8
 

@@ -14,7 +14,7 @@ from gpulse.export.session.quantities import Quantity
 from gpulse.export.session.statistics import Distribution, Statistics
 from gpulse.model.iso_time import iso
 from gpulse.model.session import Session
-from gpulse.store.base import Store, StoredGpu, StoredNode
+from gpulse.store.store import Store, StoredGpu, StoredNode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,7 @@ from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.tables import csv_pieces, parquet_pieces
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
-from gpulse.store.base import Samples, Store, StoredGpu
+from gpulse.store.store import Samples, Store, StoredGpu
 
 Format = Literal["json", "jsonl", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)

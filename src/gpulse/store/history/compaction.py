@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.history import conversion, rollup, sharing
+from gpulse.store.history import conversion, gpu_time, rollup
 from gpulse.store.history.parquet import THOROUGH, temporary, write_file
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, remove_segments, write_meta
 from gpulse.store.history.tables import literal, quoted, words_of
@@ -55,7 +55,7 @@ def compact(database: duckdb.DuckDBPyConnection, directory: str, segments: Seque
         files: list[SealedFile] = []
         for scope, nodes in _shards(parts):
             files += _merge(database, directory, target, parts, scope, nodes)
-        files += sharing.divide(database, target, files, level=THOROUGH)
+        files += gpu_time.divide(database, target, files, level=THOROUGH)
         frames = sum(part.frames for part in parts)
         merged = Segment(first, last, parts[-1].log, frames, _received(parts), True, tuple(files))
         write_meta(target, merged)

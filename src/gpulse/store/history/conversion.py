@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpulse.errors import LogError
 from gpulse.model.metric import Scope
 from gpulse.store.disk import disk_errors
-from gpulse.store.history import sharing
+from gpulse.store.history import gpu_time
+from gpulse.store.history.blocks import Piles, Stack
+from gpulse.store.history.layouts import Words
 from gpulse.store.history.parquet import QUICK, describe, write_table
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, write_meta
-from gpulse.store.history.stacks import Piles, Stack
 from gpulse.store.history.tables import build_table
-from gpulse.store.history.words import Words
-from gpulse.store.journal import BATCH, FACT, NOTHING, Batch
 from gpulse.store.log.record import Record
+from gpulse.store.log.records import BATCH, FACT, NOTHING, Batch
 
 if TYPE_CHECKING:
     import duckdb
@@ -89,7 +89,7 @@ def write_segment(
                 _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, words)
                 for scope, found in sorted(stacks.items())
             ]
-        files += sharing.divide(database, path, files, level=QUICK)
+        files += gpu_time.divide(database, path, files, level=QUICK)
         segment = Segment(haul.first, haul.last, log, piles.frames, haul.received, False, tuple(files))
         write_meta(path, segment)
     return segment

@@ -12,7 +12,6 @@ import numpy as np
 
 from gpulse.errors import GpulseError, LogError
 from gpulse.model.metric import Scope
-from gpulse.store.base import Samples, SeriesKey, Statistic
 from gpulse.store.history.rollup import KNOWN, MINUTE_US, known
 from gpulse.store.history.segments import SealedFile, Segment, read_segments, read_summaries, sealed_to
 from gpulse.store.history.series import (
@@ -20,6 +19,7 @@ from gpulse.store.history.series import (
     no_points,
 )
 from gpulse.store.history.tables import quoted
+from gpulse.store.store import Samples, SeriesKey, Statistic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,12 +12,12 @@ import numpy as np
 
 from gpulse.model.columns import Layout, split
 from gpulse.model.metric import Scope
-from gpulse.store.base import Samples, SeriesKey, Statistic
+from gpulse.store.history.blocks import Stack, clipped, make_stack, run_number, subject_key
 from gpulse.store.history.series import (
     Points,
 )
-from gpulse.store.history.stacks import Stack, clipped, make_stack, run_number, subject_key
-from gpulse.store.journal import Batch
+from gpulse.store.log.records import Batch
+from gpulse.store.store import Samples, SeriesKey, Statistic
 
 _FEWEST_FRAMES, _MOST_FRAMES = 8, 16
 """Chunks grow, since many layouts of processes live for a few frames."""

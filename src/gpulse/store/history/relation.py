@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpulse.store.history.blocks import subject_key
 from gpulse.store.history.query import Window
 from gpulse.store.history.recent import RecentView
 from gpulse.store.history.rollup import COARSE, FINE, FIRST, KNOWN, LAST, known
 from gpulse.store.history.segments import SealedFile, Segment, Summary
-from gpulse.store.history.stacks import subject_key
 from gpulse.store.history.tables import quoted, spelled, word_of, words_of
 
 if TYPE_CHECKING:

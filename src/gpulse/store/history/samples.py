@@ -8,8 +8,7 @@ from typing import TypeVar, get_args
 
 from gpulse.errors import UsageError
 from gpulse.model.metric import Scope
-from gpulse.store.base import Holding, Samples, Series, Share, Statistic, Steps
-from gpulse.store.history import holding, stepping
+from gpulse.store.history import gpu_holders, stepping
 from gpulse.store.history.query import History, Window
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.relation import Sources
@@ -22,6 +21,7 @@ from gpulse.store.history.series import (
     step_microseconds,
     to_series,
 )
+from gpulse.store.store import Holding, Samples, Series, Share, Statistic, Steps
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class StoredSamples:
             LogError: A file of the history is damaged.
         """
         window = _window("process", start, end, nodes, None, gpus)
-        return self._asked(lambda sources: holding.holdings(self._history, sources, window), nodes)
+        return self._asked(lambda sources: gpu_holders.holdings(self._history, sources, window), nodes)
 
     def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
         """As `SummarySource.shares`.
@@ -176,7 +176,7 @@ class StoredSamples:
         """
         window = _window("process", start, end, nodes, None)
         with self._dividing:
-            return self._asked(lambda sources: holding.shares(self._history, sources, window), nodes)
+            return self._asked(lambda sources: gpu_holders.shares(self._history, sources, window), nodes)
 
     def _asked(self, question: Callable[[Sources], T], nodes: Collection[int] | None) -> T:
         """The answer to a question about the history and what came after it."""

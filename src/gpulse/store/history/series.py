@@ -11,7 +11,7 @@ import numpy as np
 
 from gpulse.errors import UsageError
 from gpulse.model.metric import CATALOGUE
-from gpulse.store.base import Samples, Series, SeriesKey, Statistic
+from gpulse.store.store import Samples, Series, SeriesKey, Statistic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpulse.store.base import SeriesKey, Steps
 from gpulse.store.history.query import History, Window, plain
 from gpulse.store.history.relation import Sources, relation
 from gpulse.store.history.rollup import COARSE, FINE
+from gpulse.store.store import SeriesKey, Steps
 
 
 def steps(

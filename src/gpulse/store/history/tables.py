@@ -11,7 +11,7 @@ import numpy as np
 
 from gpulse.model.columns import MISSING_NARROW, MISSING_WIDE, Column
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.history.stacks import Stack, plain, subject_key
+from gpulse.store.history.blocks import Stack, plain, subject_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

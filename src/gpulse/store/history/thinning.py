@@ -14,10 +14,10 @@ from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.series import EXPOSED
 from gpulse.store.disk import disk_errors
 from gpulse.store.history import rollup
+from gpulse.store.history.day_summaries import is_ready
+from gpulse.store.history.gpu_time import OF_GPU
 from gpulse.store.history.parquet import QUICK, THOROUGH, write_file
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, remove_segments, write_meta
-from gpulse.store.history.sharing import OF_GPU
-from gpulse.store.history.summing import is_ready
 from gpulse.store.history.tables import literal, quoted, words_of
 
 if TYPE_CHECKING:

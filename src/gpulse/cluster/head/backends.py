@@ -1,0 +1,131 @@
+"""What a head has beyond its own disk: an engine for samples, and a directory that it shares with other heads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpulse.cluster.head.fleet import Fleet
+from gpulse.cluster.head.ingest import Ingest
+from gpulse.reports.document import Document
+from gpulse.store.entry import Entry
+from gpulse.store.local import LocalStore
+from gpulse.store.outage import Outage
+from gpulse.store.store import HeadStore
+from gpulse.store.tsdb.config import Engine
+
+if TYPE_CHECKING:
+    from gpulse.cluster.head.other_heads import Elsewhere
+    from gpulse.store.joined import FederatedStore
+    from gpulse.store.tsdb.forwarder import Forwarder
+    from gpulse.store.tsdb.promql import PromqlClient
+
+_ASK_SECONDS = 10.0
+
+
+class Places(NamedTuple):
+    """Where a head's samples, and what else it knows, go besides its own disk."""
+
+    engine: Engine | None = None
+    engine_limit_bytes: int = 10 << 30
+    """How much of the log may wait for the engine."""
+
+
+class Backends:
+    """The engine and the shared directory of one head; either may be missing, and neither is ever waited for."""
+
+    def __init__(self, archive: LocalStore, places: Places, *, now: Callable[[], float]) -> None:
+        self._archive = archive
+        self._places = places
+        self._now = now
+        self._forwarder: Forwarder | None = None
+        self._client: PromqlClient | None = None
+        self._joined: FederatedStore | None = None
+        self._elsewhere: Elsewhere | None = None
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Begin to send samples; what is opened is closed with the stack.
+
+        Raises:
+            GpulseError: Something that it needs is not installed.
+        """
+        engine = self._places.engine
+        if engine is None:
+            return
+        from gpulse.store.tsdb.forwarder import Forwarder  # noqa: PLC0415  few heads have an engine
+        from gpulse.store.tsdb.promql import PromqlClient  # noqa: PLC0415
+
+        self._forwarder = forwarder = Forwarder(
+            self._archive.directory, engine, limit_bytes=self._places.engine_limit_bytes
+        )
+        self._archive.forward_to(forwarder)
+        stack.push_async_callback(asyncio.to_thread, forwarder.close)
+        await asyncio.to_thread(forwarder.start)
+        if engine.query_url is not None:
+            self._client = PromqlClient(engine, timeout_seconds=_ASK_SECONDS)
+            stack.callback(self._client.close)
+
+    def join(self, fleet: Fleet, ingest: Ingest) -> HeadStore:
+        """Take part in what other heads know; the store that has all of it."""
+        if self._client is not None and self._places.engine is not None:
+            from gpulse.cluster.head.other_heads import Elsewhere  # noqa: PLC0415  as above
+
+            self._elsewhere = Elsewhere(
+                self._client, fleet, ingest, labels=self._places.engine.labels, now=self._now
+            )
+        if self._client is None:
+            return self._archive
+        return self._join_store()
+
+    def _join_store(self) -> FederatedStore:
+        from gpulse.store.joined import FederatedStore  # noqa: PLC0415  as above
+        from gpulse.store.tsdb.samples import TsdbSamples  # noqa: PLC0415
+
+        samples = None
+        if self._client is not None and self._places.engine is not None:
+            samples = TsdbSamples(
+                self._client, self._archive.nodes, labels=self._places.engine.labels, now=self._now
+            )
+        self._joined = FederatedStore(self._archive, samples, None, now=self._now)
+        return self._joined
+
+    @property
+    def whole(self) -> HeadStore:
+        """The same store for those who must not get a part of the answer for the whole of it."""
+        return self._archive if self._joined is None else self._joined.whole
+
+    def work(self) -> list[tuple[str, Coroutine[None, None, None]]]:
+        """What goes on while the head runs, by name."""
+        found: list[tuple[str, Coroutine[None, None, None]]] = []
+        if self._elsewhere is not None:
+            found.append(("elsewhere", self._elsewhere.run()))
+        return found
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """Entries are on this head's disk."""
+        if self._joined is not None:
+            self._joined.committed(entries)
+
+    def status(self) -> Document:
+        """How it is with both, for the status document; empty when there is neither."""
+        found: Document = {}
+        if self._forwarder is not None:
+            found["remote"] = self._forwarder.state()._asdict()
+        if self._client is not None:
+            found["remote_query"] = {"url": self._client.url, **_told(self._query_trouble())}
+        return found
+
+    def _query_trouble(self) -> Outage | None:
+        elsewhere = None if self._elsewhere is None else self._elsewhere.trouble
+        return elsewhere or (None if self._joined is None else self._joined.engine_trouble)
+
+
+def _told(trouble: Outage | None) -> Document:
+    return {
+        "state": "ok" if trouble is None else "failing",
+        "error": None if trouble is None else trouble.message,
+        "hint": None if trouble is None else trouble.hint,
+        "since": None if trouble is None else trouble.since,
+    }

@@ -1,1 +1,0 @@
-"""Questions about the past, answered from the store."""

@@ -1,0 +1,204 @@
+"""The spans of findings as rows: updated with every event that reports findings, or ends the reports of a node."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpulse.model.finding import NODE_FINDINGS, FindingKey, finding_key
+from gpulse.model.finding_span import FindingSpan, new_span
+from gpulse.store.metadata.lazy_json import Told
+from gpulse.store.store import StoredFinding
+
+if TYPE_CHECKING:  # the file makes this table
+    from gpulse.store.metadata.file import MetadataFile
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS findings (
+    id INTEGER PRIMARY KEY, node INTEGER, "key" TEXT NOT NULL, start REAL NOT NULL, last REAL NOT NULL,
+    "end" REAL, is_over INTEGER NOT NULL, by_head INTEGER NOT NULL, detail TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS findings_key ON findings (node, "key", start);
+CREATE INDEX IF NOT EXISTS findings_open ON findings (node) WHERE is_over = 0;
+CREATE INDEX IF NOT EXISTS findings_time ON findings ("end", start);
+"""
+_REPORT = "findings"
+_SILENCE = frozenset({"agent_stopping", "node_lost"})
+"""Events after which it is unknown whether the findings of a node still hold.
+
+An agent that starts is none: it reports within a minute, and until then they count as holding."""
+_ENDS = {"node_back": "node_lost", "node_found": "node_missing"}
+"""Events that end a finding that the head itself made."""
+_COLUMNS = 'id, start, last, "end", is_over'
+
+
+def follow(database: sqlite3.Connection, time: float, node: int | None, kind: str, detail: str) -> None:
+    """Update the spans of findings by one event, whatever kind of event that is."""
+    if kind == _REPORT:
+        listed = json.loads(detail).get("findings")
+        _report(database, time, node, listed if isinstance(listed, list) else [])
+        return
+    if kind in _SILENCE and node is not None:
+        for row, span in _open(database, node, by_head=False):
+            _update(database, row[0], span.silent(time, _last_heard(detail)))
+    if kind == "node_back" and node is not None:
+        _resume(database, node)
+    if kind in _ENDS:
+        key = _ENDS[kind], None, str(json.loads(detail).get("name") or "") if node is None else ""
+        for row, span in _open(database, node, by_head=True):
+            if row[1] == _text(key):
+                _update(database, row[0], span.absent(time))
+    elif '"finding":' in detail:
+        finding = json.loads(detail).get("finding")
+        if isinstance(finding, dict):
+            _reported(database, time, node, finding, by_head=True)
+
+
+def find_findings(
+    file: MetadataFile, *, start: float, end: float, nodes: Collection[int] | None, most: int | None
+) -> list[StoredFinding]:
+    """Return the findings that held in `[start, end)`, those that began first before the others.
+
+    Args:
+        file: The book's.
+        start: Epoch seconds.
+        end: Epoch seconds.
+        nodes: Only of these; None for all, and those of nodes that never reported.
+        most: Only so many, those that held last.
+    """
+    chosen = 'start < ? AND ("end" IS NULL OR "end" > ?)'
+    values: list[Any] = [end, start]
+    if nodes is not None:
+        chosen += " AND node IN (SELECT value FROM json_each(?))"
+        values.append(json.dumps(list(nodes)))
+    if most is not None:
+        newest = '"end" IS NULL DESC, "end" DESC, start DESC, id DESC'
+        chosen = f"id IN (SELECT id FROM findings WHERE {chosen} ORDER BY {newest} LIMIT ?)"
+        values.append(most)
+    query = f'SELECT node, detail, start, last, "end", is_over FROM findings WHERE {chosen} ORDER BY start, node, "key"'
+    return [
+        StoredFinding(node, FindingSpan(began, last, over, bool(is_over)), Told(detail))
+        for node, detail, began, last, over, is_over in file.rows(query, values)
+    ]
+
+
+def _report(database: sqlite3.Connection, time: float, node: int | None, listed: list[Any]) -> None:
+    told: dict[str, Mapping[str, Any]] = {}
+    for finding in listed:
+        if (
+            isinstance(finding, dict)
+            and isinstance(finding.get("id"), str)
+            and finding["id"] not in NODE_FINDINGS
+        ):
+            told.setdefault(_text(finding_key(finding)), finding)
+    for row, span in _open(database, node, by_head=False):
+        if row[1] not in told:
+            _update(database, row[0], span.absent(time))
+    for finding in told.values():
+        _reported(database, time, node, finding, by_head=False)
+    if told:
+        _catch_up(database, time, node)
+
+
+def _catch_up(database: sqlite3.Connection, time: float, node: int | None) -> None:
+    """End what a late report began, where the next event of the node is known already."""
+    kinds = json.dumps([_REPORT, *_SILENCE])
+    after = database.execute(
+        "SELECT time, kind, detail FROM events WHERE node IS ? AND time > ? "
+        "AND kind IN (SELECT value FROM json_each(?)) ORDER BY time, from_frame, id LIMIT 1",
+        (node, time, kinds),
+    ).fetchone()
+    if after is None:
+        return
+    listed = json.loads(after[2]).get("findings") if after[1] == _REPORT else None
+    told = {_text(finding_key(one)) for one in listed or () if isinstance(one, dict)}
+    for row, span in _open(database, node, by_head=False):
+        if span.last == time and row[1] not in told:
+            _update(database, row[0], span.silent(after[0]) if listed is None else span.absent(after[0]))
+
+
+def _reported(
+    database: sqlite3.Connection, time: float, node: int | None, finding: Mapping[str, Any], *, by_head: bool
+) -> None:
+    key, detail = _text(finding_key(finding)), json.dumps(finding, separators=(",", ":"))
+    before = database.execute(
+        f'SELECT {_COLUMNS} FROM findings WHERE node IS ? AND "key" = ? AND start <= ? ORDER BY start DESC LIMIT 1',
+        (node, key, time),
+    ).fetchone()
+    span = None if before is None else _span(before).reported(finding, time)
+    if before is not None and span is None and before[3] is None:  # nobody said when it was over
+        _update(database, before[0], _span(before).silent(before[2]))
+    if before is None or span is None:
+        span = new_span(finding, time)
+        if by_head and isinstance(finding.get("start"), int | float):  # on this very clock
+            span = span._replace(start=float(finding["start"]))
+        row = node, key, *span, by_head, detail
+        number = database.execute(f"INSERT INTO findings VALUES (NULL{', ?' * len(row)})", row).lastrowid
+    else:
+        number = before[0]
+        _update(database, number, span, detail if time > before[2] else None)
+    _join_next(database, node, key, number, span)
+
+
+def _join_next(
+    database: sqlite3.Connection, node: int | None, key: str, number: int | None, span: FindingSpan
+) -> None:
+    """Make one of two spans when a report that came late closes the gap between them."""
+    after = database.execute(
+        f'SELECT {_COLUMNS}, detail FROM findings WHERE node IS ? AND "key" = ? AND start > ? ORDER BY start LIMIT 1',
+        (node, key, span.start),
+    ).fetchone()
+    if after is None:
+        return
+    later, detail = _span(after[:-1]), after[-1]
+    if span.reported({"id": json.loads(detail)["id"]}, later.start) is not None:
+        _update(database, number, later._replace(start=span.start), detail)
+        database.execute("DELETE FROM findings WHERE id = ?", (after[0],))
+
+
+def _resume(database: sqlite3.Connection, node: int) -> None:
+    """Go on with the findings of a node whose agent was cut off and runs still: it reports changes alone."""
+    for row, span in _open(database, node, by_head=False):
+        restarted = database.execute(
+            "SELECT 1 FROM events WHERE node = ? AND kind IN ('agent_started', 'agent_stopping') AND time > ?",
+            (node, span.last),
+        ).fetchone()
+        if span.end is not None and restarted is None:
+            _update(database, row[0], span._replace(end=None))
+
+
+def _last_heard(detail: str) -> float | None:
+    """Return when something came from a node that is lost by now."""
+    finding = json.loads(detail).get("finding") if '"finding":' in detail else None
+    start = finding.get("start") if isinstance(finding, dict) else None
+    return float(start) if isinstance(start, int | float) else None
+
+
+def _open(
+    database: sqlite3.Connection, node: int | None, *, by_head: bool
+) -> list[tuple[tuple[int, str], FindingSpan]]:
+    rows = database.execute(
+        f'SELECT "key", {_COLUMNS} FROM findings WHERE node IS ? AND is_over = 0 AND by_head = ?',
+        (node, by_head),
+    ).fetchall()
+    return [((row[1], row[0]), _span(row[1:])) for row in rows]
+
+
+def _update(
+    database: sqlite3.Connection, number: int | None, span: FindingSpan, detail: str | None = None
+) -> None:
+    database.execute(
+        'UPDATE findings SET start = ?, last = ?, "end" = ?, is_over = ?, detail = ifnull(?, detail) WHERE id = ?',
+        (*span, detail, number),
+    )
+
+
+def _span(row: tuple[Any, ...]) -> FindingSpan:
+    _, start, last, end, is_over = row
+    return FindingSpan(start, last, end, bool(is_over))
+
+
+def _text(key: FindingKey) -> str:
+    return json.dumps(key)
