@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
 from benchmarks.past import Maker, Size, make_book, make_recent
-from gpulse.cluster.api.answers import dumps
 from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.protocol.answers import dumps
 from gpulse.errors import RefusedError
 from gpulse.export.job_page import page
 from gpulse.model.metric import CATALOGUE

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpulse.cluster.api.operations import OPERATIONS
+from gpulse.cluster.protocol.operations import OPERATIONS
 from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port
 from tests.integration.commands import BIN, Ended, environment
 from tests.integration.hands import IS_ROOT

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpulse.cluster.api import schemas
-from gpulse.cluster.api.interface import Download, Format, LiveNode
+from gpulse.cluster.protocol import schemas
+from gpulse.cluster.protocol.interface import Download, Format, LiveNode
 from gpulse.errors import RefusedError
 from gpulse.model.frame import Frame
 from gpulse.model.metric import Scope

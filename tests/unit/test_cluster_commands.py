@@ -11,8 +11,8 @@ import pytest
 
 from gpulse.cli import agent, recover, remote, service, session, target
 from gpulse.cli.compat import gsprof
-from gpulse.cluster.api.fields import duration
 from gpulse.cluster.client.address import Address
+from gpulse.cluster.protocol.fields import duration
 from gpulse.errors import GpulseError, RefusedError, UsageError
 
 if TYPE_CHECKING:

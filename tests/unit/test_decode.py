@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulse.cluster.agent.changes import Changes
-from gpulse.cluster.api.interface import HeadInterface
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.connection import Stream
 from gpulse.cluster.head.decode import Refused, Shapes, decode_frames, decode_layout
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.wire_pb2 import AgentMessage, Layout, Run, Settings
 from gpulse.export.prometheus.page import exposition
 from gpulse.model.bounds import MAX_EVENTS_BYTES, MAX_TEXT_CHARS, encode_events

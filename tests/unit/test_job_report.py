@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from gpulse.cluster.api import schemas
+from gpulse.cluster.protocol import schemas
 from gpulse.errors import RefusedError
 from gpulse.export.job_words import line
 from gpulse.model.frame import Frame

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.cluster.api import fields
-from gpulse.cluster.api.answers import LARGEST_BODY, read_body
-from gpulse.cluster.api.interface import HeadInterface
-from gpulse.cluster.api.operations import BY_NAME, OPERATIONS, call, fetch
+from gpulse.cluster.protocol import fields
+from gpulse.cluster.protocol.answers import LARGEST_BODY, read_body
+from gpulse.cluster.protocol.interface import HeadInterface
+from gpulse.cluster.protocol.operations import BY_NAME, OPERATIONS, call, fetch
 from gpulse.errors import CollectionError, DiskError, RefusedError, UsageError
 from gpulse.model.metric import CATALOGUE
 from tests.unit.fake_head import NOW, FakeHead

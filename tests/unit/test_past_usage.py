@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.cluster.api.usage_file import usage_file
+from gpulse.cluster.protocol.usage_file import usage_file
 from gpulse.model.frame import Frame
 from gpulse.reports.document import Document
 from tests.unit.past_lab import BEGIN, Held, Lab, check_alike

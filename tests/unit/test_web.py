@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gpulse.cluster.api.answers import LARGEST_BODY, dumps
-from gpulse.cluster.api.operations import OPERATIONS
+from gpulse.cluster.protocol.answers import LARGEST_BODY, dumps
+from gpulse.cluster.protocol.operations import OPERATIONS
 from gpulse.cluster.security import COOKIE, Access
 from gpulse.web.answer import encoded
 from gpulse.web.app import make_app

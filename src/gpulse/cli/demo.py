@@ -21,10 +21,10 @@ from gpulse.errors import INTERRUPTED, GpulseError, MissingExtraError
 
 if TYPE_CHECKING:
     from gpulse.cli.service import EndSignals
-    from gpulse.cluster.api.interface import HeadInterface
     from gpulse.cluster.demo.plan import ClusterPlan
     from gpulse.cluster.demo.troupe import Troupe
     from gpulse.cluster.head.head import Frontend, Listening, MakeFrontend
+    from gpulse.cluster.protocol.interface import HeadInterface
     from gpulse.cluster.security import Access
 
 _Result = TypeVar("_Result")

@@ -23,8 +23,8 @@ from gpulse.errors import INTERRUPTED, GpulseError, MissingExtraError, UsageErro
 
 if TYPE_CHECKING:
     from gpulse.cli.service import EndSignals, Ready
-    from gpulse.cluster.api.interface import HeadInterface
     from gpulse.cluster.head.head import Frontend, Head, HeadConfig, Listening, MakeFrontend
+    from gpulse.cluster.protocol.interface import HeadInterface
     from gpulse.cluster.security import Access, TlsFiles
     from gpulse.store.tsdb.config import Engine
 

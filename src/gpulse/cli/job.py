@@ -27,7 +27,7 @@ def _time(text: str) -> str:
     Raises:
         click.BadParameter: It is none.
     """
-    from gpulse.cluster.api.fields import moment  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.protocol.fields import moment  # noqa: PLC0415  --help needs none of it
 
     try:
         moment(text, 0.0)
@@ -42,7 +42,7 @@ def _length(text: str) -> str:
     Raises:
         click.BadParameter: It is none.
     """
-    from gpulse.cluster.api.fields import duration  # noqa: PLC0415  as above
+    from gpulse.cluster.protocol.fields import duration  # noqa: PLC0415  as above
 
     try:
         duration(text)

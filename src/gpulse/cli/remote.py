@@ -21,9 +21,9 @@ from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
     from gpulse.cli.target import Target
-    from gpulse.cluster.api.interface import Format
     from gpulse.cluster.client.address import Transport
     from gpulse.cluster.client.client import HeadClient
+    from gpulse.cluster.protocol.interface import Format
     from gpulse.reports.document import Document
 
 FORMATS = ("json", "jsonl", "csv", "parquet")
@@ -306,7 +306,7 @@ def chosen_format(output_format: str | None, place: Path | None) -> Format:
             )
         if output_format not in (None, said):
             raise UsageError(f"{place} is not the name of a {output_format} file", hint="leave out --format")
-    from gpulse.cluster.api.interface import Format  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.protocol.interface import Format  # noqa: PLC0415  --help needs none of it
 
     chosen = said or output_format or "json"
     return next(known for known in get_args(Format) if known == chosen)

@@ -38,7 +38,7 @@ def duration(text: str) -> float:
     Raises:
         click.BadParameter: It is none.
     """
-    from gpulse.cluster.api import fields  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.protocol import fields  # noqa: PLC0415  --help needs none of it
 
     try:
         return fields.duration(text.strip().lower())

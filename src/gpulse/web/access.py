@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.websockets import WebSocket
 
-from gpulse.cluster.api.answers import failure, read_body
+from gpulse.cluster.protocol.answers import failure, read_body
 from gpulse.cluster.security import COOKIE, COOKIE_SECONDS, Access, HttpRequest, Refusal
 from gpulse.errors import GpulseError, RefusedError
 from gpulse.web.answer import drain, json_response, read, refused

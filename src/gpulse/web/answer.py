@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gpulse.cluster.api.answers import LARGEST_BODY, dumps, refusal
+from gpulse.cluster.protocol.answers import LARGEST_BODY, dumps, refusal
 from gpulse.errors import RefusedError
 
 if TYPE_CHECKING:

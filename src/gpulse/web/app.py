@@ -13,10 +13,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 
 from gpulse._version import __version__
-from gpulse.cluster.api.answers import failure, read_body
-from gpulse.cluster.api.fields import MOST_REPEATED
-from gpulse.cluster.api.interface import Download, HeadInterface
-from gpulse.cluster.api.operations import OPERATIONS, Operation, call, fetch
+from gpulse.cluster.protocol.answers import failure, read_body
+from gpulse.cluster.protocol.fields import MOST_REPEATED
+from gpulse.cluster.protocol.interface import Download, HeadInterface
+from gpulse.cluster.protocol.operations import OPERATIONS, Operation, call, fetch
 from gpulse.cluster.security import Access
 from gpulse.errors import GpulseError, UsageError
 from gpulse.web import metrics, openapi

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpulse.cluster.api.interface import LiveNode
+from gpulse.cluster.protocol.interface import LiveNode
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Value
 from gpulse.model.process import GpuProcess, ProcessIdentity

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gpulse.cluster.api.interface import HeadInterface
+from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.security import Access, TlsFiles
 from gpulse.web.app import make_app
 from gpulse.web.dashboard import Dashboard

@@ -10,8 +10,8 @@ from contextlib import suppress
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpulse._version import __version__
-from gpulse.cluster.api.answers import dumps, failure
-from gpulse.cluster.api.interface import HeadInterface
+from gpulse.cluster.protocol.answers import dumps, failure
+from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.security import Refusal
 from gpulse.errors import GpulseError, UsageError
 from gpulse.web.access import deny

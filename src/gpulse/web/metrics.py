@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import HeadInterface, LiveNode
+from gpulse.cluster.protocol.interface import HeadInterface, LiveNode
 from gpulse.export.prometheus import own
 from gpulse.export.prometheus.exposed import Census, Exposed
 from gpulse.export.prometheus.page import exposition

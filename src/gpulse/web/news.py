@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpulse.cluster.api.answers import dumps
-from gpulse.cluster.api.interface import HeadInterface, LiveNode
+from gpulse.cluster.protocol.answers import dumps
+from gpulse.cluster.protocol.interface import HeadInterface, LiveNode
 from gpulse.model.metric import Value
 from gpulse.web.details import describe
 from gpulse.web.wish import Wish

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpulse.cluster.api import schemas
-from gpulse.cluster.api.operations import OPERATIONS, Operation
+from gpulse.cluster.protocol import schemas
+from gpulse.cluster.protocol.operations import OPERATIONS, Operation
 
 Document = dict[str, Any]
 

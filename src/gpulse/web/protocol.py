@@ -13,7 +13,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from gpulse.cluster.api.answers import dumps, refusal
+from gpulse.cluster.protocol.answers import dumps, refusal
 from gpulse.cluster.security import client_user
 from gpulse.web.access import CLIENT_USER
 from gpulse.web.shell import HEADERS

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpulse.cluster.api.answers import dumps
-from gpulse.cluster.api.interface import HeadInterface
+from gpulse.cluster.protocol.answers import dumps
+from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.web.answer import without_holding
 from gpulse.web.news import News, Sent
 from gpulse.web.wish import Wish

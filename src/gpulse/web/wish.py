@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpulse.cluster.api import fields as f
-from gpulse.cluster.api.answers import read_body
+from gpulse.cluster.protocol import fields as f
+from gpulse.cluster.protocol.answers import read_body
 from gpulse.errors import UsageError
 from gpulse.model.metric import CATALOGUE, Scope
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from gpulse._version import __version__
 from gpulse.cluster.agent.board import Board
-from gpulse.cluster.api.answers import refusal
 from gpulse.cluster.ports import who_listens
+from gpulse.cluster.protocol.answers import refusal
 from gpulse.cluster.security import Access, HttpRequest, client_user
 from gpulse.errors import GpulseError
 from gpulse.export.prometheus.text import CONTENT_TYPE, accepts_gzip

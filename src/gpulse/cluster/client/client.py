@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import Format
 from gpulse.cluster.client.address import Address
+from gpulse.cluster.protocol.interface import Format
 from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError, RefusedError
 from gpulse.reports.document import Document

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpulse._version import __version__
-from gpulse.cluster.api.operations import BY_NAME
 from gpulse.cluster.client.address import Address
 from gpulse.cluster.client.client import Answer, BrokenOffError, Credentials, UnansweredError
 from gpulse.cluster.client.probe import CONNECT_SECONDS, explained, unreachable
+from gpulse.cluster.protocol.operations import BY_NAME
 from gpulse.errors import GpulseError, UsageError
 
 _PIECE_BYTES = 1 << 18

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from gpulse.cluster.api.interface import Format
 from gpulse.cluster.head import documents
 from gpulse.cluster.head.sessions import Sessions, interrupted, is_to_go_on, recovered
+from gpulse.cluster.protocol.interface import Format
 from gpulse.export.session.write import SessionExport
 from gpulse.model.session import Session
 from gpulse.reports.document import Document

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from gpulse.cluster.api.interface import LiveNode
+from gpulse.cluster.protocol.interface import LiveNode
 from gpulse.export.session.steps import steps
 from gpulse.model import iso_time
 from gpulse.model.device import Device

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import suppress
 from typing import NamedTuple
 
-from gpulse.cluster.api.interface import Download, Format
+from gpulse.cluster.protocol.interface import Download, Format
 from gpulse.errors import ExportCancelledError, GpulseError, RefusedError
 from gpulse.export.session.files import create_session_file, free_path, remove_stale_drafts
 from gpulse.export.session.members import members

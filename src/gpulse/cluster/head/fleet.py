@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from gpulse.cluster.api.interface import LiveNode, NodeState
 from gpulse.cluster.head.decode import Shapes
 from gpulse.cluster.head.membership import RETURN_SECONDS, Abroad, is_undecided, state_of
+from gpulse.cluster.protocol.interface import LiveNode, NodeState
 from gpulse.diagnosis.rules.node import node_lost
 from gpulse.model.columns import Layout, PackedFrame
 from gpulse.model.device import Device, Node

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import HeadInterface
 from gpulse.cluster.head.address_file import ADDRESS_FILE, AddressFile
 from gpulse.cluster.head.backends import Backends, Places
 from gpulse.cluster.head.clock import SteadyClock
@@ -25,6 +24,7 @@ from gpulse.cluster.head.service import Service
 from gpulse.cluster.head.sessions import Sessions, interrupted, woken
 from gpulse.cluster.head.settings import Settings
 from gpulse.cluster.ports import who_listens
+from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.security import Access, TlsFiles, server_credentials
 from gpulse.diagnosis.rules.node import node_missing
 from gpulse.errors import DiskError, GpulseError

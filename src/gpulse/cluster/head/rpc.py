@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 
 from gpulse.cluster import wire
-from gpulse.cluster.api.answers import dumps, failure, read_body
-from gpulse.cluster.api.interface import HeadInterface
-from gpulse.cluster.api.operations import call, changes_anything, fetch
 from gpulse.cluster.head.connection import Allowed
 from gpulse.cluster.head.decode import Refused, read_message
 from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.protocol.answers import dumps, failure, read_body
+from gpulse.cluster.protocol.interface import HeadInterface
+from gpulse.cluster.protocol.operations import call, changes_anything, fetch
 from gpulse.cluster.wire_pb2 import Reply, Request
 from gpulse.errors import GpulseError
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from gpulse._version import __version__
-from gpulse.cluster.api.interface import Download, Format, LiveNode
 from gpulse.cluster.head import documents
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.expected import missing
@@ -25,6 +24,7 @@ from gpulse.cluster.head.sessions import (
     stopped,
 )
 from gpulse.cluster.head.settings import Settings
+from gpulse.cluster.protocol.interface import Download, Format, LiveNode
 from gpulse.errors import DiskError, RefusedError
 from gpulse.model.finding import Finding
 from gpulse.model.metric import Scope

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from gpulse.cluster.api import fields as f
-from gpulse.cluster.api import schemas
-from gpulse.cluster.api.answers import failure, refusal
-from gpulse.cluster.api.interface import Download, Format, HeadInterface
-from gpulse.cluster.api.usage_file import usage_file
+from gpulse.cluster.protocol import fields as f
+from gpulse.cluster.protocol import schemas
+from gpulse.cluster.protocol.answers import failure, refusal
+from gpulse.cluster.protocol.interface import Download, Format, HeadInterface
+from gpulse.cluster.protocol.usage_file import usage_file
 from gpulse.errors import RefusedError, UsageError
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.reports.document import Document

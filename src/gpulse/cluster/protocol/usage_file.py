@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpulse.cluster.api.fields import LATEST
-from gpulse.cluster.api.interface import Download
+from gpulse.cluster.protocol.fields import LATEST
+from gpulse.cluster.protocol.interface import Download
 from gpulse.export.csv import safe_text
 from gpulse.reports.document import Document
 
