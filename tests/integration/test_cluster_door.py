@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
 from gpulse.model.columns import layout_id
+from gpulse.store.format import prepare_format
 from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
@@ -223,6 +224,7 @@ def test_a_log_of_an_earlier_version_costs_its_bad_records_alone(tmp_path: Path)
         f'[{{"event":"frames_dropped","run":"?","frames":{value}}}]'.encode() for value in ODD.values()
     ]
     with cluster_in(tmp_path) as cluster, fake_engine() as engine:
+        prepare_format(str(tmp_path / "data"))
         with Log(tmp_path / "data" / "log") as log:
             for number in (1, 2, 3):
                 known = {

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.model.columns import Layout
-from gpulse.store.disk import disk_errors
 from gpulse.store.entry import Entry, step_of
+from gpulse.store.format import prepare_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
@@ -66,13 +66,12 @@ class LocalStore(StoreView):
             layouts: Filled with the layouts that are known, and asked for those that come later.
 
         Raises:
-            LogError: It is damaged, of a newer version, or another process writes it.
+            LogError: It is damaged, of another version, or another process writes it.
             DiskError: The disk is full, read-only or broken.
         """
         self.directory = os.path.abspath(directory)
         self.layouts: dict[int, Layout] = {} if layouts is None else layouts
-        with disk_errors(f"make {self.directory}"):
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        prepare_format(self.directory)
         self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
         try:
             self.book = Metadata(f"{self.directory}/book.sqlite")

@@ -10,6 +10,7 @@ from typing import Self
 
 from gpulse.errors import GpulseError
 from gpulse.store.disk import disk_errors
+from gpulse.store.format import check_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.samples import StoredSamples
@@ -39,6 +40,7 @@ class OfflineStore(StoreView):
                 f"{self.directory} is no data directory of a head",
                 hint="name the one that the head was given",
             )
+        check_format(self.directory)
         with ExitStack() as stack:
             book = _book(self.directory, log, stack)
             layouts = book.layouts()

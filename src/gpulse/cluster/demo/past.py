@@ -20,6 +20,7 @@ from gpulse.model.packing import FramePacker
 from gpulse.model.session import Session
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.entry import Entry
+from gpulse.store.format import prepare_format
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import Batch
 from gpulse.store.metadata.frames import FrameEvents
@@ -88,6 +89,7 @@ def write_past(
     times = moments(len(authors))
     judged = range(JUDGED_SECONDS if len(authors) <= _MOST_JUDGED else 0, -1, -1)
     whole = len(authors) * (len(times) + 3 * len(judged))  # a frame that is judged takes thrice as long
+    prepare_format(data_dir)
     with Log(f"{data_dir}/log", segment_bytes=256 << 20) as log:
         _append(log, _head_entries(plan, started, started - times[0]))
         for place, author in enumerate(authors):
