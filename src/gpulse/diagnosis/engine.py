@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpulse.diagnosis.case import Case, Node
 from gpulse.diagnosis.digest import Digest
-from gpulse.diagnosis.rule import SIGNALS, Match, Rule, Signal, found
+from gpulse.diagnosis.rule import Match, Rule, found
 from gpulse.diagnosis.rulebook import BY_ID, RULES
-from gpulse.diagnosis.seconds import Second
+from gpulse.diagnosis.seconds import SIGNALS, Second, Signal
 from gpulse.diagnosis.stretch import Stretch, programs
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged

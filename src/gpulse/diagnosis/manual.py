@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gpulse.diagnosis.rule import SIGNALS, Rule
+from gpulse.diagnosis.rule import Rule
 from gpulse.diagnosis.rulebook import RULES
+from gpulse.diagnosis.seconds import SIGNALS
 from gpulse.diagnosis.signals import Unit, written
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
 from gpulse.model.finding import Advice, Family

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from gpulse.diagnosis.seconds import Signal
 from gpulse.model.finding import Advice, Evidence, Family, Finding, Severity
 
 if TYPE_CHECKING:
@@ -12,23 +13,6 @@ if TYPE_CHECKING:
     from gpulse.diagnosis.stretch import Stretch
 
 Scope = Literal["gpu", "node"]
-Signal = Literal[
-    "gpm", "duty", "copies", "processes", "holders", "shares", "io", "pressure", "host", "memory", "power"
-]
-
-SIGNALS: dict[Signal, str] = {
-    "gpm": "activity of SMs, tensor cores and memory (GPM)",
-    "duty": "the GPU's utilization",
-    "copies": "PCIe traffic",
-    "processes": "CPU use of the processes on the GPU",
-    "holders": "the list of processes on the GPU",
-    "shares": "each process' share of the GPU",
-    "io": "what the processes read and write",
-    "pressure": "pressure stall information (PSI)",
-    "host": "the host's own readings",
-    "memory": "the GPU's memory use",
-    "power": "power draw",
-}
 
 
 class Match(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gpulse.model.frame import GpuReading
 from gpulse.model.metric import Values
@@ -29,6 +29,24 @@ MEANS = (
     "nvlink_tx_bytes_per_second",
 )
 """The readings whose means over time the rules look at."""
+
+Signal = Literal[
+    "gpm", "duty", "copies", "processes", "holders", "shares", "io", "pressure", "host", "memory", "power"
+]
+
+SIGNALS: dict[Signal, str] = {
+    "gpm": "activity of SMs, tensor cores and memory (GPM)",
+    "duty": "the GPU's utilization",
+    "copies": "PCIe traffic",
+    "processes": "CPU use of the processes on the GPU",
+    "holders": "the list of processes on the GPU",
+    "shares": "each process' share of the GPU",
+    "io": "what the processes read and write",
+    "pressure": "pressure stall information (PSI)",
+    "host": "the host's own readings",
+    "memory": "the GPU's memory use",
+    "power": "power draw",
+}
 
 
 class Sum(NamedTuple):

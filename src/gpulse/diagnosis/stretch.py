@@ -8,8 +8,7 @@ from itertools import pairwise, repeat
 from statistics import median
 from typing import NamedTuple
 
-from gpulse.diagnosis.rule import Signal
-from gpulse.diagnosis.seconds import Second
+from gpulse.diagnosis.seconds import Second, Signal
 from gpulse.diagnosis.thresholds import Thresholds
 from gpulse.model.device import Device
 from gpulse.model.process import ProcessReading

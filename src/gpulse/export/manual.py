@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulse.diagnosis.manual import FAMILIES, Entry, entries
-from gpulse.diagnosis.rule import SIGNALS
+from gpulse.diagnosis.seconds import SIGNALS
 from gpulse.diagnosis.thresholds import DEFAULTS
 from gpulse.model.units import seconds, share
 
