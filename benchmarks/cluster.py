@@ -34,6 +34,7 @@ from benchmarks.processes import (
 from gpulse.model.session import Session
 from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.store import Query
 
 NAME = "cluster"
 _GPUS = 8
@@ -204,7 +205,7 @@ def _stored(directory: Path) -> tuple[int, int]:
     frames, rows = 0, 0
     with LocalStore(str(directory)) as archive:
         seen: list[Any] = []
-        for found in archive.scan("gpu", ["power_watts"], start=0.0, end=_AGES, stretch_seconds=60.0):
+        for found in archive.scan(Query(0.0, _AGES, "gpu", ("power_watts",))):
             rows += len(found.times)
             pairs = np.empty(len(found.times), [("run", np.uint64), ("sequence", np.int64)])
             pairs["run"], pairs["sequence"] = found.runs, found.sequences

@@ -26,9 +26,8 @@ from gpulse.reports.job import Jobs
 from gpulse.reports.subject import JobKind
 from gpulse.store.history import gpu_time
 from gpulse.store.history.query import History
-from gpulse.store.history.samples import StoredSamples
+from gpulse.store.reader import StoreReader
 from gpulse.store.registry import Register
-from gpulse.store.view import StoreView
 
 NAME = "job"
 _DAY = 86_400
@@ -101,7 +100,7 @@ def run(*, quick: bool, takes: int) -> Report:
             closing(History(base)) as history,
         ):
             _tell(base / "book.sqlite", size)
-            store: Any = StoreView(book, StoredSamples(history, recent))
+            store = StoreReader(book, history, recent)
             register = Register(book.nodes().values())
             exports = Exports(store, str(base), now=lambda: float(size.end))
             jobs = Jobs(store, register, lambda _: None, exports.gpus, lambda: 1.0)

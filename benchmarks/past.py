@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
@@ -26,12 +26,11 @@ from gpulse.store.history import day_summaries, gpu_time, rollup
 from gpulse.store.history.parquet import QUICK, connect, write_file
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, read_segments, write_meta
 from gpulse.store.log.records import Batch
 from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.reader import StoreReader
 from gpulse.store.registry import Register
-from gpulse.store.view import StoreView
 
 NAME = "past"
 _GPUS = 8
@@ -369,7 +368,7 @@ def run(*, quick: bool, takes: int) -> Report:
             make_book(base / "book.sqlite", size, layouts, texts) as book,
             closing(History(base)) as history,
         ):
-            store: Any = StoreView(book, StoredSamples(history, recent))
+            store = StoreReader(book, history, recent)
             exports = Exports(store, str(base), now=lambda: float(size.end))
             past = Past(store, Register(book.nodes().values()), exports.gpus, lambda: 1.0)
             _questions(report, past, size, takes)

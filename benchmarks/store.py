@@ -36,13 +36,14 @@ from gpulse.sources.recording import Recording
 from gpulse.store.entry import Entry, step_of
 from gpulse.store.history.blocks import make_stack
 from gpulse.store.history.query import History
+from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import BATCH, Batch
 from gpulse.store.metadata.metadata import Metadata
 from gpulse.store.metadata.step import Step
+from gpulse.store.store import Query
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -311,10 +312,10 @@ def _references(node: NodeFrames, seconds: int) -> dict[str, float]:
     return {"JSON lines": lines / count, "rows of SQLite": sqlite / count}
 
 
-def _ask(directory: Path, takes: int, work: Callable[[StoredSamples], int]) -> tuple[float, Spread, int]:
+def _ask(directory: Path, takes: int, work: Callable[[HistoryReader], int]) -> tuple[float, Spread, int]:
     """The first answer of a fresh history, the spread of later ones, and how many points each has."""
     with closing(History(directory)) as history:
-        samples = StoredSamples(history, Recent({}))
+        samples = HistoryReader(history, Recent({}))
         times = []
         points = 0
         for _ in range(takes + 1):
@@ -324,22 +325,24 @@ def _ask(directory: Path, takes: int, work: Callable[[StoredSamples], int]) -> t
     return times[0], Spread.of(times[1:]), points
 
 
-def _day(samples: StoredSamples, hours: int) -> int:
-    found = samples.query(
-        "gpu",
-        "power_watts",
-        start=_BEGIN,
-        end=_BEGIN + hours * _HOUR,
-        step=hours * _HOUR / 1000,
-        nodes=[3],
-        subjects=[_uuid(3, 5)],
+def _day(samples: HistoryReader, hours: int) -> int:
+    found = samples.series(
+        Query(
+            _BEGIN,
+            _BEGIN + hours * _HOUR,
+            "gpu",
+            ("power_watts",),
+            nodes=frozenset({3}),
+            subjects=frozenset({_uuid(3, 5)}),
+            step=hours * _HOUR / 1000,
+        )
     )
     return sum(len(series.times) for series in found)
 
 
-def _fleet(samples: StoredSamples, seconds: int, step: float) -> int:
+def _fleet(samples: HistoryReader, seconds: int, step: float) -> int:
     start = _BEGIN + 7
-    found = samples.query("gpu", "sm_active_ratio", start=start, end=start + seconds, step=step)
+    found = samples.series(Query(start, start + seconds, "gpu", ("sm_active_ratio",), step=step))
     return sum(len(series.times) for series in found)
 
 

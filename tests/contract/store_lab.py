@@ -26,8 +26,9 @@ from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Batch
 from gpulse.store.metadata.step import events_of
-from gpulse.store.store import SampleSource
+from gpulse.store.store import Store
 from tests.integration.engines import Written
+from tests.queries import query
 
 BEGIN = 1_700_000_040.0
 """Epoch seconds; the beginning of a minute."""
@@ -167,13 +168,13 @@ def sealed(directory: Path) -> LocalStore:
     return archive
 
 
-def series_of(store: SampleSource) -> Iterator[Written]:
+def series_of(store: Store) -> Iterator[Written]:
     """Everything in a store as an engine takes it: oldest first within a series."""
     for scope in METRICS:
         label = subject_label(scope)
         for metric in METRICS[scope]:
             known_as = CATALOGUE[scope][metric]
-            for series in store.query(scope, metric, start=BEGIN, end=END):
+            for series in store.series(query(scope, metric, start=BEGIN, end=END)):
                 labels = {
                     "__name__": known_as.prometheus,
                     "node": NODES[series.key.node],

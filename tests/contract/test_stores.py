@@ -13,13 +13,16 @@ import pytest
 
 from gpulse.errors import UsageError
 from gpulse.model.metric import Scope
-from gpulse.store.joined import FederatedStore
+from gpulse.store.federated import FederatedStore
+from gpulse.store.history import reader
 from gpulse.store.local import LocalStore
-from gpulse.store.store import Samples, Series, SeriesKey, Statistic, Steps, SummarySource
+from gpulse.store.store import Samples, Series, SeriesKey, Statistic, Store
+from gpulse.store.tsdb import split_query
 from gpulse.store.tsdb.promql import PromqlClient
-from gpulse.store.tsdb.samples import TsdbSamples
+from gpulse.store.tsdb.store import TsdbStore
 from tests.contract.store_lab import BEGIN, END, METRICS, MIDDLE, NODES, Stored, fill, sealed, series_of
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
+from tests.queries import query
 
 _STORES = ("disk", "victoria-metrics", "prometheus", "joined")
 
@@ -28,15 +31,15 @@ class Homes:
     """The same samples in every home."""
 
     def __init__(self, stored: Stored, disk: LocalStore, engines: dict[str, EngineProcess]) -> None:
-        self.truth: SummarySource = stored.whole
+        self.truth: Store = stored.whole
         self.engines = engines
         self.clients = {name: PromqlClient(process.engine) for name, process in engines.items()}
         samples = {
-            name: TsdbSamples(client, stored.whole.nodes, labels={"cluster": "lab"})
+            name: TsdbStore(client, stored.whole.nodes, labels={"cluster": "lab"})
             for name, client in self.clients.items()
         }
         self.joined = FederatedStore(stored.recent, samples["victoria-metrics"], None, now=lambda: END)
-        self.by_name: dict[str, SummarySource] = {"disk": disk, "joined": self.joined, **samples}
+        self.by_name: dict[str, Store] = {"disk": disk, "joined": self.joined, **samples}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
 
 
 @pytest.fixture(params=_STORES)
-def store(request: pytest.FixtureRequest, homes: Homes) -> SummarySource:
+def store(request: pytest.FixtureRequest, homes: Homes) -> Store:
     """One of them."""
     return homes.by_name[request.param]
 
@@ -86,13 +89,13 @@ def cut(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
 
 
 @pytest.mark.parametrize("scope", METRICS)
-def test_every_sample_is_told_as_it_was_stored(store: SummarySource, homes: Homes, scope: Scope) -> None:
+def test_every_sample_is_told_as_it_was_stored(store: Store, homes: Homes, scope: Scope) -> None:
     """Values are equal to the last bit, and times to the millisecond."""
 
     for metric in METRICS[scope]:
-        expected = known(homes.truth.query(scope, metric, start=BEGIN, end=END))
+        expected = known(homes.truth.series(query(scope, metric, start=BEGIN, end=END)))
 
-        assert expected == known(store.query(scope, metric, start=BEGIN, end=END))
+        assert expected == known(store.series(query(scope, metric, start=BEGIN, end=END)))
         assert len(expected) >= 3
 
 
@@ -101,14 +104,14 @@ def test_every_sample_is_told_as_it_was_stored(store: SummarySource, homes: Home
     ("start", "end", "step"), [(0.0, 0.0, 60.0), (17.3, -71.9, 233.3333333), (2.0, -3.0, 700.0)]
 )
 def test_a_point_stands_for_the_samples_of_its_step_alone(
-    store: SummarySource, homes: Homes, statistic: Statistic, start: float, end: float, step: float
+    store: Store, homes: Homes, statistic: Statistic, start: float, end: float, step: float
 ) -> None:
     """Also where the time asked for begins or ends within a step, and where values are not known all the time."""
 
     asked: Any = {"start": BEGIN + start, "end": END + end, "step": step, "statistic": statistic}
     for metric in ("power_watts", "sm_active_ratio"):
-        expected = homes.truth.query("gpu", metric, **asked)
-        found = store.query("gpu", metric, **asked)
+        expected = homes.truth.series(query("gpu", metric, **asked))
+        found = store.series(query("gpu", metric, **asked))
 
         assert [one.key for one in expected] == [one.key for one in found]
         for one, other in zip(expected, found, strict=True):
@@ -118,24 +121,24 @@ def test_a_point_stands_for_the_samples_of_its_step_alone(
 
 @pytest.mark.parametrize(("start", "end", "step"), [(0.0, 0.0, 60.0), (17.3, -71.9, 0.5), (2.0, -3.0, 700.0)])
 def test_steps_tell_means_extremes_and_when_they_ended(
-    store: SummarySource, homes: Homes, start: float, end: float, step: float
+    store: Store, homes: Homes, start: float, end: float, step: float
 ) -> None:
     """Of every metric and subject that is known in them, also of those longer than an engine looks back."""
 
     asked: Any = {"start": BEGIN + start, "end": END + end, "step": step}
     for scope in ("gpu", "host", "network"):
-        expected = homes.truth.steps(scope, METRICS[scope], **asked)
-        found = store.steps(scope, METRICS[scope], **asked)
+        expected = homes.truth.series(query(scope, METRICS[scope], **asked))
+        found = store.series(query(scope, METRICS[scope], **asked))
 
         assert [one[:2] for one in expected] == [one[:2] for one in found]
         for one, other in zip(expected, found, strict=True):
             check_alike(one, other)
 
 
-def check_alike(one: Steps, other: Steps) -> None:
+def check_alike(one: Series, other: Series) -> None:
     """Two say the same; means of minutes are kept with seven digits."""
     assert one.times.tolist() == other.times.tolist()
-    assert one.means.tolist() == pytest.approx(other.means.tolist(), rel=1e-6)
+    assert one.values.tolist() == pytest.approx(other.values.tolist(), rel=1e-6)
     assert one.lows.tolist() == other.lows.tolist()
     assert one.highs.tolist() == other.highs.tolist()
     assert one.counts is not None
@@ -145,13 +148,17 @@ def check_alike(one: Steps, other: Steps) -> None:
         assert cut(one.ends) == cut(other.ends)
 
 
-def test_a_scan_gives_whole_rows_in_the_order_of_time(store: SummarySource, homes: Homes) -> None:
+def test_a_scan_gives_whole_rows_in_the_order_of_time(
+    store: Store, homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One for each subject and moment, whichever of the metrics are known then, in stretches."""
 
     metrics = METRICS["gpu"]
-    asked: Any = {"start": BEGIN + 3.0, "end": END, "stretch_seconds": 130.0}
-    expected = rows(list(homes.truth.scan("gpu", metrics, **asked)))
-    stretches = list(store.scan("gpu", metrics, **asked))
+    asked: Any = {"start": BEGIN + 3.0, "end": END}
+    monkeypatch.setattr(reader, "_MAX_STRETCH_US", 130_000_000)
+    monkeypatch.setattr(split_query, "_MAX_STRETCH_MS", 130_000)
+    expected = rows(list(homes.truth.scan(query("gpu", metrics, **asked))))
+    stretches = list(store.scan(query("gpu", metrics, **asked)))
 
     assert expected == rows(stretches)
     assert len(stretches) >= 9
@@ -173,7 +180,7 @@ def rows(stretches: list[Samples]) -> dict[tuple[float, SeriesKey], list[str]]:
     return found
 
 
-def test_only_what_is_asked_for_is_told(store: SummarySource, homes: Homes) -> None:
+def test_only_what_is_asked_for_is_told(store: Store, homes: Homes) -> None:
     """Nodes by number, whatever is in their names, and subjects as stores name them."""
 
     asked: Any
@@ -185,21 +192,23 @@ def test_only_what_is_asked_for_is_told(store: SummarySource, homes: Homes) -> N
         {"nodes": {99}},
         {"subjects": set()},
     ):
-        expected = known(homes.truth.query("gpu", "power_watts", start=BEGIN, end=END, **asked))
+        expected = known(homes.truth.series(query("gpu", "power_watts", start=BEGIN, end=END, **asked)))
 
-        assert expected == known(store.query("gpu", "power_watts", start=BEGIN, end=END, **asked))
-    host = known(store.query("host", "cpu_utilization_ratio", start=BEGIN, end=END, nodes={2}))
+        assert expected == known(store.series(query("gpu", "power_watts", start=BEGIN, end=END, **asked)))
+    host = known(store.series(query("host", "cpu_utilization_ratio", start=BEGIN, end=END, nodes={2})))
     assert [SeriesKey(2, "")] == list(host)
-    assert [] == store.query("host", "cpu_utilization_ratio", start=BEGIN, end=END, subjects={"x"})
+    assert [] == store.series(query("host", "cpu_utilization_ratio", start=BEGIN, end=END, subjects={"x"}))
 
 
-def test_two_times_that_follow_each_other_have_every_sample_once(store: SummarySource) -> None:
+def test_two_times_that_follow_each_other_have_every_sample_once(store: Store) -> None:
     """Wherever the cut is, a sample that is kept to the millisecond is on one side of it."""
 
-    whole = len(store.query("gpu", "power_watts", start=BEGIN, end=END, subjects={"GPU-1-0"})[0].times)
+    whole = len(
+        store.series(query("gpu", "power_watts", start=BEGIN, end=END, subjects={"GPU-1-0"}))[0].times
+    )
     for middle in (MIDDLE, MIDDLE + 0.1, MIDDLE + 0.123, MIDDLE + 0.1234, MIDDLE + 0.124):
         parts = [
-            store.query("gpu", "power_watts", start=start, end=end, subjects={"GPU-1-0"})[0].times
+            store.series(query("gpu", "power_watts", start=start, end=end, subjects={"GPU-1-0"}))[0].times
             for start, end in ((BEGIN, middle), (middle, END))
         ]
 
@@ -207,13 +216,13 @@ def test_two_times_that_follow_each_other_have_every_sample_once(store: SummaryS
         assert (parts[1] >= middle).all()
 
 
-def test_a_long_time_of_which_there_is_little_is_no_trouble(store: SummarySource) -> None:
+def test_a_long_time_of_which_there_is_little_is_no_trouble(store: Store) -> None:
     """All of history can be asked for."""
 
     for start, end in ((0.0, 1e10), (float("-inf"), float("inf"))):
-        found = store.query("gpu", "power_watts", start=start, end=end, subjects={"GPU-1-0"})
+        found = store.series(query("gpu", "power_watts", start=start, end=end, subjects={"GPU-1-0"}))
         assert [240] == [len(series.times) for series in found]
-    scanned = store.scan("gpu", ["power_watts"], start=0.0, end=1e10, subjects={"GPU-1-0"})
+    scanned = store.scan(query("gpu", ["power_watts"], start=0.0, end=1e10, subjects={"GPU-1-0"}))
     assert 240 == sum(len(samples.times) for samples in scanned)
 
 
@@ -228,13 +237,15 @@ def test_what_was_written_just_now_is_told_as_it_is(homes: Homes, name: str) -> 
     asked: Any = {"start": now - 150.0, "end": now + 10.0}
 
     for step in (1.0, 5.0, 30.0):
-        (steps,) = homes.by_name[name].steps("host", ["load1"], step=step, **asked)
+        (steps,) = homes.by_name[name].series(query("host", ["load1"], step=step, **asked))
         assert 150 == (0 if steps.counts is None else steps.counts.sum())
         assert steps.highs.tolist() == sorted(set(steps.highs))
         assert (149.0, now - 1.0) == (steps.highs[-1], steps.ends[-1])
         expected: dict[Statistic, float] = {"last": 149.0, "max": 149.0, "min": steps.lows[-1]}
         for statistic, value in expected.items():
-            (series,) = homes.by_name[name].query("host", "load1", step=step, statistic=statistic, **asked)
+            (series,) = homes.by_name[name].series(
+                query("host", "load1", step=step, statistic=statistic, **asked)
+            )
             assert steps.times.tolist() == series.times.tolist()
             assert value == series.values[-1]
 
@@ -242,16 +253,18 @@ def test_what_was_written_just_now_is_told_as_it_is(homes: Homes, name: str) -> 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda store: store.query("gpu", "no_such_metric", start=0.0, end=1.0),
-        lambda store: store.query("planet", "mass", start=0.0, end=1.0),
-        lambda store: store.query("gpu", "power_watts", start=0.0, end=1.0, step=0.0),
-        lambda store: store.query("gpu", "power_watts", start=0.0, end=1.0, step=1.0, statistic="mode"),
-        lambda store: store.query("gpu", "power_watts", start=float("nan"), end=1.0),
-        lambda store: list(store.scan("gpu", ['x"} or vector(1)'], start=0.0, end=1.0)),
-        lambda store: store.steps("gpu", ["no_such_metric"], start=0.0, end=1.0, step=1.0),
+        lambda store: store.series(query("gpu", "no_such_metric", start=0.0, end=1.0)),
+        lambda store: store.series(query("planet", "mass", start=0.0, end=1.0)),
+        lambda store: store.series(query("gpu", "power_watts", start=0.0, end=1.0, step=0.0)),
+        lambda store: store.series(
+            query("gpu", "power_watts", start=0.0, end=1.0, step=1.0, statistic="mode")
+        ),
+        lambda store: store.series(query("gpu", "power_watts", start=float("nan"), end=1.0)),
+        lambda store: list(store.scan(query("gpu", ['x"} or vector(1)'], start=0.0, end=1.0))),
+        lambda store: store.series(query("gpu", ["no_such_metric"], start=0.0, end=1.0, step=1.0)),
     ],
 )
-def test_what_makes_no_sense_is_refused(store: SummarySource, ask: Callable[[SummarySource], object]) -> None:
+def test_what_makes_no_sense_is_refused(store: Store, ask: Callable[[Store], object]) -> None:
     """No name of any other kind gets into a question."""
 
     with pytest.raises(UsageError):
@@ -262,11 +275,11 @@ def test_what_is_no_series_is_only_on_disk(homes: Homes) -> None:
     """Processes never get into an engine."""
 
     asked: Any = {"start": BEGIN, "end": END}
-    assert homes.truth.query("process", "gpu_memory_bytes", **asked)
+    assert homes.truth.series(query("process", "gpu_memory_bytes", **asked))
     for name in ("victoria-metrics", "prometheus"):
         engine = homes.by_name[name]
-        assert [] == engine.query("process", "gpu_memory_bytes", **asked)
-        assert [] == list(engine.scan("process", ["gpu_memory_bytes"], **asked))
-        assert [] == engine.steps("process", ["gpu_memory_bytes"], step=60.0, **asked)
-        assert [] == engine.holdings(**asked)
-        assert [] == engine.shares(**asked)
+        assert [] == engine.series(query("process", "gpu_memory_bytes", **asked))
+        assert [] == list(engine.scan(query("process", ["gpu_memory_bytes"], **asked)))
+        assert [] == engine.series(query("process", ["gpu_memory_bytes"], step=60.0, **asked))
+        assert [] == engine.gpu_holders(query(**asked))
+        assert [] == engine.gpu_time(query(**asked))

@@ -27,6 +27,7 @@ from gpulse.store.tsdb.send_process import Sender
 from gpulse.store.tsdb.wire import series_labels, shown_labels, split_series
 from tests.integration.cluster import until
 from tests.integration.engines import EngineProcess
+from tests.queries import query
 from tests.unit.history_frames import BEGIN, Fleet
 
 Found = dict[tuple[str, str, str], dict[int, float]]
@@ -152,7 +153,7 @@ def stored(archive: LocalStore) -> Found:
     found: Found = {}
     for scope in EXPOSED:
         for metric in CATALOGUE[scope].values():
-            for series in archive.query(scope, metric.name, start=0, end=1e11):
+            for series in archive.series(query(scope, metric.name, start=0, end=1e11)):
                 values = {
                     round(time * 1e6) // 1000: value * metric.prometheus_factor
                     for time, value in zip(series.times.tolist(), series.values.tolist(), strict=True)

@@ -16,6 +16,7 @@ from gpulse.store.local import LocalStore
 from gpulse.store.log.reader import Cursor
 from gpulse.store.log.records import BATCH, Batch
 from gpulse.store.store import StoredEvent, StoredNode
+from tests.queries import query
 
 _METRIC = "gpu_utilization_ratio"
 _AGES = 1e11
@@ -56,7 +57,7 @@ def read_stored(data_dir: Path) -> Stored:
     times: dict[int, dict[int, float]] = {}
     with LocalStore(str(data_dir)) as archive:
         names = {run_number(run): run for run in archive.runs()}
-        for found in archive.scan("gpu", [_METRIC], start=0.0, end=_AGES, stretch_seconds=86_400.0):
+        for found in archive.scan(query("gpu", [_METRIC], start=0.0, end=_AGES)):
             rows = zip(
                 found.runs.tolist(),
                 found.sequences.tolist(),
@@ -73,7 +74,7 @@ def read_stored(data_dir: Path) -> Stored:
             sum(count - 1 for count in counts.values()),
             nodes,
             {run: nodes[known.node].name for run, known in archive.runs().items() if known.node is not None},
-            archive.events(start=0.0, end=_AGES),
+            archive.events(query(start=0.0, end=_AGES)),
             archive._history.sealed_to,
         )
 

@@ -22,6 +22,7 @@ from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, FACT, fact_bytes
 from gpulse.store.metadata import file as book_file
 from gpulse.store.metadata.metadata import Metadata, Step
+from tests.queries import query
 from tests.unit.books import RUN, batch, content, fact, node_fact, process
 
 _PATIENCE_SECONDS = 60.0
@@ -101,7 +102,7 @@ def test_a_book_outlives_kills_in_the_middle_of_steps(tmp_path: Path, local: str
         reported = killed_after(tmp_path, local, seed, chance.randrange(1, 25))
         with Metadata(path, read_only=True) as book:
             reached = book.applied
-            events = book.events(start=0, end=1e9)
+            events = book.events(query(start=0, end=1e9))
             last = book.runs()[RUN].last if reached >= 3 else 0
         assert reported == sorted(reported)
         assert reached >= max(reported, default=0)
@@ -159,7 +160,7 @@ def test_a_disk_that_is_full_and_then_is_not(
             assert before == content(book)
         ballast.unlink()
         assert book.apply(large(book.applied + 1))
-        assert book.applied * 20 == len(book.events(start=0, end=10))
+        assert book.applied * 20 == len(book.events(query(start=0, end=10)))
         assert book.applied == book.checkpoint()
         expected = content(book)
     with Metadata(str(small_disk / "book.sqlite")) as book:

@@ -27,6 +27,7 @@ from tests.integration.cluster import SEALING, Cluster, HeadProcess, cluster_in,
 from tests.integration.hostile_messages import GPU, ODD, Attack, attacks, frame, layout, run_of
 from tests.integration.remote_lab import FakeEngine, fake_engine
 from tests.integration.test_cluster_hostile import no_number, raw
+from tests.queries import query
 
 _NEIGHBOUR = "neighbour"
 _METRIC = "gpu_utilization_ratio"
@@ -152,7 +153,7 @@ def check_neighbour(data: Path) -> None:
     with LocalStore(str(data)) as archive:
         [number] = [node.id for node in archive.nodes().values() if node.name == _NEIGHBOUR]
         sequences: set[int] = set()
-        for part in archive.scan("gpu", [_METRIC], start=0.0, end=1e11, nodes={number}):
+        for part in archive.scan(query("gpu", [_METRIC], start=0.0, end=1e11, nodes={number})):
             sequences |= set(part.sequences.tolist())
     assert sequences == set(range(1, max(sequences) + 1))
 

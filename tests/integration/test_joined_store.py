@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ from gpulse.errors import DiskError, GpulseError
 from gpulse.export.session.write import write_session
 from gpulse.model.session import Session
 from gpulse.reports.past import Past
-from gpulse.store.joined import FederatedStore
+from gpulse.store.federated import FederatedStore
 from gpulse.store.local import LocalStore
 from gpulse.store.merge import merged_shares
 from gpulse.store.registry import Register
-from gpulse.store.store import HeadStore, Holding, Series, Share, Steps
+from gpulse.store.store import Holding, Query, Samples, Series, Share, Store
 from gpulse.store.tsdb.config import EngineError
 from gpulse.store.tsdb.promql import PromqlClient
-from gpulse.store.tsdb.samples import TsdbSamples
+from gpulse.store.tsdb.store import TsdbStore
 from tests.contract.store_lab import (
     BEGIN,
     END,
@@ -41,13 +41,14 @@ from tests.contract.store_lab import (
     series_of,
 )
 from tests.integration.engines import VictoriaMetrics
+from tests.queries import query
 
 
 class Lab(NamedTuple):
     """A store that has everything, one that dropped half of it, and an engine that has everything."""
 
     stored: Stored
-    samples: TsdbSamples
+    samples: TsdbStore
 
 
 @pytest.fixture(scope="module")
@@ -59,60 +60,55 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         engine.write(series_of(stored.whole))
         client = PromqlClient(engine.engine, timeout_seconds=10.0)
         client.vector("vector(1)")  # the connection stays: no test opens one
-        yield Lab(stored, TsdbSamples(client, stored.whole.nodes))
+        yield Lab(stored, TsdbStore(client, stored.whole.nodes))
         client.close()
 
 
-class Counting:
-    """An engine that remembers for which stretches of time it was asked."""
+class Counting(Store):
+    """A backend that remembers for which stretches of time it was asked."""
 
-    def __init__(self, samples: TsdbSamples | None, nodes: Any = None) -> None:
+    def __init__(self, samples: TsdbStore | None) -> None:
         self._samples = samples
-        self._nodes = nodes
         self.asked: list[tuple[float, float, list[int] | None]] = []
         self.error: GpulseError | None = None
         self.own: LocalStore | None = None
-        """Whose shares are a part of the answer."""
+        """Whose GPU time is a part of the answer."""
 
-    def _note(self, start: float, end: float, nodes: Collection[int] | None) -> None:
-        self.asked.append((start - BEGIN, end - BEGIN, None if nodes is None else sorted(nodes)))
+    def _note(self, query: Query) -> None:
+        nodes = None if query.nodes is None else sorted(query.nodes)
+        self.asked.append((query.start - BEGIN, query.end - BEGIN, nodes))
         if self.error is not None:
             raise self.error
 
-    def query(self, *words: Any, **asked: Any) -> list[Series]:
-        """As an engine."""
-        self._note(asked["start"], asked["end"], asked["nodes"])
-        return [] if self._samples is None else self._samples.query(*words, **asked)
+    def series(self, query: Query) -> list[Series]:
+        """As the time-series database."""
+        self._note(query)
+        return [] if self._samples is None else self._samples.series(query)
 
-    def scan(self, *words: Any, **asked: Any) -> Any:
-        """As an engine."""
-        self._note(asked["start"], asked["end"], asked["nodes"])
-        return iter(()) if self._samples is None else self._samples.scan(*words, **asked)
+    def scan(self, query: Query) -> Iterator[Samples]:
+        """As the time-series database."""
+        self._note(query)
+        return iter(()) if self._samples is None else self._samples.scan(query)
 
-    def steps(self, *words: Any, **asked: Any) -> list[Steps]:
-        """As an engine."""
-        self._note(asked["start"], asked["end"], asked["nodes"])
-        return [] if self._samples is None else self._samples.steps(*words, **asked)
-
-    def holdings(self, **asked: Any) -> list[Holding]:
+    def gpu_holders(self, query: Query) -> list[Holding]:
         """One process that was here earlier too."""
-        self._note(asked["start"], asked["end"], asked["nodes"])
-        if asked["start"] > BEGIN + 10.0:
+        self._note(query)
+        if query.start > BEGIN + 10.0:
             return []
         return [Holding(1, 4000, None, "GPU-1-0", BEGIN + 10.0, BEGIN + 590.0, 5.0e9, 9.0e9, 0.25)]
 
-    def shares(self, **asked: Any) -> list[Share]:
+    def gpu_time(self, query: Query) -> list[Share]:
         """What it had then."""
-        self._note(asked["start"], asked["end"], asked["nodes"])
+        self._note(query)
         first, last = BEGIN + 10.0, BEGIN + 590.0
-        here = [] if self.own is None else self.own.shares(**asked)
-        if asked["start"] > first:
+        here = [] if self.own is None else self.own.gpu_time(query)
+        if query.start > first:
             return here
         there = Share(1, 4000, None, "GPU-1-0", first, last, 580.0, 580.0, 290.0, 60.0, 1000.0, 9.0e9, 600.0)
         return merged_shares([*here, there])
 
 
-def past_of(store: HeadStore, directory: Path) -> Past:
+def past_of(store: Store, directory: Path) -> Past:
     """The questions of the API to a store."""
     exports = Exports(store, str(directory), now=lambda: END)
     return Past(store, Register(store.nodes().values()), exports.gpus, lambda: float(EVERY))
@@ -130,7 +126,7 @@ def past_of(store: HeadStore, directory: Path) -> Past:
 async def test_charts_do_not_know_the_difference(lab: Lab, tmp_path: Path, asked: dict[str, Any]) -> None:
     """Gauges, their spread, and counters as rates, also where the disk's part begins."""
 
-    joined = FederatedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
     given = {"nodes": (), "gpus": (), "start": BEGIN, "end": END, **asked}
 
     expected = await past_of(lab.stored.whole, tmp_path).history(**given)
@@ -142,7 +138,7 @@ async def test_charts_do_not_know_the_difference(lab: Lab, tmp_path: Path, asked
         for column in {"values", "lows", "highs"} & one.keys():
             assert known(one.pop(column)) == pytest.approx(known(other.pop(column)), rel=1e-3, nan_ok=True)
         assert one == other
-    assert joined.trouble is None
+    assert joined.outage is None
 
 
 def known(values: list[float | None]) -> list[float]:
@@ -153,7 +149,7 @@ def known(values: list[float | None]) -> list[float]:
 async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab, tmp_path: Path) -> None:
     """With every statistic, and without steps."""
 
-    joined = FederatedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
     for step, statistic in ((None, "mean"), (60.0, "mean"), (60.0, "max"), (300.0, "last")):
         given: Any = {"metric": "power_watts", "scope": "gpu", "nodes": (), "gpus": ("gamma:1",)}
         given |= {"start": BEGIN, "end": END, "step": step, "statistic": statistic}
@@ -172,10 +168,10 @@ async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab, tmp_pat
 def test_the_file_of_a_session_does_not_know_the_difference(lab: Lab, output_format: Any) -> None:
     """A session that began before what is on disk is written whole, byte for byte."""
 
-    joined = FederatedStore(lab.stored.recent, lab.samples, None, now=lambda: END)
+    joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
     session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=END - 100.0)
     files = []
-    for store in (lab.stored.whole, joined.whole):
+    for store in (lab.stored.whole, joined.strict):
         with io.BytesIO() as file:
             write_session(store, session, file, output_format)
             files.append(file.getvalue())
@@ -188,12 +184,12 @@ def test_what_is_on_disk_is_not_asked_for_elsewhere(lab: Lab) -> None:
     """Only what was dropped, and the minutes at its edge."""
 
     engine = Counting(lab.samples)
-    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, now=lambda: END)
 
-    joined.query("gpu", "power_watts", start=MIDDLE + 120.0, end=END - 60.0)
+    joined.series(query("gpu", "power_watts", start=MIDDLE + 120.0, end=END - 60.0))
     assert [] == engine.asked
 
-    joined.query("gpu", "power_watts", start=BEGIN, end=END - 60.0)
+    joined.series(query("gpu", "power_watts", start=BEGIN, end=END - 60.0))
     ((start, end, nodes),) = engine.asked
     assert (0.0, sorted(NODES)) == (start, nodes)
     assert HALF * EVERY <= end <= HALF * EVERY + 120.0
@@ -204,17 +200,17 @@ def test_what_is_dropped_while_it_runs_is_found_elsewhere(lab: Lab, tmp_path: Pa
 
     engine = Counting(lab.samples)
     with LocalStore(str(tmp_path / "data")) as archive:
-        joined = FederatedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
+        joined = FederatedStore(archive, engine, now=lambda: END)
         feeder = Feeder(archive, 1)
         for numbers in (range(HALF), range(HALF, FRAMES)):
             joined.committed(feeder.feed(numbers))
             archive.seal()
         asked: Any = {"start": BEGIN + 60.0, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
-        before = joined.query("gpu", "power_watts", **asked)
+        before = joined.series(query("gpu", "power_watts", **asked))
         assert [] == engine.asked
 
         archive.tidy(END, keep_seconds=END - MIDDLE - 1.0, limit_bytes=None)
-        after = joined.query("gpu", "power_watts", **asked)
+        after = joined.series(query("gpu", "power_watts", **asked))
 
         assert 1 == len(engine.asked)
         assert [FRAMES - 12] == [len(series.times) for series in before]
@@ -226,7 +222,7 @@ def test_what_no_engine_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path)
 
     now = BEGIN + 5000.0
     with LocalStore(str(tmp_path)) as archive:
-        joined = FederatedStore(archive, lab.samples, None, now=lambda: now)
+        joined = FederatedStore(archive, lab.samples, now=lambda: now)
         feeder = Feeder(archive, 1)
         for numbers in (range(FRAMES), range(960, 972), range(972, 984)):
             joined.committed(feeder.feed(numbers))
@@ -237,27 +233,30 @@ def test_what_no_engine_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path)
         assert [] == archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=1e6)
 
         assert [True, False] == [segment.thinned is not None for segment in archive.segments]
-        assert [] == archive.query("gpu", "power_watts", start=BEGIN, end=END)
+        assert [] == archive.series(query("gpu", "power_watts", start=BEGIN, end=END))
         assert before == all_told(joined)
     with LocalStore(str(tmp_path)) as archive:
-        joined = FederatedStore(archive, lab.samples, None, now=lambda: now)
+        joined = FederatedStore(archive, lab.samples, now=lambda: now)
         assert before == all_told(joined)
 
         dropped = archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=100.0)
         assert 1 == len(dropped)
-        assert [] == joined.shares(start=BEGIN, end=END)
+        assert [] == joined.gpu_time(query(start=BEGIN, end=END))
 
 
-def all_told(store: HeadStore) -> Any:
+def all_told(store: Store) -> Any:
     """What a store says of a node's samples and processes."""
     span: Any = {"start": BEGIN, "end": END, "nodes": {1}}
-    shares = [one for share in store.shares(**span) for one in share]
-    power, busy = store.query("gpu", "power_watts", **span), store.query("host", METRICS["host"][0], **span)
-    steps = store.steps("gpu", ["power_watts", "memory_used_bytes"], step=60.0, **span)
+    shares = [one for share in store.gpu_time(query(**span)) for one in share]
+    power, busy = (
+        store.series(query("gpu", "power_watts", **span)),
+        store.series(query("host", METRICS["host"][0], **span)),
+    )
+    steps = store.series(query("gpu", ["power_watts", "memory_used_bytes"], step=60.0, **span))
     return (
         [(one.key, one.values.tolist()) for one in (*power, *busy)],
         [(one.key, one.metric, one.counts.tolist()) for one in steps if one.counts is not None],
-        [one[:6] for one in store.holdings(**span)],
+        [one[:6] for one in store.gpu_holders(query(**span))],
         [pytest.approx(one, rel=1e-5) if isinstance(one, float) else one for one in shares],
     )
 
@@ -267,20 +266,22 @@ def test_frames_that_another_head_had_are_found_and_none_is_doubled(lab: Lab, tm
 
     engine = Counting(lab.samples)
     with LocalStore(str(tmp_path / "data")) as archive:
-        joined = FederatedStore(archive, engine, None, now=lambda: END)  # type: ignore[arg-type]
+        joined = FederatedStore(archive, engine, now=lambda: END)
         feeder = Feeder(archive, 1)
         Feeder(archive, 2)
         for numbers in (range(30, 100), range(104, FRAMES)):
             joined.committed(feeder.feed(numbers))
         for start in (BEGIN, BEGIN + 400.0):
-            expected = lab.stored.whole.query("gpu", "power_watts", start=start, end=END, nodes={1, 2})
-            found = joined.query("gpu", "power_watts", start=start, end=END)
+            expected = lab.stored.whole.series(
+                query("gpu", "power_watts", start=start, end=END, nodes={1, 2})
+            )
+            found = joined.series(query("gpu", "power_watts", start=start, end=END))
 
             assert [one.key for one in expected] == [one.key for one in found]
             assert [one.values.tolist() for one in expected] == [one.values.tolist() for one in found]
-        samples = joined.scan("gpu", ["power_watts"], start=BEGIN, end=END, stretch_seconds=77.0)
+        samples = joined.scan(query("gpu", ["power_watts"], start=BEGIN, end=END))
         assert 4 * FRAMES == sum(len(part.times) for part in samples)
-        steps = joined.steps("gpu", ["power_watts"], start=BEGIN, end=END, step=60.0, nodes={1})
+        steps = joined.series(query("gpu", ["power_watts"], start=BEGIN, end=END, step=60.0, nodes={1}))
         assert [[12] * 20] * 2 == [one.counts.tolist() for one in steps if one.counts is not None]
 
 
@@ -288,26 +289,26 @@ def test_an_engine_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None
     """It is told, not asked again at once, and nothing with a hole is made of it."""
 
     engine, now = Counting(lab.samples), [END]
-    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, now=lambda: now[0])
     engine.error = EngineError("the engine is away", hint="start it")
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
 
     for _ in range(3):
-        (series,) = joined.query("gpu", "power_watts", **ask)
+        (series,) = joined.series(query("gpu", "power_watts", **ask))
         assert BEGIN + HALF * EVERY + LATE == pytest.approx(series.times[0])
         now[0] += 1.0
     assert 1 == len(engine.asked)
-    assert joined.trouble == (END, "the engine is away", "start it")
+    assert joined.outage == (END, "the engine is away", "start it")
     with pytest.raises(EngineError):
-        list(joined.scan("gpu", ["power_watts"], **ask))
+        list(joined.scan(query("gpu", ["power_watts"], **ask)))
     with pytest.raises(EngineError):
-        joined.whole.query("gpu", "power_watts", **ask)
+        joined.strict.series(query("gpu", "power_watts", **ask))
 
     engine.error = None
     now[0] += 60.0
-    (series,) = joined.query("gpu", "power_watts", **ask)
+    (series,) = joined.series(query("gpu", "power_watts", **ask))
     assert FRAMES == len(series.times)
-    assert joined.trouble is None
+    assert joined.outage is None
 
 
 def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
@@ -316,7 +317,7 @@ def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
     now, hanging, leave = [END], threading.Event(), threading.Event()
 
     class Hanging(Counting):
-        def query(self, *_words: Any, **_asked: Any) -> list[Series]:
+        def series(self, _query: Query) -> list[Series]:
             self.asked.append((0.0, 0.0, None))
             if len(self.asked) > 1:
                 hanging.set()
@@ -325,22 +326,22 @@ def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
             raise EngineError("no answer")
 
     engine = Hanging(None)
-    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: now[0])  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, now=lambda: now[0])
     ask: Any = {"start": BEGIN, "end": END - 60.0, "nodes": {1}, "subjects": {"GPU-1-0"}}
-    joined.query("gpu", "power_watts", **ask)
+    joined.series(query("gpu", "power_watts", **ask))
     now[0] += 6.0
-    patient = threading.Thread(target=joined.query, args=("gpu", "power_watts"), kwargs=ask)
+    patient = threading.Thread(target=joined.series, args=(query("gpu", "power_watts", **ask),))
     patient.start()
     assert hanging.wait(60.0)
 
-    assert 1 == len(joined.query("gpu", "power_watts", **ask))
+    assert 1 == len(joined.series(query("gpu", "power_watts", **ask)))
     leave.set()
     patient.join()
     now[0] += 29.0
-    assert 1 == len(joined.query("gpu", "power_watts", **ask))
+    assert 1 == len(joined.series(query("gpu", "power_watts", **ask)))
     assert 2 == len(engine.asked)
     now[0] += 2.0
-    joined.query("gpu", "power_watts", **ask)
+    joined.series(query("gpu", "power_watts", **ask))
     assert 3 == len(engine.asked)
 
 
@@ -349,11 +350,11 @@ def test_a_session_that_is_only_in_an_engine_that_is_away_is_not_written_empty(l
 
     engine = Counting(None)
     engine.error = EngineError("the engine is away", hint="start it")
-    joined = FederatedStore(lab.stored.recent, engine, None, now=lambda: END)  # type: ignore[arg-type]
+    joined = FederatedStore(lab.stored.recent, engine, now=lambda: END)
     session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=BEGIN + 200.0)
 
     with pytest.raises(EngineError), io.BytesIO() as file:
-        write_session(joined.whole, session, file, "json")
+        write_session(joined.strict, session, file, "json")
 
 
 def test_a_real_engine_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> None:
@@ -363,20 +364,22 @@ def test_a_real_engine_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> Non
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
     with VictoriaMetrics(tmp_path) as engine, closing(PromqlClient(engine.engine)) as client:
         engine.write(series_of(lab.stored.whole))
-        samples = TsdbSamples(client, lab.stored.whole.nodes)
-        joined = FederatedStore(lab.stored.recent, samples, None, now=lambda: now[0])
-        assert [FRAMES] == [len(series.times) for series in joined.query("gpu", "power_watts", **ask)]
+        samples = TsdbStore(client, lab.stored.whole.nodes)
+        joined = FederatedStore(lab.stored.recent, samples, now=lambda: now[0])
+        assert [FRAMES] == [len(series.times) for series in joined.series(query("gpu", "power_watts", **ask))]
 
         engine.kill()
-        assert [FRAMES - HALF] == [len(series.times) for series in joined.query("gpu", "power_watts", **ask)]
-        assert joined.trouble is not None
-        assert "cannot be reached" in joined.trouble.message
+        assert [FRAMES - HALF] == [
+            len(series.times) for series in joined.series(query("gpu", "power_watts", **ask))
+        ]
+        assert joined.outage is not None
+        assert "cannot be reached" in joined.outage.message
 
         engine.start()
         engine.write(series_of(lab.stored.whole))
         now[0] += 6.0
-        assert [FRAMES] == [len(series.times) for series in joined.query("gpu", "power_watts", **ask)]
-        assert joined.trouble is None
+        assert [FRAMES] == [len(series.times) for series in joined.series(query("gpu", "power_watts", **ask))]
+        assert joined.outage is None
 
 
 def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
@@ -386,25 +389,25 @@ def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
     tables.own = here = lab.stored.recent
     joined = FederatedStore(here, None, tables, now=lambda: END)
 
-    held = {one[:4]: one for one in joined.holdings(start=BEGIN, end=END)}
+    held = {one[:4]: one for one in joined.gpu_holders(query(start=BEGIN, end=END))}
     key = (1, 4000, None, "GPU-1-0")
-    (mine,) = [one for one in here.holdings(start=BEGIN, end=END) if one[:4] == key]
+    (mine,) = [one for one in here.gpu_holders(query(start=BEGIN, end=END)) if one[:4] == key]
     assert (BEGIN + 10.0, mine.last, 9.0e9) == (held[key].first, held[key].last, held[key].memory_max)
     assert mine.sm_mean is not None
     assert 0.25 < (held[key].sm_mean or 0.0) < mine.sm_mean
 
-    shares = {one[:4]: one for one in joined.shares(start=BEGIN, end=END)}
-    (before,) = [one for one in here.shares(start=BEGIN, end=END) if one[:4] == key]
+    shares = {one[:4]: one for one in joined.gpu_time(query(start=BEGIN, end=END))}
+    (before,) = [one for one in here.gpu_time(query(start=BEGIN, end=END)) if one[:4] == key]
     assert shares[key].seconds == pytest.approx(before.seconds + 580.0)
     assert shares[key].first == BEGIN + 10.0
     assert all(end <= HALF * EVERY + 120.0 for start, end, _ in tables.asked if not start)
 
     tables.asked.clear()
-    assert len(joined.shares(start=MIDDLE + 120.0, end=END - 60.0)) == 2 * len(NODES)
+    assert len(joined.gpu_time(query(start=MIDDLE + 120.0, end=END - 60.0))) == 2 * len(NODES)
     assert [] == tables.asked
 
     tables.error = DiskError("the file server is gone")
     assert all_told(joined)[-1] == [
-        one for share in here.shares(start=BEGIN, end=END, nodes={1}) for one in share
+        one for share in here.gpu_time(query(start=BEGIN, end=END, nodes={1})) for one in share
     ]
-    assert joined.trouble is not None
+    assert joined.outage is not None

@@ -19,13 +19,14 @@ import pytest
 from gpulse.errors import ClosedError, DiskError, GpulseError, LogError
 from gpulse.model.columns import split
 from gpulse.store.history.query import History
+from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.seal_client import Sealer
 from gpulse.store.history.segments import read_segments
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from tests.queries import query
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
 
 _PATIENCE_SECONDS = 60.0
@@ -65,10 +66,10 @@ def recent_after(data_dir: Path, fleet: Fleet, position: int) -> Recent:
     return recent
 
 
-def check_everything(samples: StoredSamples, seconds: int) -> None:
+def check_everything(samples: HistoryReader, seconds: int) -> None:
     """Every sample of every run is there exactly once, in order, and has its own value."""
     found: dict[tuple[int, str, int], list[tuple[int, float]]] = {}
-    for part in samples.scan("gpu", ["power_watts"], start=0, end=BEGIN * 2, stretch_seconds=300):
+    for part in samples.scan(query("gpu", ["power_watts"], start=0, end=BEGIN * 2)):
         for place, run, sequence, value in zip(
             part.series.tolist(),
             part.runs.tolist(),
@@ -103,12 +104,12 @@ def test_every_frame_is_there_once_however_often_the_sealer_is_killed(tmp_path: 
             kills += len(killed)
             position = history.refresh()
             recent.drop_through(position)
-            check_everything(StoredSamples(history, recent), seconds)
+            check_everything(HistoryReader(history, recent), seconds)
         assert last == sealer.seal(last).position
         while sealer.compact():
             pass
         history.refresh()
-        check_everything(StoredSamples(history, Recent({})), seconds)
+        check_everything(HistoryReader(history, Recent({})), seconds)
     names = sorted(os.listdir(tmp_path / "history"))
     assert not [name for name in names if name.startswith(".")]
 
@@ -121,12 +122,12 @@ def test_questions_are_answered_rightly_while_segments_change_under_them(tmp_pat
     last = write_log(tmp_path, fleet, _NODES, range(seconds), frames=100)
     with closing(Sealer(tmp_path)) as sealer, closing(History(tmp_path)) as history:
         recent = recent_after(tmp_path, fleet, 0)
-        samples = StoredSamples(history, recent)
+        samples = HistoryReader(history, recent)
         counts: set[int] = set()
 
         def ask() -> None:
             while not over.is_set():
-                found = samples.query("gpu", "power_watts", start=0, end=BEGIN * 2, nodes=[2])
+                found = samples.series(query("gpu", "power_watts", start=0, end=BEGIN * 2, nodes=[2]))
                 counts.add(sum(len(series.times) for series in found))
 
         thread = threading.Thread(target=ask)

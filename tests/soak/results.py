@@ -12,6 +12,7 @@ from typing import Any
 from gpulse.model.metric import Scope
 from gpulse.store.history.blocks import run_number
 from gpulse.store.local import LocalStore
+from tests.queries import query
 from tests.soak.observations import Run, SessionFile, Stored
 from tests.soak.parts import Parts
 
@@ -34,7 +35,7 @@ def read_stored(data_dir: Path) -> Stored:
     with LocalStore(str(data_dir)) as archive:
         nodes = {number: node.name for number, node in archive.nodes().items()}
         for scope, metric in _METRICS:
-            for found in archive.scan(scope, [metric], start=0.0, end=_FAR, stretch_seconds=86_400.0):
+            for found in archive.scan(query(scope, [metric], start=0.0, end=_FAR)):
                 columns = (found.runs, found.sequences, found.series, found.times)
                 for run, sequence, series, time in zip(*(column.tolist() for column in columns), strict=True):
                     key = found.keys[series]

@@ -10,6 +10,7 @@ from gpulse.model.columns import Column, Layout, PackedFrame, layout_id
 from gpulse.store.log.record import Record
 from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.metadata.metadata import FrameEvents, Metadata
+from tests.queries import query
 
 RUN = bytes(range(16))
 LATER_RUN = bytes(range(16, 32))
@@ -84,11 +85,11 @@ def content(book: Metadata) -> dict[str, Any]:
         "nodes": book.nodes(),
         "gpus": book.gpus(),
         "sessions": book.sessions(),
-        "events": book.events(start=-1e300, end=1e300),
-        "processes": book.processes(start=-1e300, end=1e300),
+        "events": book.events(query(start=-1e300, end=1e300)),
+        "processes": book.processes(query(start=-1e300, end=1e300)),
         "health": book.latest("health"),
         "findings": book.latest("findings"),
-        "finding_spans": book.findings(start=-1e300, end=1e300),
+        "finding_spans": book.findings(query(start=-1e300, end=1e300)),
         "runs": book.runs(),
         "layouts": book.layouts(),
         "settings": book.settings(),

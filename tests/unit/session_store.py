@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 from gpulse.store.metadata.metadata import Metadata, Step
 from gpulse.store.store import (
+    Query,
     Samples,
     Series,
     SeriesKey,
-    Statistic,
+    Store,
     StoredEvent,
     StoredFinding,
     StoredGpu,
     StoredNode,
-    StoredProcess,
 )
 from tests.unit.books import fact
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 START = 1_800_000_000.0
 GIB = 1024**3
+STRETCH_SECONDS = 100.0
 
 
 def session(**changes: Any) -> Session:
@@ -52,7 +52,7 @@ def gpu(node: int, index: int, **changes: Any) -> StoredGpu:
     )._replace(**changes)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Samples as rows: whose, when, and a column a metric."""
 
     def __init__(self, gpus: Sequence[StoredGpu], events: Sequence[StoredEvent] = ()) -> None:
@@ -61,8 +61,6 @@ class MemoryStore:
         self._series: list[NDArray[np.int32]] = []
         self._times: list[NDArray[np.float64]] = []
         self._values: list[Mapping[str, NDArray[np.float64]]] = []
-        self.widest_stretch = 0
-        """The most samples that were given at once."""
 
     def add(self, gpu: StoredGpu, times: Sequence[float] | NDArray[np.float64], **values: Any) -> None:
         """Samples of one GPU; a value is one number, or one for each moment."""
@@ -99,78 +97,39 @@ class MemoryStore:
         """None."""
         return []
 
-    def events(
-        self,
-        *,
-        start: float,
-        end: float,
-        kinds: Collection[str] | None = None,
-        nodes: Collection[int] | None = None,
-        most: int | None = None,
-    ) -> list[StoredEvent]:
+    def events(self, query: Query) -> list[StoredEvent]:
         """Those it was made with."""
         found = [
             event
             for event in self._events
-            if start <= event.time < end
-            and (kinds is None or event.kind in kinds)
-            and (nodes is None or event.node in nodes)
+            if query.start <= event.time < query.end
+            and (query.kinds is None or event.kind in query.kinds)
+            and (query.nodes is None or event.node in query.nodes)
         ]
-        return found if most is None else found[max(0, len(found) - most) :]
+        return found if query.limit is None else found[max(0, len(found) - query.limit) :]
 
-    def findings(
-        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
-    ) -> list[StoredFinding]:
+    def findings(self, query: Query) -> list[StoredFinding]:
         """Those that its events report."""
         facts = [fact("event", **event._asdict()) for event in self._events]
         with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/book.sqlite") as book:
             book.apply(Step(1, facts))
-            return book.findings(start=start, end=end, nodes=nodes, most=most)
+            return book.findings(query)
 
-    def processes(
-        self,
-        *,
-        start: float,  # noqa: ARG002
-        end: float,  # noqa: ARG002
-        nodes: Collection[int] | None = None,  # noqa: ARG002
-    ) -> list[StoredProcess]:
-        """None."""
-        return []
-
-    def query(
-        self,
-        scope: Scope,
-        metric: str,
-        *,
-        start: float,
-        end: float,
-        step: float | None = None,  # noqa: ARG002
-        nodes: Collection[int] | None = None,
-        subjects: Collection[str] | None = None,
-        statistic: Statistic = "mean",  # noqa: ARG002
-    ) -> list[Series]:
+    def series(self, query: Query) -> list[Series]:
         """Every sample, whatever the step."""
         found = []
-        for samples in self.scan(scope, [metric], start=start, end=end, nodes=nodes, subjects=subjects):
+        for samples in self.scan(query):
             for place, key in enumerate(samples.keys):
                 which = samples.series == place
-                if which.any():
-                    found.append(Series(key, samples.times[which], samples.values[metric][which]))
+                for metric in query.metrics if which.any() else ():
+                    times, values = samples.times[which], samples.values[metric][which]
+                    found.append(Series(key, metric, times, values, values, values, times))
         return found
 
-    def scan(
-        self,
-        scope: Scope,
-        metrics: Sequence[str],
-        *,
-        start: float,
-        end: float,
-        nodes: Collection[int] | None = None,
-        subjects: Collection[str] | None = None,
-        stretch_seconds: float = 600.0,
-    ) -> Iterator[Samples]:
+    def scan(self, query: Query) -> Iterator[Samples]:
         """Cut into stretches at whole multiples of their length since the start."""
-        assert scope == "gpu"
+        assert query.scope == "gpu"
+        nodes, subjects, start, end = query.nodes, query.subjects, query.start, query.end
         if not self._times:
             return
         keys = [SeriesKey(gpu.node, gpu.uuid) for gpu in self._gpus]
@@ -183,11 +142,10 @@ class MemoryStore:
         times, series = np.concatenate(self._times), np.concatenate(self._series)
         order = np.argsort(times, kind="stable")
         order = order[wanted[series[order]] & (times[order] >= start) & (times[order] < end)]
-        columns = {name: self._column(name) for name in metrics}
-        stretches = ((times[order] - start) // stretch_seconds).astype(np.int64)
+        columns = {name: self._column(name) for name in query.metrics}
+        stretches = ((times[order] - start) // STRETCH_SECONDS).astype(np.int64)
         for stretch in np.unique(stretches):
             which = order[stretches == stretch]
-            self.widest_stretch = max(self.widest_stretch, len(which))
             yield Samples(
                 keys,
                 series[which],

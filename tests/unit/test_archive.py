@@ -10,6 +10,7 @@ from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
 from gpulse.store.metadata.metadata import Metadata
 from gpulse.store.metadata.step import Step
+from tests.queries import query
 
 
 def event(kind: str, time: float = 1000.0) -> Entry:
@@ -19,7 +20,7 @@ def event(kind: str, time: float = 1000.0) -> Entry:
 
 def kinds(archive: LocalStore) -> list[str]:
     """Everything that happened."""
-    return [item.kind for item in archive.events(start=0.0, end=1e10)]
+    return [item.kind for item in archive.events(query(start=0.0, end=1e10))]
 
 
 def test_a_book_that_could_not_follow_catches_up_with_the_next_commit(

@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from gpulse.model.session import Interruption, Session
 from gpulse.store.metadata.metadata import Metadata, Step, StoredRun
 from gpulse.store.metadata.schema import APPLICATION_ID, VERSION
 from gpulse.store.store import StoredEvent
+from tests.queries import query
 from tests.unit.books import LATER_RUN, RUN, content, fact, frame_events, gpu_layout, layout_facts, node_fact
 
 
@@ -138,10 +140,10 @@ def test_events_are_found_by_time_kind_and_node(book: Metadata) -> None:
     book.apply(Step(1, facts))
 
     def found(**where: object) -> list[float]:
-        query: dict[str, object] = {"start": 0.0, "end": 100.0, **where}
-        return [event.time for event in book.events(**query)]  # type: ignore[arg-type]
+        asked: dict[str, Any] = {"start": 0.0, "end": 100.0, **where}
+        return [event.time for event in book.events(query(**asked))]
 
-    assert StoredEvent(20.0, "head_started", None, {"n": 20}) == book.events(start=15, end=25)[0]
+    assert StoredEvent(20.0, "head_started", None, {"n": 20}) == book.events(query(start=15, end=25))[0]
     assert [10.0, 20.0, 30.0] == found()
     assert [10.0, 20.0] == found(start=10.0, end=30.0)
     assert [20.0, 30.0] == found(kinds=["head_started", "node_lost"])
@@ -178,7 +180,7 @@ def test_a_fact_that_cannot_be_read_is_an_event(book: Metadata, odd: dict[str, o
     """Nothing else of it is kept, and the facts after it are."""
     assert book.apply(Step(1, [odd, node_fact()]))
 
-    (event,) = book.events(start=0, end=10)
+    (event,) = book.events(query(start=0, end=10))
     assert ("unreadable_fact", odd["fact"]) == (event.kind, event.detail["fact"])
     assert [] == book.sessions()
     assert [1] == list(book.nodes())
@@ -195,7 +197,7 @@ def test_facts_of_newer_versions_do_no_harm(book: Metadata) -> None:
     ]
     book.apply(Step(1, facts))
 
-    assert [StoredEvent(5.0, "rack", 3, {"height": 42})] == book.events(start=0, end=10)
+    assert [StoredEvent(5.0, "rack", 3, {"height": 42})] == book.events(query(start=0, end=10))
 
 
 def test_a_step_is_taken_once(book: Metadata) -> None:
@@ -204,7 +206,7 @@ def test_a_step_is_taken_once(book: Metadata) -> None:
 
     assert [True, False, False] == [book.apply(step), book.apply(step), book.apply(step._replace(position=4))]
     assert 5 == book.applied
-    assert 1 == len(book.events(start=0, end=10))
+    assert 1 == len(book.events(query(start=0, end=10)))
 
 
 def test_old_things_are_dropped(book: Metadata) -> None:
@@ -220,8 +222,8 @@ def test_old_things_are_dropped(book: Metadata) -> None:
     book.apply(Step(1, [node_fact(), *facts], {}, events))
     book.drop_before(20.0)
 
-    assert [20.0, 30.0] == [event.time for event in book.events(start=0, end=100)]
-    assert [0, 2] == [found.pid for found in book.processes(start=0, end=100)]
+    assert [20.0, 30.0] == [event.time for event in book.events(query(start=0, end=100))]
+    assert [0, 2] == [found.pid for found in book.processes(query(start=0, end=100))]
     assert [1] == list(book.latest("findings"))
     assert [1] == list(book.nodes())
 
@@ -348,7 +350,7 @@ def test_many_threads_read_while_one_writes(book: Metadata) -> None:
         seen = 0
         try:
             while not done.is_set():
-                count, last = len(book.events(start=0, end=1e9)), book.applied
+                count, last = len(book.events(query(start=0, end=1e9))), book.applied
                 assert count % 10 == 0
                 assert seen <= count <= last * 10
                 seen = count
@@ -367,4 +369,4 @@ def test_many_threads_read_while_one_writes(book: Metadata) -> None:
     for thread in threads:
         thread.join()
     assert [] == failures
-    assert 590 == len(book.events(start=0, end=1e9))
+    assert 590 == len(book.events(query(start=0, end=1e9)))

@@ -17,6 +17,7 @@ from gpulse.store.metadata import file as book_file
 from gpulse.store.metadata.file import told
 from gpulse.store.metadata.filesystem import filesystem_type, is_local, is_local_type
 from gpulse.store.metadata.metadata import Metadata, Step
+from tests.queries import query
 from tests.unit.books import content, fact, node_fact
 
 _MOUNTS = rb"""
@@ -143,7 +144,7 @@ def test_a_step_that_finds_no_room_leaves_nothing(
             assert caught.value.hint is not None
             assert before == content(book)
         assert book.apply(large)
-        assert 2000 == len(book.events(start=0, end=10))
+        assert 2000 == len(book.events(query(start=0, end=10)))
         assert 2 == book.checkpoint()
 
 

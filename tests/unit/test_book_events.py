@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.store.metadata.metadata import Metadata, Step
+from tests.queries import query
 from tests.unit.books import fact, frame_events
 
 TIMES = st.integers(0, 60).map(lambda half: half / 2)
@@ -34,8 +35,8 @@ def test_the_newest_are_the_end_of_all(
     """In the same order, with or without a choice of kinds and nodes."""
     with tempfile.TemporaryDirectory() as directory, filled(Path(directory), events) as book:
         for kinds, nodes in ((None, None), (["a", "b"], None), (None, [1, 3]), (["c"], [2])):
-            every = book.events(start=start, end=end, kinds=kinds, nodes=nodes)
-            newest = book.events(start=start, end=end, kinds=kinds, nodes=nodes, most=most)
+            every = book.events(query(start=start, end=end, kinds=kinds, nodes=nodes))
+            newest = book.events(query(start=start, end=end, kinds=kinds, nodes=nodes, limit=most))
             assert (every[-most:] if most else []) == newest
 
 
@@ -45,7 +46,7 @@ def test_what_frames_say_comes_last(tmp_path: Path) -> None:
         book.apply(Step(1, [], {}, [frame_events({"event": "a", "who": "agent"}, time=5.0)]))
         book.apply(Step(2, [fact("event", time=5.0, kind="a", node=1, detail={"who": "head"})]))
 
-        (last,) = book.events(start=0, end=10, most=1)
+        (last,) = book.events(query(start=0, end=10, limit=1))
         assert {"who": "agent"} == last.detail
 
 
@@ -59,7 +60,7 @@ def test_a_book_without_the_index_gets_it(tmp_path: Path) -> None:
 
     for read_only, has_it in ((True, False), (False, True)):
         with Metadata(path, read_only=read_only) as book:
-            found = book.events(start=0, end=10, kinds=["a"], nodes=[1])
+            found = book.events(query(start=0, end=10, kinds=["a"], nodes=[1]))
             assert [1.0, 2.0] == [event.time for event in found]
         assert has_it is _has_index(path)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpulse.store.metadata.metadata import FrameEvents, Metadata, Step
 from gpulse.store.store import StoredEvent
+from tests.queries import query
 from tests.unit.books import LATER_RUN, RUN, frame_events, process
 
 
@@ -31,7 +32,7 @@ def tell(book: Metadata, *frames: FrameEvents) -> None:
 
 def lives(book: Metadata) -> list[tuple[int, float, float | None]]:
     """The pid, first and last time of every process."""
-    return [(found.pid, found.first_seen, found.ended) for found in book.processes(start=0, end=1e9)]
+    return [(found.pid, found.first_seen, found.ended) for found in book.processes(query(start=0, end=1e9))]
 
 
 def ended(pid: int, start_time: float | None = 50.0) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def test_a_process_has_one_row_for_its_life(book: Metadata) -> None:
     )
 
     assert [(1, 100.0, 120.0), (1, 130.0, None), (2, 130.0, None)] == lives(book)
-    first, second, third = book.processes(start=0, end=1e9)
+    first, second, third = book.processes(query(start=0, end=1e9))
     assert (50.0, 121.0, None) == (first.start, second.start, third.start)
     assert {"pid": 1, "start_time": 50.0, "name": "train.py", "owner": {"user": "eve"}} == first.identity
 
@@ -68,7 +69,7 @@ def test_processes_are_found_by_the_time_they_lived(book: Metadata) -> None:
     )
 
     def found(start: float, end: float, nodes: list[int] | None = None) -> list[int]:
-        return [item.pid for item in book.processes(start=start, end=end, nodes=nodes)]
+        return [item.pid for item in book.processes(query(start=start, end=end, nodes=nodes))]
 
     assert [] == found(0.0, 100.0)
     assert [1] == found(0.0, 100.1)
@@ -112,7 +113,9 @@ def test_what_an_earlier_run_left_behind_changes_nothing_that_is_newer(book: Met
     tell(book, *late)
 
     assert [(1, 100.0, 200.0), (2, 100.0, None), (3, 110.0, 120.0)] == lives(book)
-    assert ["old", "new", "python3"] == [item.identity["name"] for item in book.processes(start=0, end=1e9)]
+    assert ["old", "new", "python3"] == [
+        item.identity["name"] for item in book.processes(query(start=0, end=1e9))
+    ]
     assert {1: (201.0, {"entries": [{"detail": "new"}]})} == book.latest("health")
 
 
@@ -128,7 +131,9 @@ def test_the_state_of_a_node_is_what_was_said_last(book: Metadata) -> None:
     assert {1: (90.0, {"findings": [], "verdict": None})} == book.latest("findings")
     assert {2: (100.0, {"entries": []})} == book.latest("health")
     assert {} == book.latest("clock_step")
-    assert ["findings", "findings", "health"] == [event.kind for event in book.events(start=0, end=1e9)]
+    assert ["findings", "findings", "health"] == [
+        event.kind for event in book.events(query(start=0, end=1e9))
+    ]
 
     tell(book, frame_events(STARTED, time=300.0, run=b"3" * 16))
     assert {} == book.latest("findings")
@@ -149,7 +154,7 @@ def test_other_events_are_kept_as_they_are(book: Metadata) -> None:
         StoredEvent(100.0, "clock_step", 1, {"seconds": -3600.0}),
         StoredEvent(100.0, "aurora", 1, {"colour": "green"}),
         StoredEvent(100.0, "agent_stopping", 1, {}),
-    ] == book.events(start=0, end=1e9)
+    ] == book.events(query(start=0, end=1e9))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def test_what_cannot_be_read_is_one_event_that_says_so(book: Metadata, text: byt
     """It names the frame, and what stands beside it is kept."""
     tell(book, FrameEvents(1, RUN, 17, 100.0, text), frame_events({"event": "gap", "frames": 2}, time=101.0))
 
-    odd, gap = book.events(start=0, end=1e9)
+    odd, gap = book.events(query(start=0, end=1e9))
     assert ("unreadable_event", 1) == (odd.kind, odd.node)
     assert {"run": RUN.hex(), "sequence": 17, "events": 1} == odd.detail
     assert "gap" == gap.kind
@@ -191,7 +196,7 @@ def test_events_beside_an_unreadable_one_are_kept(book: Metadata) -> None:
     tell(book, FrameEvents(1, RUN, 1, 100.0, b'[1,{"event":"gap"},2,{"event":"process","pid":5}]'))
 
     assert [("gap", None), ("unreadable_event", 2)] == [
-        (event.kind, event.detail.get("events")) for event in book.events(start=0, end=1e9)
+        (event.kind, event.detail.get("events")) for event in book.events(query(start=0, end=1e9))
     ]
     assert [(5, 100.0, None)] == lives(book)
 
@@ -217,6 +222,6 @@ def test_no_event_stops_the_book(book: Metadata, events: Any) -> None:
     """Whatever an agent sends, the step is taken and everything can be read again."""
     text = events if isinstance(events, bytes) else json.dumps(events).encode()
     assert book.apply(Step(next(_positions), events=[FrameEvents(1, RUN, 1, 100.0, text)]))
-    book.events(start=0, end=1e9)
-    book.processes(start=0, end=1e9)
+    book.events(query(start=0, end=1e9))
+    book.processes(query(start=0, end=1e9))
     book.latest("health")

@@ -17,6 +17,7 @@ from gpulse.store.log.log import Log
 from gpulse.store.log.record import Record
 from gpulse.store.log.records import FACT
 from gpulse.store.metadata.metadata import Metadata, StoredRun
+from tests.queries import query
 from tests.unit.books import RUN, batch, content, fact, gpu_layout, layout_facts, node_fact, records
 
 _RUNS = [bytes([number]) * 16 for number in range(4)]
@@ -146,7 +147,7 @@ def test_a_log_becomes_a_book(tmp_path: Path) -> None:
 
         assert 5 == book.applied
         assert {RUN: StoredRun(1, 6, 100.0, "1.0", 4, "b")} == book.runs()
-        (event,) = book.events(start=0, end=1e9)
+        (event,) = book.events(query(start=0, end=1e9))
         assert (103.0, "gap", 1, 3) == (event.time, event.kind, event.node, event.detail["frames"])
 
 
@@ -157,7 +158,7 @@ def test_a_batch_that_cannot_be_read_is_an_event(tmp_path: Path) -> None:
         assert 2 == book.replay(records([good[:-3], b"short"]))
 
         assert [("gap", 100.0), ("unreadable_event", 200.0)] == [
-            (event.kind, event.time) for event in book.events(start=0, end=1e9)
+            (event.kind, event.time) for event in book.events(query(start=0, end=1e9))
         ]
         assert 2 == book.runs()[RUN].last
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from gpulse.store.coverage import Coverage, Hole, apart
 from gpulse.store.history.segments import SealedFile, Segment
 from gpulse.store.learning import Learner
-from gpulse.store.store import SeriesKey, Steps
+from gpulse.store.store import Query, Series, SeriesKey
 
 NOW = 120_000.0
 """The beginning of a minute."""
@@ -32,16 +31,15 @@ class Disk:
         """One."""
         return {1: None}
 
-    def steps(
-        self, scope: str, metrics: Sequence[str], *, start: float, end: float, step: float, **_: object
-    ) -> list[Steps]:
-        """Whole ones of the first metric."""
-        self.asked.append((start, end))
-        times = np.arange(max(start, self.span[0]) // step * step, min(end, self.span[1]), step)
-        if scope != "host" or not len(times):
+    def series(self, query: Query) -> list[Series]:
+        """Whole steps of the first metric."""
+        self.asked.append((query.start, query.end))
+        step = query.step or 1.0
+        times = np.arange(max(query.start, self.span[0]) // step * step, min(query.end, self.span[1]), step)
+        if query.scope != "host" or not len(times):
             return []
         counts = np.full(len(times), int(step))
-        return [Steps(SeriesKey(1, ""), metrics[0], times, times, times, times, times, counts)]
+        return [Series(SeriesKey(1, ""), query.metrics[0], times, times, times, times, times, counts)]
 
 
 def test_what_is_on_disk_is_looked_at_once_a_day_of_it() -> None:

@@ -43,6 +43,7 @@ from gpulse.web.metrics import _exposed
 from gpulse.web.news import News
 from gpulse.web.wish import Wish
 from tests.integration.hostile_messages import EVENTS, ODD, SUBJECTS, batch, frame, hello, layout, run_of
+from tests.queries import query
 
 NOW = 1_800_000_000.0
 NAME = "hostile"
@@ -124,8 +125,8 @@ class Door:
         assert found is not None
         list(requests.parts(found.entries))
         assert 0 == requests.unreadable or _is_beyond_series(found.entries)
-        self.archive.events(start=0, end=1e11)
-        [process.identity.get("pid") for process in self.archive.processes(start=0, end=1e11)]
+        self.archive.events(query(start=0, end=1e11))
+        [process.identity.get("pid") for process in self.archive.processes(query(start=0, end=1e11))]
         position = self.archive.book.applied
         self.close()
         workshop = Workshop(self.directory)
@@ -140,7 +141,7 @@ class Door:
             fleet.restore(again, NOW + 1)
             self.show(fleet)
             kinds = {"unreadable_event", "unreadable_fact"}
-            assert [] == again.events(start=0, end=1e11, kinds=kinds)
+            assert [] == again.events(query(start=0, end=1e11, kinds=kinds))
 
     def close(self) -> None:
         """Let go of the store."""

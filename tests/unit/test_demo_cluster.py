@@ -13,6 +13,7 @@ from gpulse.cluster.demo.past import MOST_FRAMES, moments, past_seconds, simulat
 from gpulse.cluster.demo.plan import PAST_SECONDS, cluster_plan
 from gpulse.model.frame import Frame
 from gpulse.store.local import LocalStore
+from tests.queries import query
 from tests.unit.test_simulated import counters
 
 STARTED = 1_800_000_000.0
@@ -182,15 +183,17 @@ def test_a_head_finds_the_past(past: Path) -> None:
 
     with LocalStore(str(past)) as archive:
         nodes = {node.name: number for number, node in archive.nodes().items()}
-        processes = archive.processes(start=STARTED - PAST_SECONDS - 1, end=STARTED)
-        events = archive.events(start=STARTED - PAST_SECONDS - 1, end=STARTED + 3)
-        series = archive.query(
-            "gpu",
-            "gpu_utilization_ratio",
-            start=STARTED - PAST_SECONDS,
-            end=STARTED,
-            step=60.0,
-            nodes={nodes["gpu-01"], nodes["gpu-05"]},
+        processes = archive.processes(query(start=STARTED - PAST_SECONDS - 1, end=STARTED))
+        events = archive.events(query(start=STARTED - PAST_SECONDS - 1, end=STARTED + 3))
+        series = archive.series(
+            query(
+                "gpu",
+                "gpu_utilization_ratio",
+                start=STARTED - PAST_SECONDS,
+                end=STARTED,
+                step=60.0,
+                nodes={nodes["gpu-01"], nodes["gpu-05"]},
+            )
         )
         points = {one.key: len(one.times) for one in series}
         (session,) = archive.sessions()
@@ -262,7 +265,7 @@ def test_who_waits_for_input_is_not_idle(past: Path) -> None:
         nodes = {node.name: number for number, node in archive.nodes().items()}
         shares = [
             share
-            for share in archive.shares(start=STARTED - PAST_SECONDS, end=STARTED)
+            for share in archive.gpu_time(query(start=STARTED - PAST_SECONDS, end=STARTED))
             if share.pid is not None
         ]
 

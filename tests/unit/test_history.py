@@ -16,16 +16,17 @@ import pytest
 
 from gpulse.errors import LogError, UsageError
 from gpulse.model.columns import Block, Column, Layout, PackedFrame, layout_id
-from gpulse.store.history import compaction
+from gpulse.store.history import compaction, reader
 from gpulse.store.history.query import History
+from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.retention import outdated
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import list_names, read_segments, segment_name, tidy
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
 from gpulse.store.store import Series, Statistic
+from tests.queries import query
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
 
 _NODES = range(1, 3)
@@ -42,10 +43,10 @@ def sealed(data_dir: Path, *ends: int) -> Fleet:
 
 
 @contextmanager
-def opened(data_dir: Path, recent: Recent | None = None) -> Iterator[StoredSamples]:
+def opened(data_dir: Path, recent: Recent | None = None) -> Iterator[HistoryReader]:
     """What a head would ask."""
     with closing(History(data_dir)) as history:
-        yield StoredSamples(history, recent or Recent({}))
+        yield HistoryReader(history, recent or Recent({}))
 
 
 def rows_of(data_dir: Path, pattern: str, select: str) -> list[Any]:
@@ -110,7 +111,7 @@ def test_history_and_memory_answer_as_one(tmp_path: Path) -> None:
     for second in range(0, 4000, 50):
         memory.add(second // 50 + 1, fleet.batch(1, second, 50))
     with closing(History(tmp_path / "empty")) as nothing:
-        wanted = answers(StoredSamples(nothing, memory))
+        wanted = answers(HistoryReader(nothing, memory))
     with closing(Workshop(str(tmp_path))) as workshop:
         position = write_log(tmp_path, fleet, _NODES, range(1500, 3700))
         workshop.seal(position)
@@ -122,17 +123,19 @@ def test_history_and_memory_answer_as_one(tmp_path: Path) -> None:
             check_all_same(wanted, answers(samples))
 
 
-def answers(samples: StoredSamples) -> list[list[Series]]:
+def answers(samples: HistoryReader) -> list[list[Series]]:
     """To every question, in steps of every length, of every kind."""
     return [
-        samples.query(
-            "gpu",
-            "power_watts",
-            start=BEGIN + start,
-            end=BEGIN + 3777,
-            step=step,
-            nodes=[1],
-            statistic=statistic,
+        samples.series(
+            query(
+                "gpu",
+                "power_watts",
+                start=BEGIN + start,
+                end=BEGIN + 3777,
+                step=step,
+                nodes=[1],
+                statistic=statistic,
+            )
         )
         for (step, start), statistic in _QUESTIONS
     ]
@@ -160,18 +163,20 @@ def test_a_batch_that_is_in_both_counts_once(tmp_path: Path) -> None:
     with closing(History(tmp_path)) as history:
         recent.add(history.sealed_to, fleet.batch(1, 90, 10))
         recent.add(history.sealed_to + 1, fleet.batch(1, 100, 10))
-        found = StoredSamples(history, recent).query("host", "cpu_utilization_ratio", nodes=[1], **_ALWAYS)
+        found = HistoryReader(history, recent).series(
+            query("host", "cpu_utilization_ratio", nodes=[1], **_ALWAYS)
+        )
     assert [*range(BEGIN, BEGIN + 110)] == found[0].times.tolist()
 
 
-def test_a_scan_goes_stretch_by_stretch(tmp_path: Path) -> None:
-    """Every sample comes once, in stretches of the length that was asked for, unknown metrics as NaN."""
+def test_a_scan_goes_stretch_by_stretch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sample comes once, only so many at a time, unknown metrics as NaN."""
+    monkeypatch.setattr(reader, "_SCAN_ROWS", 400 * GPUS)
     sealed(tmp_path, 400, 1000)
     with opened(tmp_path) as samples:
-        parts = list(
-            samples.scan("gpu", ["power_watts", "temperature_celsius"], stretch_seconds=300, **_ALWAYS)
-        )
-    assert [300, 300, 300, 100] == [len(part.times) // (2 * GPUS) for part in parts]
+        parts = list(samples.scan(query("gpu", ["power_watts", "temperature_celsius"], **_ALWAYS)))
+    assert len(parts) >= 5
+    assert max(len(part.times) for part in parts) <= 400 * GPUS
     assert all(np.isnan(part.values["temperature_celsius"]).all() for part in parts)
     of_one = [part.sequences[part.series == part.keys.index((2, "GPU-2-0"))] for part in parts]
     assert [*range(1, 1001)] == np.concatenate(of_one).tolist()
@@ -183,10 +188,10 @@ def test_only_files_that_matter_are_read(tmp_path: Path) -> None:
     second = tmp_path / "history" / list_names(f"{tmp_path}/history")[1] / "gpu-000000.parquet"
     second.write_bytes(b"x" * second.stat().st_size)
     with opened(tmp_path) as samples:
-        assert samples.query("gpu", "power_watts", start=BEGIN, end=BEGIN + 100)
-        assert samples.query("host", "cpu_utilization_ratio", **_ALWAYS)
+        assert samples.series(query("gpu", "power_watts", start=BEGIN, end=BEGIN + 100))
+        assert samples.series(query("host", "cpu_utilization_ratio", **_ALWAYS))
         with pytest.raises(LogError, match="gpu-000000"):
-            samples.query("gpu", "power_watts", **_ALWAYS)
+            samples.series(query("gpu", "power_watts", **_ALWAYS))
 
 
 def test_merged_segments_hold_the_same_rows(tmp_path: Path) -> None:
@@ -218,11 +223,11 @@ def test_merged_segments_without_minutes_are_read_too(
         assert workshop.compact()["compacted"]
     asked: dict[str, Any] = {"start": BEGIN, "end": BEGIN + 3700, "nodes": [1], "step": 60}
     with opened(tmp_path) as samples:
-        (series,) = samples.query("host", "cpu_utilization_ratio", **asked)
-        (steps,) = samples.steps("host", ["cpu_utilization_ratio"], **asked)
+        (series,) = samples.series(query("host", "cpu_utilization_ratio", **asked))
+        (steps,) = samples.series(query("host", ["cpu_utilization_ratio"], **asked))
     assert 62 == len(series.times)
     assert series.times.tolist() == steps.times.tolist()
-    assert np.allclose(series.values, steps.means)
+    assert np.allclose(series.values, steps.values)
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
@@ -316,7 +321,7 @@ def test_layouts_of_other_versions_come_together(tmp_path: Path) -> None:
     with closing(Workshop(str(tmp_path))) as workshop:
         workshop.seal(position)
     with opened(tmp_path) as samples:
-        (series,) = samples.query("gpu", "power_watts", **_ALWAYS)
+        (series,) = samples.series(query("gpu", "power_watts", **_ALWAYS))
     assert [12.34, 1.234, 1234.0, 100.0] == series.values.tolist()
 
 
@@ -349,7 +354,7 @@ def test_a_stretch_without_frames_is_sealed_too(tmp_path: Path) -> None:
         workshop.seal(position)
     with closing(History(tmp_path)) as history:
         assert (1, 0) == (history.sealed_to, history.size_bytes)
-        assert [] == StoredSamples(history, Recent({})).query("gpu", "power_watts", **_ALWAYS)
+        assert [] == HistoryReader(history, Recent({})).series(query("gpu", "power_watts", **_ALWAYS))
 
 
 def test_questions_hold_no_other_sql(tmp_path: Path) -> None:
@@ -357,10 +362,10 @@ def test_questions_hold_no_other_sql(tmp_path: Path) -> None:
     sealed(tmp_path, 10)
     with opened(tmp_path) as samples:
         with pytest.raises(UsageError):
-            samples.query("gpu", 'power_watts" FROM x --', **_ALWAYS)
+            samples.series(query("gpu", 'power_watts" FROM x --', **_ALWAYS))
         with pytest.raises(UsageError):
-            samples.query("gpu", "power_watts", statistic="sum(1)", **_ALWAYS)  # type: ignore[arg-type]
-        assert [] == samples.query("gpu", "power_watts", subjects=["' OR 1=1 --"], **_ALWAYS)
+            samples.series(query("gpu", "power_watts", statistic="sum(1)", **_ALWAYS))
+        assert [] == samples.series(query("gpu", "power_watts", subjects=["' OR 1=1 --"], **_ALWAYS))
         with pytest.raises(duckdb.Error):
             samples._history._database.execute("SELECT * FROM read_text('/etc/hostname')")
     assert power(1, 0, 1) == 100.001

@@ -15,12 +15,13 @@ from gpulse.errors import DiskError
 from gpulse.model.frame import HostReading
 from gpulse.store.history import compaction, day_summaries, seal_process, thinning
 from gpulse.store.history.query import History
+from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import SHARES, counted, list_names, read_segments, read_summaries
 from gpulse.store.history.thinning import thinnable
 from gpulse.store.store import Share
+from tests.queries import query
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 NODES = (1, 2)
@@ -89,16 +90,16 @@ def thinned(store: Path, keep_seconds: float | None = EVER, limit_bytes: int | N
 def asked(store: Path, start: float = 0, end: float = 9000) -> tuple[list[Share], list[Any], list[Any]]:
     """What is told of processes."""
     with closing(History(store)) as history:
-        return told(StoredSamples(history, Recent({})), start, end)
+        return told(HistoryReader(history, Recent({})), start, end)
 
 
-def told(samples: StoredSamples, start: float, end: float) -> tuple[list[Share], list[Any], list[Any]]:
+def told(samples: HistoryReader, start: float, end: float) -> tuple[list[Share], list[Any], list[Any]]:
     """Shares, holdings and steps of processes."""
     span: Any = {"start": BEGIN + start, "end": BEGIN + end}
-    steps = samples.steps("process", PROCESS, step=60.0, **span)
+    steps = samples.series(query("process", PROCESS, step=60.0, **span))
     return (
-        samples.shares(**span),
-        samples.holdings(**span),
+        samples.gpu_time(query(**span)),
+        samples.gpu_holders(query(**span)),
         [(one.key, one.metric, [np.asarray(column).tolist() for column in one[2:]]) for one in steps],
     )
 
@@ -106,8 +107,8 @@ def told(samples: StoredSamples, start: float, end: float) -> tuple[list[Share],
 def of_gpus(store: Path, metric: str, scope: Any = "gpu", step: float | None = None) -> list[float]:
     """When something is known of the first GPU, in seconds after the beginning."""
     with closing(History(store)) as history:
-        samples = StoredSamples(history, Recent({}))
-        found = samples.query(scope, metric, start=BEGIN, end=END, step=step, nodes={1})
+        samples = HistoryReader(history, Recent({}))
+        found = samples.series(query(scope, metric, start=BEGIN, end=END, step=step, nodes={1}))
         return [] if not found else (found[0].times - BEGIN).tolist()
 
 
@@ -206,7 +207,7 @@ def killed(*_: object, **__: object) -> None:
 def test_one_who_asks_meanwhile_gets_an_answer(store: Path) -> None:
     """A history that was opened before looks again when its files are gone."""
     with closing(History(store)) as history:
-        samples = StoredSamples(history, Recent({}))
+        samples = HistoryReader(history, Recent({}))
         before = told(samples, 0, 9000)
         thinned(store)
         after = told(samples, 0, 9000)

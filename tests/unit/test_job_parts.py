@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from gpulse.reports.chart import Grid
 from gpulse.reports.efficiency import Figure, figure, together
 from gpulse.reports.gaps import Missing, missing, seconds_of
 from gpulse.reports.grants import Grant, grants
-from gpulse.store.metadata.events import _JOB_ENDS, _JOBS
-from gpulse.store.store import SeriesKey, Steps, StoredEvent
+from gpulse.store.metadata.events import _JOB_EVENTS
+from gpulse.store.store import Series, SeriesKey, StoredEvent
+from tests.queries import query
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 NOW = 10_000.0
+_ALWAYS: Any = {"start": float("-inf"), "end": float("inf")}
 
 
 def told(time: float, *gpus: str, job: str = "slurm:1", node: int = 1) -> StoredEvent:
@@ -39,10 +42,10 @@ def started(time: float, node: int = 1) -> StoredEvent:
     return StoredEvent(time, "agent_started", node, {})
 
 
-def steps(times: list[float], ends: list[float], values: list[float] | None = None) -> Steps:
+def steps(times: list[float], ends: list[float], values: list[float] | None = None) -> Series:
     """Steps of one metric."""
     means = np.array(values or [1.0] * len(times))
-    return Steps(SeriesKey(1, "GPU-0"), "power_watts", np.array(times), means, means, means, np.array(ends))
+    return Series(SeriesKey(1, "GPU-0"), "power_watts", np.array(times), means, means, means, np.array(ends))
 
 
 def test_from_the_first_telling_to_the_end() -> None:
@@ -129,20 +132,20 @@ def test_jobs_in_the_book(tmp_path: Path) -> None:
         for number in range(3):
             lab.fill([60 * number], Held(number + 1, job=f"slurm:{number % 2}"), Held(9, job=None))
         assert ["slurm:0", "slurm:1"] == sorted(lab.archive.job_names())
-        assert [1, 3] == [process.pid for process in lab.archive.of_jobs({"slurm:0", "slurm:7"})]
-        assert [] == lab.archive.of_jobs(())
+        assert [1, 3] == [
+            process.pid for process in lab.archive.processes(query(**_ALWAYS, jobs={"slurm:0", "slurm:7"}))
+        ]
+        assert [] == lab.archive.processes(query(**_ALWAYS, jobs=()))
     with closing(sqlite3.connect(tmp_path / "data" / "book.sqlite")) as database:
         plan = database.execute(
             "EXPLAIN QUERY PLAN SELECT pid FROM processes WHERE json_extract(identity, '$.owner.job') IN (?)",
             ["x"],
         ).fetchall()
-        told = database.execute(f"EXPLAIN QUERY PLAN {_JOBS}", ["x"] * 4 + [9, "x", 9]).fetchall()
-        over = database.execute(f"EXPLAIN QUERY PLAN {_JOB_ENDS}", ["x"]).fetchall()
+        told = database.execute(f"EXPLAIN QUERY PLAN {_JOB_EVENTS}", ["x"] * 4 + [9, "x", 9]).fetchall()
     assert "processes_job" in str(plan)
-    for index in ("events_job ", "events_job_array", "events_job_name"):
+    for index in ("events_job ", "events_job_array", "events_job_name", "events_job_end"):
         assert index in str(told)
-    assert "events_job_end" in str(over)
-    assert "SCAN events" not in str([*told, *over])
+    assert "SCAN events" not in str(told)
 
 
 def test_events_of_a_job_in_the_book(tmp_path: Path) -> None:
@@ -158,14 +161,16 @@ def test_events_of_a_job_in_the_book(tmp_path: Path) -> None:
         lab.fill([5], jobs=jobs[:1])
 
         def found(word: str) -> list[str]:
-            return [event.detail["id"] for event in lab.archive.job_events(word)]
+            return [event.detail["id"] for event in lab.archive.job_events(word) if event.kind == "job"]
+
+        def over(word: str) -> list[float]:
+            return [event.time - BEGIN for event in lab.archive.job_events(word) if event.kind == "job_end"]
 
         assert ["slurm:12", "flux:12", "slurm:13"] == found("12")
         assert {"slurm:12", "flux:12"} == set(found("slurm:12"))
         assert (["slurm:13"], ["slurm:12", "slurm:13"]) == (found("10_3"), found("10"))
         assert (["slurm:12", "slurm:14"], []) == (found("train"), found("1"))
-        assert [5.0] == [event.time - BEGIN for event in lab.archive.job_ends("slurm:13")]
-        assert [] == lab.archive.job_ends("slurm:12")
+        assert ([5.0], [5.0, 5.0, 5.0], []) == (over("slurm:13"), over("10_3") + over("12"), over("1"))
 
 
 def test_what_is_missing_of_several_nodes_at_once_counts_once() -> None:

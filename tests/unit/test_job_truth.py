@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from gpulse.model.session import Session
 from gpulse.reports.same_name_jobs import Who
 from gpulse.store.entry import Entry
 from gpulse.store.incomplete import left_out
+from gpulse.store.store import Query, Series
 from tests.unit.past_lab import BEGIN, Held, Lab
 from tests.unit.test_job_report import BUSY, HOUR, QUIET, given, told
 
@@ -288,18 +289,15 @@ async def test_tables_of_processes_that_are_gone(lab: Lab, monkeypatch: pytest.M
     """Time for which only the GPUs' metrics are left is neither unused nor untouched, and is said."""
     job = given("0", "1", number="slurm:1")
     lab.fill(HOUR, ADA, jobs=(job,), values={"0": BUSY, "1": QUIET})
-    shares, steps = lab.archive.shares, lab.archive.steps
+    gpu_time, series = lab.archive.gpu_time, lab.archive.series
 
-    def later(scope: str, metrics: Any, *, start: float, **asked: Any) -> Any:
-        begin = max(start, BEGIN + 2700.0) if scope == "process" else start
-        return steps(scope, metrics, start=begin, **asked)  # type: ignore[arg-type]
+    def later(query: Query) -> Query:
+        return replace(query, start=max(query.start, BEGIN + 2700.0))
 
-    monkeypatch.setattr(lab.archive, "steps", later)
     monkeypatch.setattr(
-        lab.archive,
-        "shares",
-        lambda *, start, **asked: shares(start=max(start, BEGIN + 2700.0), **asked),
+        lab.archive, "series", lambda query: series(later(query) if query.scope == "process" else query)
     )
+    monkeypatch.setattr(lab.archive, "gpu_time", lambda query: gpu_time(later(query)))
     answer = await lab.job("1", now=3600)
 
     assert (900.0, 0.0, 0) == told(answer, "gpu_seconds", "unused_seconds", "untouched_gpus")
@@ -322,13 +320,13 @@ async def test_what_is_elsewhere_and_cannot_be_had_is_said(lab: Lab, monkeypatch
     said = "a part is missing: the engine does not answer"
     assert said not in (await lab.job("1", now=600))["data_gaps"]
 
-    steps = lab.archive.steps
+    series = lab.archive.series
 
-    def lacking(*words: Any, **asked: Any) -> Any:
+    def lacking(query: Query) -> list[Series]:
         left_out(said)
-        return steps(*words, **asked)
+        return series(query)
 
-    monkeypatch.setattr(lab.archive, "steps", lacking)
+    monkeypatch.setattr(lab.archive, "series", lacking)
     assert [said] == [gap for gap in (await lab.job("1", now=600))["data_gaps"] if gap == said]
 
 

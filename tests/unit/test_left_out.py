@@ -13,9 +13,10 @@ from gpulse.cluster.head.exports import Exports
 from gpulse.errors import DiskError, GpulseError
 from gpulse.reports.document import Document
 from gpulse.reports.past import Past
+from gpulse.store.federated import FederatedStore
 from gpulse.store.incomplete import left_out, noticing
-from gpulse.store.joined import FederatedStore
 from gpulse.store.registry import Register
+from gpulse.store.store import Query
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 NOW = BEGIN + 1000.0
@@ -28,13 +29,13 @@ class Silent:
     def __init__(self) -> None:
         self.error: GpulseError | None = None
 
-    def steps(self, *_: Any, **__: Any) -> list[Any]:
+    def series(self, _query: Query) -> list[Any]:
         """Nothing, or an error."""
         if self.error is not None:
             raise self.error
         return []
 
-    query = scan = holdings = shares = steps
+    gpu_holders = gpu_time = series
 
 
 class Joined:

@@ -9,6 +9,7 @@ from gpulse.store.history.seal_client import Sealer
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.tsdb.config import Engine
 from gpulse.store.tsdb.forwarder import Forwarder
+from tests.queries import query
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 END = 6 * 3600
@@ -49,7 +50,7 @@ class SameProcess(Sealer):
 
 def _oldest(lab: Lab) -> float:
     """The first sample of a GPU that is on disk, in seconds after the beginning."""
-    (found,) = lab.archive.query("gpu", "power_watts", start=BEGIN, end=BEGIN + 1e6)
+    (found,) = lab.archive.series(query("gpu", "power_watts", start=BEGIN, end=BEGIN + 1e6))
     return float(found.times[0]) - BEGIN
 
 
@@ -71,7 +72,7 @@ def test_samples_that_the_engine_did_not_get_stay(tmp_path: Path) -> None:
         assert [] == lab.archive.tidy(late, **KEPT)
         assert 0.0 == _oldest(lab)
         assert [ends[1], ends[3], ends[5]] == [segment.last for segment in lab.archive.segments]
-        before = lab.archive.shares(start=BEGIN, end=BEGIN + END)
+        before = lab.archive.gpu_time(query(start=BEGIN, end=BEGIN + END))
 
         for got in ((0, ends[1] - 1), (1, ends[1]), (ends[3], ends[5])):
             forwarder.got = got
@@ -81,4 +82,4 @@ def test_samples_that_the_engine_did_not_get_stay(tmp_path: Path) -> None:
         forwarder.got = 0, ends[1]
         lab.archive.tidy(late, **KEPT)
         assert 7200.0 == _oldest(lab)
-        assert before == lab.archive.shares(start=BEGIN, end=BEGIN + END)
+        assert before == lab.archive.gpu_time(query(start=BEGIN, end=BEGIN + END))

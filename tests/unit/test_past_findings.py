@@ -21,6 +21,7 @@ from gpulse.store.entry import Entry
 from gpulse.store.metadata.metadata import Metadata, Step
 from gpulse.store.registry import Register
 from gpulse.store.store import StoredEvent, StoredFinding
+from tests.queries import query
 from tests.unit.books import frame_events
 from tests.unit.past_lab import BEGIN, Lab
 
@@ -85,7 +86,7 @@ class Story:
                 one.span.start - BEGIN,
                 one.span.end and one.span.end - BEGIN,
             )
-            for one in self._archive.findings(start=0.0, end=2.0 * BEGIN)
+            for one in self._archive.findings(query(start=0.0, end=2.0 * BEGIN))
         ]
 
     def live(self, now: float, *reported: Any) -> list[tuple[str, float]]:
@@ -203,7 +204,7 @@ def test_reports_that_come_late_make_the_same_spans(tmp_path: Path) -> None:
     for number, order in enumerate(permutations(reports)):
         with Metadata(str(tmp_path / str(number))) as book:
             book.apply(Step(1, [], {}, [frame_events(event, time=time) for time, event in order]))
-            found |= {one.span[:3:2] for one in book.findings(start=-1, end=1e9)}
+            found |= {one.span[:3:2] for one in book.findings(query(start=-1, end=1e9))}
     assert {(0, 90)} == found
 
 

@@ -14,10 +14,11 @@ import pytest
 from gpulse.model.frame import Frame
 from gpulse.store.history import compaction, day_summaries
 from gpulse.store.history.query import History
-from gpulse.store.history.samples import StoredSamples
+from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import SHARES, Segment, counted
-from gpulse.store.store import Share, Steps
+from gpulse.store.store import Series, Share
+from tests.queries import query
 from tests.unit.past_lab import BEGIN, Held, Lab
 
 LABELS = ("0", "1"), ("0", "1", "1:0", "1:1")
@@ -113,11 +114,11 @@ def check_shares(wanted: list[Share], found: list[Share]) -> None:
             assert value == (None if twin is None else pytest.approx(twin, rel=1e-5, abs=1e-6)), (one, other)
 
 
-def check_steps(wanted: list[Steps], found: list[Steps]) -> None:
+def check_steps(wanted: list[Series], found: list[Series]) -> None:
     """Both have the same steps."""
     assert [(one.key, one.metric) for one in wanted] == [(one.key, one.metric) for one in found]
     for one, other in zip(wanted, found, strict=True):
-        for column in ("times", "means", "lows", "highs", "ends", "counts"):
+        for column in ("times", "values", "lows", "highs", "ends", "counts"):
             assert np.allclose(getattr(one, column), getattr(other, column), rtol=1e-5), column
 
 
@@ -155,18 +156,22 @@ def check_paths(lab: Lab, data_dir: Path, chance: random.Random) -> None:
     memory = lab.archive._recent  # never told that something was sealed
     asked = list(windows(chance))
     with closing(History(data_dir.parent / "nothing")) as nothing:
-        source = StoredSamples(nothing, memory)
+        source = HistoryReader(nothing, memory)
         wanted = [
-            (source.shares(**one), source.holdings(**one), source.steps("gpu", METRICS, step=600.0, **one))
+            (
+                source.gpu_time(query(**one)),
+                source.gpu_holders(query(**one)),
+                source.series(query("gpu", METRICS, step=600.0, **one)),
+            )
             for one in asked
         ]
     for shares, summaries in ((True, True), (True, False), (False, True), (False, False)):
         with closing(History(data_dir)) as history:
             assert counted(history.summaries, history.segments)
             shown(history, shares=shares, summaries=summaries)
-            source = StoredSamples(history, memory)
+            source = HistoryReader(history, memory)
             for one, (divided, held, steps) in zip(asked, wanted, strict=True):
-                check_shares(divided, source.shares(**one))
-                check_steps(steps, source.steps("gpu", METRICS, step=600.0, **one))
-                found = source.holdings(**one)
+                check_shares(divided, source.gpu_time(query(**one)))
+                check_steps(steps, source.series(query("gpu", METRICS, step=600.0, **one)))
+                found = source.gpu_holders(query(**one))
                 assert [one[:6] for one in held] == [one[:6] for one in found]

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from gpulse.store.store import SeriesKey, StoredNode
 from gpulse.store.tsdb.promql import Track
-from gpulse.store.tsdb.samples import TsdbSamples
 from gpulse.store.tsdb.selectors import groups, selector
 from gpulse.store.tsdb.split_query import raw_pieces, step_pieces
+from gpulse.store.tsdb.store import TsdbStore
+from tests.queries import query
 
 NOW = 1_700_000_000_000
 """Milliseconds."""
@@ -106,11 +107,11 @@ def test_a_sample_counts_once_however_often_it_was_written() -> None:
 
     nodes = {7: StoredNode(7, "a", "a", "m", 0.0, {}, {})}
     engine: Any = Repeating()
-    samples = TsdbSamples(engine, lambda: nodes)
+    samples = TsdbStore(engine, lambda: nodes)
 
-    (series,) = samples.query("gpu", "power_watts", start=100.0, end=103.0)
-    (steps,) = samples.steps("gpu", ["power_watts"], start=100.0, end=103.0, step=0.5)
+    (series,) = samples.series(query("gpu", "power_watts", start=100.0, end=103.0))
+    (steps,) = samples.series(query("gpu", ["power_watts"], start=100.0, end=103.0, step=0.5))
 
     assert SeriesKey(7, "GPU-1") == series.key == steps.key
     assert [100.5, 101.5, 102.5] == series.times.tolist() == steps.times.tolist()
-    assert [1005.0, 1015.0, 1025.0] == series.values.tolist() == steps.means.tolist()
+    assert [1005.0, 1015.0, 1025.0] == series.values.tolist() == steps.values.tolist()

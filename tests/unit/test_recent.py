@@ -11,8 +11,9 @@ import pytest
 
 from gpulse.errors import UsageError
 from gpulse.store.history.query import History
+from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.samples import StoredSamples
+from tests.queries import query
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, run_of
 
 
@@ -36,8 +37,8 @@ def filled(fleet: Fleet, seconds: int = 300) -> Recent:
 
 def test_every_sample_comes_back_with_its_value(history: History) -> None:
     """A query without a step gives all samples of a GPU in order, in the base unit."""
-    samples = StoredSamples(history, filled(Fleet()))
-    found = samples.query("gpu", "power_watts", start=BEGIN, end=BEGIN + 300, nodes=[2])
+    samples = HistoryReader(history, filled(Fleet()))
+    found = samples.series(query("gpu", "power_watts", start=BEGIN, end=BEGIN + 300, nodes=[2]))
     assert [(2, "GPU-2-0"), (2, "GPU-2-1")] == [tuple(series.key) for series in found]
     for gpu, series in enumerate(found):
         assert [*range(BEGIN, BEGIN + 300)] == series.times.tolist()
@@ -57,14 +58,16 @@ def test_steps_begin_at_multiples_of_their_length(
     history: History, statistic: str, wanted: list[float]
 ) -> None:
     """A point stands at its step's beginning and is made of that step's samples alone."""
-    found = StoredSamples(history, filled(Fleet())).query(
-        "gpu",
-        "power_watts",
-        start=BEGIN,
-        end=BEGIN + 120,
-        step=60,
-        subjects=["GPU-1-0"],
-        statistic=statistic,  # type: ignore[arg-type]
+    found = HistoryReader(history, filled(Fleet())).series(
+        query(
+            "gpu",
+            "power_watts",
+            start=BEGIN,
+            end=BEGIN + 120,
+            step=60,
+            subjects=["GPU-1-0"],
+            statistic=statistic,
+        )
     )
     assert [BEGIN, BEGIN + 60] == found[0].times.tolist()
     assert np.allclose(wanted, found[0].values)
@@ -72,14 +75,14 @@ def test_steps_begin_at_multiples_of_their_length(
 
 def test_an_absent_value_is_unknown(history: History) -> None:
     """NaN without steps; with steps only what is known counts, and a step without anything has no point."""
-    recent = StoredSamples(history, filled(Fleet()))
+    recent = HistoryReader(history, filled(Fleet()))
     question = {"start": BEGIN, "end": BEGIN + 4, "subjects": ["GPU-1-0"]}
-    plain = recent.query("gpu", "sm_active_ratio", **question)[0]  # type: ignore[arg-type]
+    plain = recent.series(query("gpu", "sm_active_ratio", **question))[0]
     assert [True, False, True, False] == np.isnan(plain.values).tolist()
-    stepped = recent.query("gpu", "sm_active_ratio", step=1, **question)[0]  # type: ignore[arg-type]
+    stepped = recent.series(query("gpu", "sm_active_ratio", step=1, **question))[0]
     assert [BEGIN + 1, BEGIN + 3] == stepped.times.tolist()
     assert [0.5, 0.5] == stepped.values.tolist()
-    assert [] == recent.query("gpu", "temperature_celsius", **question)  # type: ignore[arg-type]
+    assert [] == recent.series(query("gpu", "temperature_celsius", **question))
 
 
 def test_what_was_sealed_is_forgotten(history: History) -> None:
@@ -90,8 +93,8 @@ def test_what_was_sealed_is_forgotten(history: History) -> None:
     assert 39 * len(fleet.batch(1, 0, 10).frames) == recent.bytes
     ends = {
         series.key.node: series.times[0]
-        for series in StoredSamples(history, recent).query(
-            "host", "cpu_utilization_ratio", start=0, end=BEGIN * 2
+        for series in HistoryReader(history, recent).series(
+            query("host", "cpu_utilization_ratio", start=0, end=BEGIN * 2)
         )
     }
     assert {1: BEGIN + 110, 2: BEGIN + 100} == ends
@@ -102,12 +105,12 @@ def test_what_was_sealed_is_forgotten(history: History) -> None:
 def test_a_scan_gives_runs_and_sequence_numbers(history: History) -> None:
     """Each sample says which frame of which run it was, and samples come in the order of time."""
     fleet = Fleet()
-    samples = StoredSamples(history, filled(fleet, 20))
-    (part,) = samples.scan("gpu", ["power_watts", "sm_active_ratio"], start=BEGIN, end=BEGIN + 600)
-    assert 20 * 2 * GPUS == len(part.times)
+    samples = HistoryReader(history, filled(fleet, 10))
+    (part,) = samples.scan(query("gpu", ["power_watts", "sm_active_ratio"], start=BEGIN, end=BEGIN + 600))
+    assert 10 * 2 * GPUS == len(part.times)
     assert sorted(part.times.tolist()) == part.times.tolist()
     of_one = part.series == part.keys.index((2, "GPU-2-1"))
-    assert [*range(1, 21)] == part.sequences[of_one].tolist()
+    assert [*range(1, 11)] == part.sequences[of_one].tolist()
     assert {int.from_bytes(run_of(2)[:8], "big")} == set(part.runs[of_one].tolist())
     assert {"power_watts", "sm_active_ratio"} == set(part.values)
 
@@ -117,16 +120,18 @@ def test_a_wrong_clock_is_put_right(history: History) -> None:
     fleet = Fleet()
     recent = Recent(fleet.layouts)
     recent.add(1, fleet.batch(1, 0, shift=-3_600_000_000))
-    (series,) = StoredSamples(history, recent).query("host", "cpu_utilization_ratio", start=0, end=BEGIN * 2)
+    (series,) = HistoryReader(history, recent).series(
+        query("host", "cpu_utilization_ratio", start=0, end=BEGIN * 2)
+    )
     assert [BEGIN - 3600] == series.times.tolist()
 
 
 def test_unknown_names_are_refused(history: History) -> None:
     """Only the catalogue's metrics can be asked for."""
-    recent = StoredSamples(history, Recent({}))
+    recent = HistoryReader(history, Recent({}))
     with pytest.raises(UsageError):
-        recent.query("gpu", "power_watts; DROP TABLE x", start=0, end=1)
+        recent.series(query("gpu", "power_watts; DROP TABLE x", start=0, end=1))
     with pytest.raises(UsageError):
-        recent.query("moon", "power_watts", start=0, end=1)  # type: ignore[arg-type]
+        recent.series(query("moon", "power_watts", start=0, end=1))
     with pytest.raises(UsageError):
-        recent.query("gpu", "power_watts", start=0, end=1, step=-1)
+        recent.series(query("gpu", "power_watts", start=0, end=1, step=-1))

@@ -15,11 +15,12 @@ import pytest
 from gpulse.errors import DiskError
 from gpulse.store.history import compaction, day_summaries, seal_process
 from gpulse.store.history.query import History
+from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.retention import outdated
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import Summary, counted, read_segments, read_summaries
+from tests.queries import query
 from tests.unit.history_frames import BEGIN, Fleet, write_log
 
 NODES = range(1, 3)
@@ -64,8 +65,10 @@ def of(store: Path) -> list[Summary]:
 def means(store: Path) -> list[list[float]]:
     """Something to ask."""
     with closing(History(store)) as history:
-        found = StoredSamples(history, Recent({})).steps("gpu", ["power_watts", "sm_active_ratio"], **ASKED)
-        return [steps.means.tolist() for steps in found]
+        found = HistoryReader(history, Recent({})).series(
+            query("gpu", ["power_watts", "sm_active_ratio"], **ASKED)
+        )
+        return [steps.values.tolist() for steps in found]
 
 
 def test_a_day_is_summed_up_once(store: Path) -> None:
@@ -122,8 +125,10 @@ def test_a_question_finds_its_files_gone(store: Path) -> None:
     first, _ = of(store)
     with closing(History(store)) as history:
         os.rename(f"{history.path}/{first.segment.name}", f"{history.path}/.removed-x")
-        found = StoredSamples(history, Recent({})).steps("gpu", ["power_watts", "sm_active_ratio"], **ASKED)
-    assert all(np.allclose(one, steps.means) for one, steps in zip(wanted, found, strict=True))
+        found = HistoryReader(history, Recent({})).series(
+            query("gpu", ["power_watts", "sm_active_ratio"], **ASKED)
+        )
+    assert all(np.allclose(one, steps.values) for one, steps in zip(wanted, found, strict=True))
 
 
 def test_a_full_disk_leaves_nothing_of_a_summary(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

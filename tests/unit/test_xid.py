@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +12,7 @@ from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.xid import Counted, Xid, XidLedger, from_document
 from gpulse.sources.nvml.events import XidLog, Xids
-from gpulse.store.store import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 NOW = 1_767_225_600.0
 
@@ -157,7 +156,7 @@ class Before(NamedTuple):
         """One node."""
         return {1: StoredNode(1, "a", "a.example", "m", NOW, {}, {})}
 
-    def processes(self, **_: object) -> list[StoredProcess]:
+    def processes(self, query: Query) -> list[StoredProcess]:  # noqa: ARG002
         """None."""
         return []
 
@@ -169,11 +168,11 @@ class Before(NamedTuple):
         """Nothing."""
         return {}
 
-    def events(self, *, kinds: Collection[str] | None = None, **_: object) -> list[StoredEvent]:
+    def events(self, query: Query) -> list[StoredEvent]:
         """What was told."""
-        return [event for event in self.told if kinds is None or event.kind in kinds]
+        return [event for event in self.told if query.kinds is None or event.kind in query.kinds]
 
-    def findings(self, **_: object) -> list[StoredFinding]:
+    def findings(self, query: Query) -> list[StoredFinding]:  # noqa: ARG002
         """None."""
         return []
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpulse.model.metric import CATALOGUE, Metric, Scope
 from gpulse.model.packing import SLOW_SECONDS
-from gpulse.store.store import Steps
+from gpulse.store.store import Series
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,15 +76,15 @@ def unit_of(metric: Metric) -> str:
 
 
 def drawn(
-    found: Steps, scope: Scope, moments: Grid, *, spread: bool
+    found: Series, scope: Scope, moments: Grid, *, spread: bool
 ) -> Mapping[str, list[float | None]] | None:
     """A series on the grid, null where nothing is known; None when nothing is known at all."""
     if CATALOGUE[scope][found.metric].kind == "counter":
         columns = {"values": _rates(found, moments)}
     elif spread:
-        columns = {"values": found.means, "lows": found.lows, "highs": found.highs}
+        columns = {"values": found.values, "lows": found.lows, "highs": found.highs}
     else:
-        columns = {"values": found.means}
+        columns = {"values": found.values}
     places = moments.places(found.times)
     inside = (places >= 0) & (places < moments.count) & ~np.isnan(columns["values"])
     if not inside.any():
@@ -103,7 +103,7 @@ def _digits(metric: Metric) -> int:
     return max(0, math.ceil(-math.log10(metric.resolution))) + 2
 
 
-def _rates(found: Steps, moments: Grid) -> NDArray[np.float64]:
+def _rates(found: Series, moments: Grid) -> NDArray[np.float64]:
     """How much a counter grew a second from the last sample of one step to that of the next.
 
     Nothing where it went back, as after a restart: how far it had come before nobody knows.
@@ -123,6 +123,6 @@ def _spread_out(values: NDArray[np.float64], places: NDArray[np.int64], moments:
     return row
 
 
-def size(series: Sequence[Steps], moments: Grid, *, spread: bool) -> int:
+def size(series: Sequence[Series], moments: Grid, *, spread: bool) -> int:
     """How many numbers an answer has."""
     return len(series) * moments.count * (3 if spread else 1)

@@ -12,7 +12,7 @@ from gpulse.reports.document import Document
 from gpulse.reports.occupancy import Spans, Work, within
 from gpulse.reports.owners import Key, Person
 from gpulse.reports.usage import Tally
-from gpulse.store.store import Share, Steps, StoredGpu
+from gpulse.store.store import Series, Share, StoredGpu
 
 METRICS = (
     "gpu_utilization_ratio",
@@ -48,14 +48,14 @@ class Figure(NamedTuple):
 Figures = Mapping[str, Figure]
 
 
-def figure(steps: Steps, moments: Grid, spans: Spans) -> Figure | None:
+def figure(steps: Series, moments: Grid, spans: Spans) -> Figure | None:
     """A metric in some stretches of time; None when nothing is known of it then."""
     weights = within(steps.times, moments.step, spans)
     known = weights > 0
     seconds = float(weights.sum())
     if not seconds:
         return None
-    mean = float((steps.means * weights).sum()) / seconds
+    mean = float((steps.values * weights).sum()) / seconds
     return Figure(mean, float(steps.highs[known].max()), seconds)
 
 

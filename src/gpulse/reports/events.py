@@ -9,7 +9,7 @@ from gpulse.model import iso_time
 from gpulse.reports import findings
 from gpulse.reports.document import Document
 from gpulse.store.registry import Register
-from gpulse.store.store import HeadStore, StoredFinding
+from gpulse.store.store import Query, Store, StoredFinding
 
 _DEFAULT_SECONDS = 86_400.0
 _MOST_EVENTS = 10_000
@@ -20,7 +20,7 @@ class Happened:
     """A store, asked what happened."""
 
     def __init__(
-        self, store: HeadStore, register: Register, node_ids: Callable[[Sequence[str]], set[int] | None]
+        self, store: Store, register: Register, node_ids: Callable[[Sequence[str]], frozenset[int] | None]
     ) -> None:
         """Prepare to answer.
 
@@ -40,11 +40,13 @@ class Happened:
         start = end - _DEFAULT_SECONDS if start is None else start
         found = await asyncio.to_thread(
             self._store.events,
-            start=start,
-            end=end,
-            kinds=set(kinds) or None,
-            nodes=self._node_ids(nodes),
-            most=_MOST_EVENTS + 1,
+            Query(
+                start,
+                end,
+                nodes=self._node_ids(nodes),
+                kinds=frozenset(kinds) or None,
+                limit=_MOST_EVENTS + 1,
+            ),
         )
         names = self._register.by_id
         return {
@@ -70,7 +72,7 @@ class Happened:
         names = {number: node.name for number, node in self._register.by_id.items()}
 
         def ask() -> Document:
-            found = self._store.findings(start=begin, end=until, nodes=wanted, most=_MAX_FINDINGS + 1)
+            found = self._store.findings(Query(begin, until, nodes=wanted, limit=_MAX_FINDINGS + 1))
             return {
                 "truncated": len(found) > _MAX_FINDINGS,
                 "spans": [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpulse.reports.chart import Grid
-from gpulse.store.store import Steps
+from gpulse.store.store import Series
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class Missing(NamedTuple):
 
 def missing(
     node: int,
-    steps: Iterable[Steps],
+    steps: Iterable[Series],
     moments: Grid,
     spans: Sequence[tuple[float, float]],
     pace: float,

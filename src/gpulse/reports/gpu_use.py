@@ -15,7 +15,7 @@ from gpulse.reports.occupancy import Occupancy, Pace, Work
 from gpulse.reports.owners import Key, People, Person, text
 from gpulse.reports.subject import Subject
 from gpulse.reports.usage import STEP_SECONDS, Tally
-from gpulse.store.store import Share, Steps, StoredGpu
+from gpulse.store.store import Series, Share, StoredGpu
 
 LACKING_RATIO = 0.02
 _MOST_DIFFERENCE = 1.2
@@ -43,7 +43,7 @@ class Found:
         harvested: Collection[Key],
         gpus: Mapping[GpuKey, StoredGpu],
         moments: chart.Grid,
-        steps: Mapping[GpuKey, Sequence[Steps]],
+        steps: Mapping[GpuKey, Sequence[Series]],
         occupied: Mapping[GpuKey, Occupied],
     ) -> None:
         """Keep it together.

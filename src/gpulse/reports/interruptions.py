@@ -17,7 +17,7 @@ from gpulse.model.natural import natural_key
 from gpulse.model.session import Interruption, Session
 from gpulse.reports import chart
 from gpulse.store.registry import Register
-from gpulse.store.store import HeadStore
+from gpulse.store.store import Query, Store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Coverage(NamedTuple):
 class Interruptions:
     """What is missing of sessions' interruptions; what is settled is remembered."""
 
-    def __init__(self, store: HeadStore, register: Register, interval_seconds: Callable[[], float]) -> None:
+    def __init__(self, store: Store, register: Register, interval_seconds: Callable[[], float]) -> None:
         self._store = store
         self._register = register
         self._interval_seconds = interval_seconds
@@ -88,15 +88,16 @@ class Interruptions:
         step = chart.grid(start, max(end, start + 1), _MAX_STEPS, self._interval_seconds()).step
         times: dict[int, list[NDArray[np.float64]]] = {}
         for scope, metric in _EVERY_FRAME:
-            for series in self._store.query(
+            query = Query(
+                start - _BEFORE_SECONDS,
+                end + max(_BEFORE_SECONDS, _MISSED * step),
                 scope,
-                metric,
-                start=start - _BEFORE_SECONDS,
-                end=end + max(_BEFORE_SECONDS, _MISSED * step),
+                (metric,),
+                nodes=frozenset(names),
                 step=step,
-                nodes=set(names),
                 statistic="last",
-            ):
+            )
+            for series in self._store.series(query):
                 times.setdefault(series.key.node, []).append(series.times)
         return covered(
             {names[node]: np.unique(np.concatenate(found)) for node, found in times.items()}, start, end, step

@@ -17,7 +17,7 @@ from gpulse.reports.resolve import Choose, Finder
 from gpulse.reports.subject import JobKind, Subject, key_of
 from gpulse.store.incomplete import noticing
 from gpulse.store.registry import Register
-from gpulse.store.store import HeadStore, Share, Steps
+from gpulse.store.store import ALWAYS, Query, Series, Share, Store
 
 _MOST_POINTS, _FEWEST_POINTS = 1500, 60
 _MOST_CELLS = 250_000
@@ -35,9 +35,9 @@ class Jobs:
 
     def __init__(
         self,
-        store: HeadStore,
+        store: Store,
         register: Register,
-        node_ids: Callable[[Sequence[str]], set[int] | None],
+        node_ids: Callable[[Sequence[str]], frozenset[int] | None],
         choose: Choose,
         interval_seconds: Callable[[], float],
     ) -> None:
@@ -100,7 +100,7 @@ class Jobs:
         names = {number: node.name for number, node in self._register.by_id.items()}
         shares: dict[GpuKey, list[Share]] = {}
         if start < end:
-            for share in self._store.shares(start=start, end=end):
+            for share in self._store.gpu_time(Query(start, end)):
                 if share.node in names:
                     shares.setdefault((share.node, share.uuid), []).append(share)
         people = self._people(subject, shares)
@@ -115,21 +115,23 @@ class Jobs:
         self,
         subject: Subject,
         moments: chart.Grid,
-        steps: Mapping[GpuKey, Sequence[Steps]],
+        steps: Mapping[GpuKey, Sequence[Series]],
         shares: Mapping[GpuKey, Sequence[Share]],
         people: People,
     ) -> dict[GpuKey, Occupied]:
         """Who was on each GPU when."""
-        asked: list[Steps] = []
+        asked: list[Series] = []
         if moments.count and steps:
-            asked = self._store.steps(
-                "process",
-                occupancy.HELD_METRICS,
-                start=subject.start,
-                end=subject.end,
-                step=moments.step,
-                nodes={node for node, _ in steps},
-                gpus={uuid for _, uuid in steps},
+            asked = self._store.series(
+                Query(
+                    subject.start,
+                    subject.end,
+                    "process",
+                    occupancy.HELD_METRICS,
+                    nodes=frozenset(node for node, _ in steps),
+                    gpus=frozenset(uuid for _, uuid in steps),
+                    step=moments.step,
+                )
             )
         there, keys = occupancy.by_process(asked), subject.keys
         found = {}
@@ -165,17 +167,21 @@ class Jobs:
         else:
             pids = {process.pid for process in subject.processes}
         return People(
-            self._store.holders(
-                pids,
-                start=subject.start - _KNOWN_BEFORE_SECONDS,
-                end=subject.end + _KNOWN_BEFORE_SECONDS,
-                nodes=subject.nodes,
+            self._store.processes(
+                Query(
+                    subject.start - _KNOWN_BEFORE_SECONDS,
+                    subject.end + _KNOWN_BEFORE_SECONDS,
+                    nodes=frozenset(subject.nodes),
+                    pids=frozenset(pids),
+                )
             )
         )
 
     def _harvested(self) -> set[Key]:
-        names = [name for name in self._store.job_names() if is_harvested(name)]
-        return {key_of(process) for process in self._store.of_jobs(names)} if names else set()
+        names = frozenset(name for name in self._store.job_names() if is_harvested(name))
+        if not names:
+            return set()
+        return {key_of(process) for process in self._store.processes(Query(*ALWAYS, jobs=names))}
 
     def _grid(self, start: float, end: float, gpus: int) -> chart.Grid:
         points = max(_FEWEST_POINTS, min(_MOST_POINTS, _MOST_CELLS // max(1, gpus)))
@@ -183,18 +189,20 @@ class Jobs:
 
     def _steps(
         self, wanted: Sequence[GpuKey], moments: chart.Grid, start: float, end: float
-    ) -> dict[GpuKey, list[Steps]]:
-        found: dict[GpuKey, list[Steps]] = {key: [] for key in wanted}
+    ) -> dict[GpuKey, list[Series]]:
+        found: dict[GpuKey, list[Series]] = {key: [] for key in wanted}
         if not moments.count or not wanted:
             return found
-        asked = self._store.steps(
-            "gpu",
-            _METRICS,
-            start=start,
-            end=end,
-            step=moments.step,
-            nodes={node for node, _ in wanted},
-            subjects={uuid for _, uuid in wanted},
+        asked = self._store.series(
+            Query(
+                start,
+                end,
+                "gpu",
+                _METRICS,
+                nodes=frozenset(node for node, _ in wanted),
+                subjects=frozenset(uuid for _, uuid in wanted),
+                step=moments.step,
+            )
         )
         for steps in asked:
             if steps.key in found:
@@ -214,7 +222,9 @@ class Jobs:
         """What was wrong, worst first."""
         subject = found.subject
         names = {node: found.names[node] for node in subject.nodes if node in found.names}
-        held = self._store.findings(start=subject.start, end=subject.end, nodes=names, most=_MAX_FINDINGS)
+        held = self._store.findings(
+            Query(subject.start, subject.end, nodes=frozenset(names), limit=_MAX_FINDINGS)
+        )
         labels: dict[int, set[str]] = {}
         for use in uses:
             if use.gpu is not None:

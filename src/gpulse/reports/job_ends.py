@@ -9,7 +9,7 @@ import numpy as np
 
 from gpulse.reports.grants import STARTED
 from gpulse.reports.subject import Subject
-from gpulse.store.store import HeadStore
+from gpulse.store.store import Query, Store
 
 AHEAD_SECONDS = 3600.0
 """A node's clock may be ahead a little."""
@@ -37,7 +37,7 @@ class Ends(NamedTuple):
 class Lasting:
     """A store, asked until when somebody was there."""
 
-    def __init__(self, store: HeadStore, interval_seconds: Callable[[], float]) -> None:
+    def __init__(self, store: Store, interval_seconds: Callable[[], float]) -> None:
         """Prepare to look.
 
         Args:
@@ -85,7 +85,9 @@ class Lasting:
 
     def _starts(self, nodes: Collection[int], first: float, now: float) -> set[tuple[int, float]]:
         """When agents started, by node."""
-        events = self._store.events(start=first, end=now + AHEAD_SECONDS, kinds={STARTED}, nodes=nodes)
+        events = self._store.events(
+            Query(first, now + AHEAD_SECONDS, nodes=frozenset(nodes), kinds=frozenset({STARTED}))
+        )
         return {(event.node, event.time) for event in events if event.node is not None}
 
     def _heard(self, nodes: Collection[int], first: float, end: float, more: float = 0.0) -> dict[int, float]:
@@ -95,7 +97,8 @@ class Lasting:
         while left and stop > first:
             begin = max(first, stop - length)
             step = float(max(5, 60 * int((stop - begin) / _MOST_STEPS / 60)))
-            for one in self._store.steps("gpu", _PRESENT, start=begin, end=stop, step=step, nodes=left):
+            query = Query(begin, stop, "gpu", _PRESENT, nodes=frozenset(left), step=step)
+            for one in self._store.series(query):
                 ends = np.where(np.isnan(one.ends), one.times + step, one.ends)
                 node = one.key.node
                 found[node] = max(found.get(node, 0.0), float(ends.max()))

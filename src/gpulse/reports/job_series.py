@@ -12,7 +12,7 @@ from gpulse.reports.chart import Grid
 from gpulse.reports.document import Document
 from gpulse.reports.efficiency import BUSY_METRICS, METRICS, GpuKey
 from gpulse.reports.occupancy import row
-from gpulse.store.store import Steps
+from gpulse.store.store import Series
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ _DIGITS = 4
 
 
 def drawn(
-    steps: Mapping[GpuKey, Sequence[Steps]],
+    steps: Mapping[GpuKey, Sequence[Series]],
     worked: Collection[GpuKey],
     moments: Grid,
     points: int,
@@ -64,7 +64,7 @@ def drawn(
     }
 
 
-def _busiest(steps: Sequence[Steps]) -> Steps | None:
+def _busiest(steps: Sequence[Series]) -> Series | None:
     """What says best how busy a GPU was: instances know only their activity."""
     known = {one.metric: one for one in steps}
     return next((known[metric] for metric in BUSY_METRICS if metric in known), None)

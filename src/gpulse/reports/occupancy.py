@@ -11,7 +11,7 @@ from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.packing import SLOW_SECONDS
 from gpulse.reports.chart import Grid
 from gpulse.reports.usage import STEP_SECONDS
-from gpulse.store.store import Steps
+from gpulse.store.store import Series
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class Pace(NamedTuple):
         return float(np.median(self.seconds)) if len(self.seconds) else SLOW_SECONDS
 
 
-def pace_of(steps: Sequence[Steps], step: float, interval_seconds: float) -> Pace:
+def pace_of(steps: Sequence[Series], step: float, interval_seconds: float) -> Pace:
     """How far apart a GPU's samples are.
 
     Args:
@@ -78,7 +78,7 @@ def pace_of(steps: Sequence[Steps], step: float, interval_seconds: float) -> Pac
     return Pace(most.times, np.clip(np.minimum(before, after), SLOW_SECONDS, longest))
 
 
-def spans_of(steps: Sequence[Steps], step: float, pace: Pace) -> list[tuple[float, float]]:
+def spans_of(steps: Sequence[Series], step: float, pace: Pace) -> list[tuple[float, float]]:
     """From when to when a process was on a GPU.
 
     Args:
@@ -115,7 +115,7 @@ def within(times: NDArray[np.float64], step: float, spans: Spans) -> NDArray[np.
     return found
 
 
-def sampled(steps: Sequence[Steps], step: float, pace: Pace, during: tuple[float, float]) -> float:
+def sampled(steps: Sequence[Series], step: float, pace: Pace, during: tuple[float, float]) -> float:
     """For how long there are samples of a GPU, each of which stands for a minute at most."""
     if not steps:
         return 0.0
@@ -152,7 +152,7 @@ class Occupancy(NamedTuple):
     """When a process of the subject was, in order and apart."""
     others: Spans = ()
     """When another's was."""
-    sm: Sequence[Steps] = ()
+    sm: Sequence[Series] = ()
     """How much each of the subject's processes used of it."""
     is_sm_known: bool = False
     """Whether that is known of all of them."""
@@ -176,7 +176,7 @@ class Work(NamedTuple):
     energy: float | None = None
 
 
-def work(steps: Sequence[Steps], moments: Grid, held: Occupancy, pace: Pace) -> Work:
+def work(steps: Sequence[Series], moments: Grid, held: Occupancy, pace: Pace) -> Work:
     """What a GPU did while somebody was on it, minute by minute or in longer steps.
 
     Args:
@@ -233,12 +233,12 @@ def _filled(values: NDArray[np.float64], step: float, reach: NDArray[np.float64]
     return np.where(is_near, values[last], np.nan)
 
 
-def row(steps: Steps, moments: Grid) -> NDArray[np.float64]:
+def row(steps: Series, moments: Grid) -> NDArray[np.float64]:
     """The means of steps on their grid, NaN where nothing is known."""
     found = np.full(moments.count, np.nan)
     places = moments.places(steps.times)
     inside = (places >= 0) & (places < moments.count)
-    found[places[inside]] = steps.means[inside]
+    found[places[inside]] = steps.values[inside]
     return found
 
 
@@ -246,9 +246,9 @@ def _sums(groups: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.
     return np.bincount(groups, weights=values).astype(np.float64)
 
 
-def by_process(steps: Iterable[Steps]) -> dict[tuple[int, str], dict[int, list[Steps]]]:
+def by_process(steps: Iterable[Series]) -> dict[tuple[int, str], dict[int, list[Series]]]:
     """The steps of processes by node and GPU, then by pid."""
-    found: dict[tuple[int, str], dict[int, list[Steps]]] = {}
+    found: dict[tuple[int, str], dict[int, list[Series]]] = {}
     for one in steps:
         pid, _, uuid = one.key.subject.partition("@")
         if uuid and pid.isdecimal():
@@ -257,7 +257,7 @@ def by_process(steps: Iterable[Steps]) -> dict[tuple[int, str], dict[int, list[S
 
 
 def occupancy(
-    processes: Mapping[int, Sequence[Steps]],
+    processes: Mapping[int, Sequence[Series]],
     step: float,
     pace: Pace,
     lives: Callable[[int], Spans | None],
@@ -274,7 +274,7 @@ def occupancy(
     """
     own: list[tuple[float, float]] = []
     others: list[tuple[float, float]] = []
-    used: list[Steps] = []
+    used: list[Series] = []
     is_sm_known = True
     for pid, steps in processes.items():
         there, alive = merged(spans_of(steps, step, pace)), lives(pid)

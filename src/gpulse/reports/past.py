@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from gpulse.errors import RefusedError
 from gpulse.model.metric import CATALOGUE, Scope
@@ -14,7 +13,7 @@ from gpulse.reports.owners import People
 from gpulse.reports.usage import Grouping
 from gpulse.store.incomplete import noticing
 from gpulse.store.registry import Register
-from gpulse.store.store import HeadStore, Series, Share, Statistic, Steps, StoredGpu
+from gpulse.store.store import Query, Series, Share, Statistic, Store, StoredGpu
 
 _DEFAULT_QUERY_SECONDS = 600.0
 _MOST_POINTS = 1_000_000
@@ -35,7 +34,7 @@ class Past:
 
     def __init__(
         self,
-        store: HeadStore,
+        store: Store,
         register: Register,
         choose: Callable[[Sequence[str], Sequence[str]], list[StoredGpu]],
         interval_seconds: Callable[[], float],
@@ -76,21 +75,24 @@ class Past:
         subjects = None
         if gpus:
             chosen = self._choose(nodes, gpus)
-            subjects, wanted = {gpu.uuid for gpu in chosen}, {gpu.node for gpu in chosen}
+            subjects = frozenset(gpu.uuid for gpu in chosen)
+            wanted = frozenset(gpu.node for gpu in chosen)
         step = self._bounded_step(step, end - start, self._count(scope, wanted, subjects))
 
         def ask() -> Document:
             found: list[Series] = []
             if start < end:
-                found = self._store.query(
-                    scope,
-                    metric,
-                    start=start,
-                    end=end,
-                    step=step,
-                    nodes=wanted,
-                    subjects=subjects,
-                    statistic=statistic,
+                found = self._store.series(
+                    Query(
+                        start,
+                        end,
+                        scope,
+                        (metric,),
+                        nodes=wanted,
+                        subjects=subjects,
+                        step=step,
+                        statistic=statistic,
+                    )
                 )
             return {"series": self._spelled(scope, found)}
 
@@ -120,8 +122,8 @@ class Past:
         """Several metrics over time, all at the same moments."""
         start = end - _DEFAULT_CHART_SECONDS if start is None else start
         chosen = self._choose(nodes, gpus) if gpus else None
-        wanted = self.node_ids(nodes) if chosen is None else {gpu.node for gpu in chosen}
-        uuids = None if chosen is None else {gpu.uuid for gpu in chosen}
+        wanted = self.node_ids(nodes) if chosen is None else frozenset(gpu.node for gpu in chosen)
+        uuids = None if chosen is None else frozenset(gpu.uuid for gpu in chosen)
         expected = self._expected(scope, wanted, uuids) * len(metrics) * (3 if spread else 1)
         points = max(_FEWEST_POINTS, min(points, _MOST_NUMBERS // expected))
         moments = chart.grid(start, end, points, chart.pace_of(scope, self._interval_seconds()))
@@ -129,15 +131,17 @@ class Past:
         def ask() -> Document:
             if not moments.count:
                 return {"series": []}
-            found = self._store.steps(
-                scope,
-                metrics,
-                start=moments.start - chart.LOOK_BACK * moments.step,
-                end=end,
-                step=moments.step,
-                nodes=wanted,
-                subjects=uuids if scope == "gpu" else None,
-                gpus=uuids if scope == "process" else None,
+            found = self._store.series(
+                Query(
+                    moments.start - chart.LOOK_BACK * moments.step,
+                    end,
+                    scope,
+                    tuple(metrics),
+                    nodes=wanted,
+                    subjects=uuids if scope == "gpu" else None,
+                    gpus=uuids if scope == "process" else None,
+                    step=moments.step,
+                )
             )
             if chart.size(found, moments, spread=spread) > 2 * _MOST_NUMBERS:
                 raise RefusedError(
@@ -154,14 +158,14 @@ class Past:
             **await _told(ask),
         }
 
-    def _expected(self, scope: Scope, nodes: set[int] | None, uuids: set[str] | None) -> int:
+    def _expected(self, scope: Scope, nodes: frozenset[int] | None, uuids: frozenset[str] | None) -> int:
         """About how many series of one metric an answer has."""
         if scope in ("gpu", "host"):
             return max(1, self._count(scope, nodes, uuids if scope == "gpu" else None))
         return max(1, self._count(scope, nodes, None)) * _SUBJECTS_A_NODE
 
     def _charted(
-        self, scope: Scope, found: Sequence[Steps], moments: chart.Grid, *, spread: bool
+        self, scope: Scope, found: Sequence[Series], moments: chart.Grid, *, spread: bool
     ) -> list[Document]:
         names = self._register.by_id
         labels = self._labels() if scope in ("gpu", "process") else {}
@@ -196,14 +200,14 @@ class Past:
         """The processes that held GPUs, newest first."""
         start = end - _DEFAULT_CHART_SECONDS if start is None else start
         chosen = self._choose(nodes, gpus) if gpus else None
-        wanted = self.node_ids(nodes) if chosen is None else {gpu.node for gpu in chosen}
-        uuids = None if chosen is None else {gpu.uuid for gpu in chosen}
+        wanted = self.node_ids(nodes) if chosen is None else frozenset(gpu.node for gpu in chosen)
+        uuids = None if chosen is None else frozenset(gpu.uuid for gpu in chosen)
 
         def ask() -> Document:
             names = self._names()
             found: list[processes.Found] = []
             if start < end:
-                held = self._store.holdings(start=start, end=end, nodes=wanted, gpus=uuids)
+                held = self._store.gpu_holders(Query(start, end, nodes=wanted, gpus=uuids))
                 found = processes.gathered(
                     (holding for holding in held if holding.node in names),
                     self._people(start, end, wanted),
@@ -232,9 +236,9 @@ class Past:
             rows: list[usage.Row] = []
             shares: list[Share] = []
             if start < end:
-                found = self._store.shares(start=start, end=end, nodes=wanted)
+                found = self._store.gpu_time(Query(start, end, nodes=wanted))
                 shares = [share for share in found if share.node in names]
-                pids = {share.pid for share in shares if share.pid is not None}
+                pids = frozenset(share.pid for share in shares if share.pid is not None)
                 people = self._people(start, end, wanted, pids if by == "user" else None)
                 rows = usage.rows(shares, people, by, users)
             capacity = usage.capacity(shares, self._store.gpus())
@@ -254,15 +258,11 @@ class Past:
         }
 
     def _people(
-        self, start: float, end: float, nodes: set[int] | None, pids: set[int] | None = None
+        self, start: float, end: float, nodes: frozenset[int] | None, pids: frozenset[int] | None = None
     ) -> People:
         """Whose processes are; of some pids only where nobody asks for those they descend from."""
-        asked: Any = {
-            "start": start - _KNOWN_BEFORE_SECONDS,
-            "end": end + _KNOWN_BEFORE_SECONDS,
-            "nodes": nodes,
-        }
-        return People(self._store.processes(**asked) if pids is None else self._store.holders(pids, **asked))
+        first, last = start - _KNOWN_BEFORE_SECONDS, end + _KNOWN_BEFORE_SECONDS
+        return People(self._store.processes(Query(first, last, nodes=nodes, pids=pids)))
 
     def _names(self) -> dict[int, str]:
         return {number: node.name for number, node in self._register.by_id.items()}
@@ -270,7 +270,7 @@ class Past:
     def _labels(self) -> dict[tuple[int, str], str]:
         return {(gpu.node, gpu.uuid): gpu.label for gpu in self._store.gpus()}
 
-    def _count(self, scope: Scope, nodes: set[int] | None, subjects: set[str] | None) -> int:
+    def _count(self, scope: Scope, nodes: frozenset[int] | None, subjects: frozenset[str] | None) -> int:
         """About how many series an answer has."""
         if subjects is not None:
             return len(subjects)
@@ -300,7 +300,7 @@ class Past:
             if series.key.node in names
         ]
 
-    def node_ids(self, names: Sequence[str]) -> set[int] | None:
+    def node_ids(self, names: Sequence[str]) -> frozenset[int] | None:
         """The numbers of nodes; None for all of them.
 
         Raises:
@@ -314,7 +314,7 @@ class Past:
             if node is None:
                 raise RefusedError(404, f"there is no node {name[:100]!r}", hint="/clients lists them")
             found.add(node.id)
-        return found
+        return frozenset(found)
 
 
 async def _told(ask: Callable[[], Document]) -> Document:

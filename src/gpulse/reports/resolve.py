@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gpulse.errors import RefusedError
 from gpulse.model import iso_time
-from gpulse.model.job import JOB
+from gpulse.model.job import JOB, JOB_END
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session, find_session
 from gpulse.reports import grants
@@ -16,7 +16,7 @@ from gpulse.reports.job_ends import AHEAD_SECONDS, Lasting
 from gpulse.reports.owners import People, owner_of, text
 from gpulse.reports.same_name_jobs import Namesakes, Who, someone
 from gpulse.reports.subject import JobKind, Subject, Window, key_of
-from gpulse.store.store import HeadStore, StoredEvent, StoredGpu, StoredProcess
+from gpulse.store.store import ALWAYS, Query, Store, StoredEvent, StoredGpu, StoredProcess
 
 FIRST_SECONDS = 86_400.0
 """What people ask for is mostly of today; each further look goes back twice as far."""
@@ -32,6 +32,7 @@ class _Job(NamedTuple):
 
     processes: list[StoredProcess]
     events: list[StoredEvent]
+    ends: list[StoredEvent]
 
     @property
     def heard(self) -> tuple[float, float]:
@@ -51,7 +52,7 @@ class _Job(NamedTuple):
 class Finder:
     """A store, asked what a word means."""
 
-    def __init__(self, store: HeadStore, choose: Choose, interval_seconds: Callable[[], float]) -> None:
+    def __init__(self, store: Store, choose: Choose, interval_seconds: Callable[[], float]) -> None:
         """Prepare to look.
 
         Args:
@@ -87,8 +88,10 @@ class Finder:
             return self._session(find_session(self._store.sessions(), word), nodes, window, now)
         if kind == "process":
             return self._tree(word, nodes, window, now)
-        told = [event for event in self._store.job_events(word) if nodes is None or event.node in nodes]
-        subject = self._newest(self._jobs(word, told, nodes), word, window, now)
+        events = [event for event in self._store.job_events(word) if nodes is None or event.node in nodes]
+        told = [event for event in events if event.kind == JOB]
+        ends = [event for event in events if event.kind == JOB_END]
+        subject = self._newest(self._jobs(word, told, ends, nodes), word, window, now)
         if subject is not None:
             return subject
         named = [session for session in self._store.sessions() if word in (session.name, session.id)]
@@ -108,12 +111,21 @@ class Finder:
                 return subject
         return None
 
-    def _jobs(self, word: str, told: Iterable[StoredEvent], nodes: Collection[int] | None) -> dict[str, _Job]:
+    def _jobs(
+        self,
+        word: str,
+        told: Iterable[StoredEvent],
+        ends: Iterable[StoredEvent],
+        nodes: Collection[int] | None,
+    ) -> dict[str, _Job]:
         """The jobs that a word can mean: with its scheduler's name or without, or as a task of an array."""
         found: dict[str, _Job] = {}
         for event in told:
             if event.node is not None and (name := _named(event, word)) is not None:
-                found.setdefault(name, _Job([], [])).events.append(event)
+                found.setdefault(name, _Job([], [], [])).events.append(event)
+        for event in ends:
+            if (ended := found.get(grants.job_of(event) or "")) is not None:
+                ended.ends.append(event)
         names = {name for name in self._store.job_names() if _is_meant(name, word)}
         self._add_processes(found, names | found.keys(), nodes)
         return found
@@ -122,9 +134,11 @@ class Finder:
         self, found: dict[str, _Job], names: Collection[str], nodes: Collection[int] | None
     ) -> None:
         """Take the processes of some jobs in."""
-        for process in self._store.of_jobs(names) if names else ():
-            if nodes is None or process.node in nodes:
-                found.setdefault(owner_of(process)["job"], _Job([], [])).processes.append(process)
+        if not names:
+            return
+        query = Query(*ALWAYS, nodes=None if nodes is None else frozenset(nodes), jobs=frozenset(names))
+        for process in self._store.processes(query):
+            found.setdefault(owner_of(process)["job"], _Job([], [], [])).processes.append(process)
 
     def _windows(self, window: Window, now: float) -> Iterator[tuple[float, float]]:
         """Stretches of time to look through, the newest first."""
@@ -143,7 +157,7 @@ class Finder:
 
         Of several users' with that name the newest that was there in the time asked for.
         """
-        events = self._told(name, found.events, now)
+        events = self._told(found, now)
         namesakes = Namesakes(name, found.processes, found.events)
         refused: RefusedError | None = None
         for user in namesakes.users:
@@ -163,14 +177,17 @@ class Finder:
             raise refused
         return None
 
-    def _told(self, name: str, jobs: Sequence[StoredEvent], now: float) -> list[StoredEvent]:
+    def _told(self, found: _Job, now: float) -> list[StoredEvent]:
         """What grants of a job are made from, in the order of time."""
+        jobs = found.events
         if not jobs:
             return []
         nodes = {event.node for event in jobs if event.node is not None}
-        ends = [event for event in self._store.job_ends(name) if event.node in nodes]
+        ends = [event for event in found.ends if event.node in nodes]
         first = min(event.time for event in jobs)
-        starts = self._store.events(start=first, end=now + AHEAD_SECONDS, kinds={grants.STARTED}, nodes=nodes)
+        starts = self._store.events(
+            Query(first, now + AHEAD_SECONDS, nodes=frozenset(nodes), kinds=frozenset({grants.STARTED}))
+        )
         return sorted([*starts, *ends, *jobs], key=lambda event: event.time)
 
     def _names(self) -> dict[int, str]:
@@ -182,7 +199,9 @@ class Finder:
             raise RefusedError(400, f"{word[:40]!r} is no pid", hint="a number, such as 1234")
         pid, top = int(word), None
         for start, end in self._windows(window, now):
-            found = self._store.holders({pid}, start=start, end=end, nodes=nodes)
+            found = self._store.processes(
+                Query(start, end, nodes=None if nodes is None else frozenset(nodes), pids=frozenset({pid}))
+            )
             if len({process.node for process in found}) > 1:
                 names = self._store.nodes()
                 shown = sorted(
@@ -202,11 +221,8 @@ class Finder:
                 f"no process with the pid {pid} is known",
                 hint="only those on GPUs and their children are",
             )
-        alive = self._store.processes(
-            start=top.first_seen,
-            end=now + AHEAD_SECONDS if top.ended is None else top.ended,
-            nodes={top.node},
-        )
+        last = now + AHEAD_SECONDS if top.ended is None else top.ended
+        alive = self._store.processes(Query(top.first_seen, last, nodes=frozenset({top.node})))
         people = People(alive)
         own = [one for one in alive if any(key_of(above) == key_of(top) for above in people.line(one))]
         name = f"{self._store.nodes()[top.node].name}:{pid}"
@@ -236,11 +252,12 @@ class Finder:
     def _newest_names(self, start: float, end: float) -> dict[str, float]:
         """Jobs of some time, and when they were heard of first."""
         found: dict[str, float] = {}
-        for process in self._store.processes(start=start, end=end):
+        for process in self._store.processes(Query(start, end)):
             if name := text(owner_of(process).get("job")):
                 found[name] = max(found.get(name, 0.0), process.first_seen)
-        nodes = list(self._store.nodes())
-        for event in self._store.events(start=start, end=end, kinds={JOB}, nodes=nodes, most=_MOST_TOLD):
+        nodes = frozenset(self._store.nodes())
+        query = Query(start, end, nodes=nodes, kinds=frozenset({JOB}), limit=_MOST_TOLD)
+        for event in self._store.events(query):
             if name := grants.job_of(event):
                 found[name] = max(found.get(name, 0.0), event.time)
         return found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection
 
 from gpulse.model.metric import Scope
 from gpulse.store.coverage import MINUTE, Coverage
 from gpulse.store.history.segments import Segment
 from gpulse.store.local import LocalStore
-from gpulse.store.store import Steps
+from gpulse.store.store import Query, Series
 
 _DAY = 86_400.0
 _COARSE_SECONDS = 5 * MINUTE
@@ -82,22 +81,22 @@ class Learner:
     def _learn_day(self, day: int) -> None:
         found: set[int] = set()
         for scope, metrics in _TOLD:
-            others = None if not found else set(self._local.nodes()) - found
+            others = None if not found else frozenset(self._local.nodes()) - found
             found |= self._learn_scope(day, scope, metrics, others)
 
     def _learn_scope(
-        self, day: int, scope: Scope, metrics: tuple[str, ...], nodes: Collection[int] | None
+        self, day: int, scope: Scope, metrics: tuple[str, ...], nodes: frozenset[int] | None
     ) -> set[int]:
         if nodes is not None and not nodes:
             return set()
-        best: dict[int, tuple[int, Steps]] = {}
+        best: dict[int, tuple[int, Series]] = {}
         length = MINUTE if (day + 2) * _DAY > self._until else _COARSE_SECONDS
         start, end = day * _DAY - length, min((day + 1) * _DAY + length, self._until)
-        for steps in self._local.steps(scope, metrics, start=start, end=end, step=length, nodes=nodes):
-            known = 0 if steps.counts is None else int(steps.counts.sum())
-            if known > best.get(steps.key.node, (0,))[0]:
-                best[steps.key.node] = known, steps
-        for node, (_, steps) in best.items():
-            if steps.counts is not None:
-                self._coverage.learn(node, steps.times, steps.counts, length)
+        for series in self._local.series(Query(start, end, scope, metrics, nodes, step=length)):
+            known = 0 if series.counts is None else int(series.counts.sum())
+            if known > best.get(series.key.node, (0,))[0]:
+                best[series.key.node] = known, series
+        for node, (_, series) in best.items():
+            if series.counts is not None:
+                self._coverage.learn(node, series.times, series.counts, length)
         return set(best)

@@ -18,16 +18,15 @@ from gpulse.store.entry import Entry, step_of
 from gpulse.store.format import prepare_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.history.seal_client import Sealed, Sealer
 from gpulse.store.history.segments import Segment
 from gpulse.store.log.log import Log
 from gpulse.store.log.record import Record
 from gpulse.store.log.records import BATCH, NOTHING, Batch
 from gpulse.store.metadata.metadata import Metadata, StoredRun
+from gpulse.store.reader import StoreReader
 from gpulse.store.store import StoredGpu
 from gpulse.store.tsdb.forwarder import Forwarder
-from gpulse.store.view import StoreView
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ class Usage(NamedTuple):
     """True while the disk does not let the book follow the log: what is new is not found yet."""
 
 
-class LocalStore(StoreView):
+class LocalStore(StoreReader):
     """The one writer of a directory; readers' methods may be called from any thread.
 
     A commit is durable when the log is synced. The book and the frames in memory follow at once, the history later;
@@ -80,7 +79,7 @@ class LocalStore(StoreView):
             self.book.replay(self._log.read(self.book.applied + 1))
             self.layouts.update(self.book.layouts())
             self._recent = Recent(self.layouts)
-            super().__init__(self.book, StoredSamples(self._history, self._recent))
+            super().__init__(self.book, self._history, self._recent)
             self._sealer = Sealer(self.directory)
             self._seen_us: dict[int, int] = {}
             self._newest_us = self._history.newest_us

@@ -1,4 +1,4 @@
-"""What several stores, or several pieces of one, say about the same series, brought together."""
+"""Merge what several stores, or several pieces of one, have about the same series, processes or samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gpulse.store.history.gpu_holders import joined
 from gpulse.store.history.series import join_samples
-from gpulse.store.store import Holding, Samples, Series, SeriesKey, Share, Statistic, Steps
+from gpulse.store.store import Holding, Samples, Series, SeriesKey, Share, Statistic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,45 +17,54 @@ if TYPE_CHECKING:
 _Named = tuple[SeriesKey, str]
 
 
-def merged_steps(parts: Iterable[Steps], metrics: Sequence[str]) -> list[Steps]:
-    """One entry a series and metric; steps that several parts tell of are weighed by their samples."""
-    return [group[0] if len(group) == 1 else _added(group) for group in _by_series(parts, metrics).values()]
+def merged_series(parts: Iterable[Series], metrics: Sequence[str], statistic: Statistic) -> list[Series]:
+    """Merge series with steps: samples of one step add up."""
+    return [
+        group[0] if len(group) == 1 else _added(group, statistic)
+        for group in _by_series(parts, metrics).values()
+    ]
 
 
-def better_steps(here: Iterable[Steps], there: Iterable[Steps], metrics: Sequence[str]) -> list[Steps]:
-    """One entry a series and metric; of a step the one who knows more samples tells, and the first of equals."""
+def better_series(here: Iterable[Series], there: Iterable[Series], metrics: Sequence[str]) -> list[Series]:
+    """Merge series with steps: of each step, the source that knows more samples counts, the first of equals."""
     return [
         group[0] if len(group) == 1 else _better(group)
         for group in _by_series([*here, *there], metrics).values()
     ]
 
 
-def _by_series(parts: Iterable[Steps], metrics: Sequence[str]) -> dict[_Named, list[Steps]]:
-    """In the order of series and metrics."""
-    found: dict[_Named, list[Steps]] = {}
+def united_series(here: Iterable[Series], there: Iterable[Series], metrics: Sequence[str]) -> list[Series]:
+    """Merge series without steps: every sample once, although some sources know times to the millisecond only."""
+    return [
+        group[0] if len(group) == 1 else _united(group)
+        for group in _by_series([*here, *there], metrics).values()
+    ]
+
+
+def _by_series(parts: Iterable[Series], metrics: Sequence[str]) -> dict[_Named, list[Series]]:
+    """In the order of subjects and metrics."""
+    found: dict[_Named, list[Series]] = {}
     for part in parts:
         found.setdefault((part.key, part.metric), []).append(part)
     places = {metric: place for place, metric in enumerate(metrics)}
     return dict(sorted(found.items(), key=lambda item: (item[0][0], places[item[0][1]])))
 
 
-def _stacked(parts: Sequence[Steps]) -> Steps:
-    """Parts one after the other, in the order of time, those of one time in the order they had."""
-    times = np.concatenate([part.times for part in parts])
-    order = np.argsort(times, kind="stable")
-    return Steps(
+def _stacked(parts: Sequence[Series]) -> Series:
+    """Parts one after the other."""
+    return Series(
         parts[0].key,
         parts[0].metric,
-        times[order],
-        np.concatenate([part.means for part in parts])[order],
-        np.concatenate([part.lows for part in parts])[order],
-        np.concatenate([part.highs for part in parts])[order],
-        np.concatenate([part.ends for part in parts])[order],
-        np.concatenate([_weights(part) for part in parts])[order],
+        np.concatenate([part.times for part in parts]),
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.lows for part in parts]),
+        np.concatenate([part.highs for part in parts]),
+        np.concatenate([part.ends for part in parts]),
+        np.concatenate([_weights(part) for part in parts]),
     )
 
 
-def _weights(part: Steps) -> NDArray[np.int64]:
+def _weights(part: Series) -> NDArray[np.int64]:
     return np.ones(len(part.times), np.int64) if part.counts is None else np.maximum(part.counts, 1)
 
 
@@ -64,75 +73,40 @@ def _begins(times: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.int64]
     return np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
 
 
-def _added(parts: Sequence[Steps]) -> Steps:
+def _added(parts: Sequence[Series], statistic: Statistic) -> Series:
     found = _stacked(parts)
+    ends = np.where(np.isnan(found.ends), found.times, found.ends)
+    found = found.only(np.lexsort((ends, found.times)))
     counts, begins = _weights(found), _begins(found.times)
     total = np.add.reduceat(counts, begins)
+    lows, highs = np.fmin.reduceat(found.lows, begins), np.fmax.reduceat(found.highs, begins)
+    if statistic == "mean":
+        values = np.add.reduceat(found.values * counts, begins) / total
+    elif statistic == "last":
+        values = found.values[np.append(begins[1:], len(counts)) - 1]
+    else:
+        values = lows if statistic == "min" else highs
     return found._replace(
         times=found.times[begins],
-        means=np.add.reduceat(found.means * counts, begins) / total,
-        lows=np.fmin.reduceat(found.lows, begins),
-        highs=np.fmax.reduceat(found.highs, begins),
+        values=values,
+        lows=lows,
+        highs=highs,
         ends=np.fmax.reduceat(found.ends, begins),
         counts=total,
     )
 
 
-def _better(parts: Sequence[Steps]) -> Steps:
+def _better(parts: Sequence[Series]) -> Series:
     found = _stacked(parts)
-    counts = _weights(found)
-    order = np.lexsort((-counts, found.times))  # stable: of equals the first stays first
-    kept = order[_begins(found.times[order])]
-    return found._replace(
-        times=found.times[kept],
-        means=found.means[kept],
-        lows=found.lows[kept],
-        highs=found.highs[kept],
-        ends=found.ends[kept],
-        counts=counts[kept],
-    )
+    order = np.lexsort((-_weights(found), found.times))  # stable: of equals the first stays first
+    return found.only(order[_begins(found.times[order])])
 
 
-def series_of_steps(steps: Steps, statistic: Statistic) -> Series:
-    """One statistic of steps."""
-    columns = {"mean": steps.means, "min": steps.lows, "max": steps.highs}
-    return Series(steps.key, steps.times, columns[statistic])
-
-
-def united_series(here: Sequence[Series], there: Sequence[Series]) -> list[Series]:
-    """Every sample that one of two knows, once; elsewhere times are known to the millisecond."""
-    return [group[0] if len(group) == 1 else _united(group) for group in _by_key([*here, *there]).values()]
-
-
-def replaced_series(here: Sequence[Series], there: Sequence[Series], *, until: float) -> list[Series]:
-    """Points of steps; up to a time those of elsewhere count where both have one."""
-    found = []
-    for key, group in _by_key([*here, *there]).items():
-        times = np.concatenate([series.times for series in group])
-        values = np.concatenate([series.values for series in group])
-        is_there = np.repeat(
-            [any(series is other for other in there) for series in group],
-            [len(series.times) for series in group],
-        )
-        order = np.lexsort((is_there == (times > until), times))
-        kept = order[_begins(times[order])]
-        found.append(Series(key, times[kept], values[kept]))
-    return found
-
-
-def _by_key(series: Iterable[Series]) -> dict[SeriesKey, list[Series]]:
-    found: dict[SeriesKey, list[Series]] = {}
-    for one in series:
-        found.setdefault(one.key, []).append(one)
-    return dict(sorted(found.items()))
-
-
-def _united(group: Sequence[Series]) -> Series:
-    times = np.concatenate([series.times for series in group])
-    values = np.concatenate([series.values for series in group])
-    order = np.lexsort((np.isnan(values), _milliseconds(times)))  # stable: the first one's come first
-    kept = order[_begins(_milliseconds(times)[order])]
-    return Series(group[0].key, times[kept], values[kept])
+def _united(parts: Sequence[Series]) -> Series:
+    found = _stacked(parts)
+    times = _milliseconds(found.times)
+    order = np.lexsort((np.isnan(found.values), times))  # stable: the first source's times are the exact ones
+    return found.only(order[_begins(times[order])])._replace(counts=None)
 
 
 def _milliseconds(times: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -13,15 +13,14 @@ from gpulse.store.disk import disk_errors
 from gpulse.store.format import check_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.samples import StoredSamples
 from gpulse.store.holder import holder
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, Batch
 from gpulse.store.metadata.metadata import Metadata
-from gpulse.store.view import StoreView
+from gpulse.store.reader import StoreReader
 
 
-class OfflineStore(StoreView):
+class OfflineStore(StoreReader):
     """A store as it was left (`store.store.Store`)."""
 
     def __init__(self, directory: str) -> None:
@@ -47,7 +46,7 @@ class OfflineStore(StoreView):
             recent = Recent(layouts)
             history = History(self.directory)
             stack.callback(history.close)
-            super().__init__(book, StoredSamples(history, recent))
+            super().__init__(book, history, recent)
             self._newest_us = history.newest_us
             for record in log.read(history.sealed_to + 1):
                 if record.kind == BATCH:

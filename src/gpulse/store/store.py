@@ -1,12 +1,15 @@
-"""What a store can be asked: nodes and GPUs, samples over time, events. Every home for data answers the same."""
+"""The questions that a store answers, as one protocol, and the records it answers with."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
+from gpulse.errors import UsageError
 from gpulse.model.finding_span import FindingSpan
-from gpulse.model.metric import Scope
+from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.session import Session
 
 if TYPE_CHECKING:
@@ -14,8 +17,94 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Statistic = Literal["mean", "min", "max", "last"]
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 HEARSAY = "hearsay"
-"""Who told of a node or GPU that is only known from labels in an engine, or was mentioned: whoever heard it speak knows more."""
+"""Source of a node or GPU that is known only from the labels of a time-series database, or from being mentioned."""
+ALWAYS = -math.inf, math.inf
+"""Start and end of a query about all times."""
+MIN_STEP_SECONDS, MAX_STEP_SECONDS = 1e-6, 1e10
+_MIN_TIME_US, _MAX_TIME_US = -(1 << 62), 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One question to a store: built once from a request, and passed unchanged to whoever answers.
+
+    A field that does not concern what is asked for is ignored: events have no step.
+
+    Raises:
+        UsageError: There is no such scope, metric or statistic, the step has no sensible length, or a time is not a
+            number.
+    """
+
+    start: float
+    """Epoch seconds; within the time range."""
+    end: float
+    """Epoch seconds; not within any more."""
+    scope: Scope = "gpu"
+    metrics: tuple[str, ...] = ()
+    """Names of the catalogue."""
+    nodes: frozenset[int] | None = None
+    """Only these; None for all."""
+    subjects: frozenset[str] | None = None
+    """Only these, as `SeriesKey.subject` names them."""
+    gpus: frozenset[str] | None = None
+    """Processes only: on these GPUs, by UUID."""
+    step: float | None = None
+    """Seconds, at whose multiples steps begin; None for every sample."""
+    statistic: Statistic = "mean"
+    """What `Series.values` are of the samples of a step."""
+    kinds: frozenset[str] | None = None
+    """Events only: of these kinds."""
+    pids: frozenset[int] | None = None
+    """Processes only: with these pids."""
+    jobs: frozenset[str] | None = None
+    """Processes only: of these jobs."""
+    limit: int | None = None
+    """Events and findings only: this many, the newest."""
+    deadline: float | None = None
+    """Monotonic seconds. A backend that has not answered by then gives up, and the answer is incomplete."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that the catalogue does not have, so that no other text gets into a statement."""
+        known = CATALOGUE.get(self.scope)
+        if known is None:
+            raise UsageError(f"there is no scope {self.scope[:40]!r}", hint=f"one of {', '.join(CATALOGUE)}")
+        for metric in self.metrics:
+            if metric not in known:
+                raise UsageError(
+                    f"there is no metric {metric[:80]!r} of scope {self.scope}", hint="see docs/metrics.md"
+                )
+        if self.statistic not in STATISTICS:
+            raise UsageError(
+                f"there is no statistic {self.statistic[:40]!r}", hint=f"one of {', '.join(STATISTICS)}"
+            )
+        if self.step is not None and not MIN_STEP_SECONDS <= self.step <= MAX_STEP_SECONDS:
+            raise UsageError(f"a step of {self.step} seconds makes no sense")
+        if math.isnan(self.start) or math.isnan(self.end):
+            raise UsageError("a time must be a number")
+
+    @property
+    def start_us(self) -> int:
+        """The start in microseconds."""
+        return microseconds(self.start)
+
+    @property
+    def end_us(self) -> int:
+        """The end in microseconds."""
+        return microseconds(self.end)
+
+    @property
+    def step_us(self) -> int | None:
+        """The length of a step in microseconds."""
+        return None if self.step is None else round(self.step * 1e6)
+
+
+def microseconds(seconds: float) -> int:
+    """Convert a time to microseconds; one that is too far away becomes the farthest there is."""
+    if not _MIN_TIME_US < seconds * 1e6 < _MAX_TIME_US:
+        return _MIN_TIME_US if seconds < 0 else _MAX_TIME_US
+    return round(seconds * 1e6)
 
 
 class StoredNode(NamedTuple):
@@ -100,12 +189,34 @@ class SeriesKey(NamedTuple):
 
 
 class Series(NamedTuple):
-    """One metric of one subject over time."""
+    """One metric of one subject over time: one entry a step that has samples, or one a sample."""
 
     key: SeriesKey
+    metric: str
     times: NDArray[np.float64]
+    """When each step begins, or when each sample was taken."""
     values: NDArray[np.float64]
-    """NaN where nothing is known."""
+    """The statistic of each step; a mean is weighted by how many samples are known. Without steps NaN where a sample is
+    unknown."""
+    lows: NDArray[np.float64]
+    highs: NDArray[np.float64]
+    ends: NDArray[np.float64]
+    """When the last sample of each step was taken; NaN where that is unknown."""
+    counts: NDArray[np.int64] | None = None
+    """How many samples of each step are known; None without steps."""
+
+    def only(self, which: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Series:
+        """Return some of its entries."""
+        return Series(
+            self.key,
+            self.metric,
+            self.times[which],
+            self.values[which],
+            self.lows[which],
+            self.highs[which],
+            self.ends[which],
+            None if self.counts is None else self.counts[which],
+        )
 
 
 class Samples(NamedTuple):
@@ -120,23 +231,6 @@ class Samples(NamedTuple):
     sequences: NDArray[np.int64]
     values: Mapping[str, NDArray[np.float64]]
     """By metric; NaN where nothing is known."""
-
-
-class Steps(NamedTuple):
-    """One metric of one subject, one entry a step that has samples of it."""
-
-    key: SeriesKey
-    metric: str
-    times: NDArray[np.float64]
-    """When each step begins."""
-    means: NDArray[np.float64]
-    """Weighted by how many samples are known."""
-    lows: NDArray[np.float64]
-    highs: NDArray[np.float64]
-    ends: NDArray[np.float64]
-    """When the last sample of each step was taken; NaN where nobody knows."""
-    counts: NDArray[np.int64] | None = None
-    """Of how many samples each mean is, where that was counted."""
 
 
 class Holding(NamedTuple):
@@ -178,81 +272,25 @@ class Share(NamedTuple):
     """Its part of the time for which there are samples of the GPU; all parts add up to that."""
 
 
-class SampleSource(Protocol):
-    """Samples by time."""
+class Store(Protocol):
+    """Somewhere that has what nodes sent, or a part of it.
 
-    def query(
-        self,
-        scope: Scope,
-        metric: str,
-        *,
-        start: float,
-        end: float,
-        step: float | None = None,
-        nodes: Collection[int] | None = None,
-        subjects: Collection[str] | None = None,
-        statistic: Statistic = "mean",
-    ) -> list[Series]:
-        """One metric over `[start, end)`, one point a step, or every sample without one.
+    What a store has nothing of is an empty answer, which a subclass need not write down.
+    """
 
-        A step's point stands at the step's beginning; steps begin at multiples of their length. A step without a
-        sample has no point.
+    def series(self, query: Query) -> list[Series]:
+        """Return the metrics over time by subject; a series of which nothing is known is left out.
+
+        With a step, there is one entry for each step in which something is known. Without one, every sample.
         """
+        return []
 
-    def scan(
-        self,
-        scope: Scope,
-        metrics: Sequence[str],
-        *,
-        start: float,
-        end: float,
-        nodes: Collection[int] | None = None,
-        subjects: Collection[str] | None = None,
-        stretch_seconds: float = 600.0,
-    ) -> Iterator[Samples]:
-        """Every sample of `[start, end)`, one stretch of time after the other, so that little is held at once."""
+    def scan(self, query: Query) -> Iterator[Samples]:
+        """Yield every sample, one stretch of time after the other, so that little is in memory at once."""
+        return iter(())
 
-
-class SummarySource(SampleSource, Protocol):
-    """Samples by time, and what they add up to."""
-
-    def steps(
-        self,
-        scope: Scope,
-        metrics: Sequence[str],
-        *,
-        start: float,
-        end: float,
-        step: float,
-        nodes: Collection[int] | None = None,
-        subjects: Collection[str] | None = None,
-        gpus: Collection[str] | None = None,
-    ) -> list[Steps]:
-        """Several metrics over `[start, end)` at once, one entry a step; steps begin at multiples of their length.
-
-        Args:
-            scope: Whose metrics they are.
-            metrics: Names of the catalogue.
-            start: Epoch seconds.
-            end: Epoch seconds; not within any more.
-            step: Seconds.
-            nodes: Only these.
-            subjects: Only these.
-            gpus: Of processes, only what they hold on these GPUs, by UUID.
-        """
-
-    def holdings(
-        self,
-        *,
-        start: float,
-        end: float,
-        nodes: Collection[int] | None = None,
-        gpus: Collection[str] | None = None,
-    ) -> list[Holding]:
-        """What processes held on which GPUs in `[start, end)`."""
-
-    def shares(self, *, start: float, end: float, nodes: Collection[int] | None = None) -> list[Share]:
-        """How the time of GPUs in `[start, end)` is divided among the processes that held them.
+    def gpu_time(self, query: Query) -> list[Share]:
+        """Divide the time of GPUs among the processes that held them.
 
         Time is looked at in minutes. Within one, a process held a GPU for as many samples as it was seen there times the
         time between two of them, but never for longer than there are samples of that GPU; where a minute has only one, that
@@ -261,69 +299,48 @@ class SummarySource(SampleSource, Protocol):
         if these are known of all of them, and equally otherwise; so shares add up to the time held. A minute is idle when
         the mean utilization of the GPU in it is at most one percent.
         """
+        return []
 
-
-class Store(SampleSource, Protocol):
-    """A home for everything that nodes send."""
+    def gpu_holders(self, query: Query) -> list[Holding]:
+        """Return what processes held on which GPUs."""
+        return []
 
     def nodes(self) -> dict[int, StoredNode]:
-        """All nodes, by their numbers."""
+        """Return all nodes, by their numbers."""
+        return {}
 
     def gpus(self) -> list[StoredGpu]:
-        """All GPUs, by node and index."""
+        """Return all GPUs, by node and index."""
+        return []
 
     def sessions(self) -> list[Session]:
-        """All sessions, oldest first."""
+        """Return all sessions, oldest first."""
+        return []
 
-    def events(
-        self,
-        *,
-        start: float,
-        end: float,
-        kinds: Collection[str] | None = None,
-        nodes: Collection[int] | None = None,
-        most: int | None = None,
-    ) -> list[StoredEvent]:
-        """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
+    def events(self, query: Query) -> list[StoredEvent]:
+        """Return what happened, oldest first; of more than the limit the newest."""
+        return []
 
-    def findings(
-        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
-    ) -> list[StoredFinding]:
-        """Return the findings that held at some time in `[start, end)`, those that began first before the others.
+    def findings(self, query: Query) -> list[StoredFinding]:
+        """Return the findings that held at some time of the range, those that began first before the others.
 
-        Args:
-            start: Epoch seconds. A finding that began before it keeps its own start.
-            end: Epoch seconds; not within any more.
-            nodes: Only of these; None for all, and for nodes that were expected and never reported.
-            most: Only so many, those that held last.
+        One that began earlier keeps its own start. Of more than the limit, those that held last. Without nodes also those
+        of nodes that were expected and never reported.
         """
+        return []
 
-    def processes(
-        self, *, start: float, end: float, nodes: Collection[int] | None = None
-    ) -> list[StoredProcess]:
-        """The processes that lived in `[start, end)`."""
-
-
-class HeadStore(Store, SummarySource, Protocol):
-    """What a head answers from."""
-
-    def holders(
-        self, pids: Collection[int], *, start: float, end: float, nodes: Collection[int] | None = None
-    ) -> list[StoredProcess]:
-        """The processes of some pids that lived in `[start, end)`: most have descendants that nobody asks for."""
+    def processes(self, query: Query) -> list[StoredProcess]:
+        """Return the processes that lived at some time of the range, those seen first before the others."""
+        return []
 
     def job_events(self, word: str) -> list[StoredEvent]:
-        """What schedulers told of jobs that a word may mean, whenever that was; oldest first.
+        """Return what schedulers reported of the jobs that a word may mean, and of their ends; oldest first.
 
-        It may be an id with its scheduler or without, the name of an array's task, or that of the array; of those for whom
-        it is only what somebody called their job, a hundred of the newest.
+        The word may be an id with its scheduler or without, the name of an array's task, or that of the array. Of jobs that
+        merely have it as their name, this is a hundred of the newest.
         """
-
-    def job_ends(self, name: str) -> list[StoredEvent]:
-        """When a job was over, on each of its nodes; oldest first."""
+        return []
 
     def job_names(self) -> list[str]:
-        """The jobs that processes belong to, whenever they lived."""
-
-    def of_jobs(self, names: Collection[str]) -> list[StoredProcess]:
-        """The processes of some jobs, whenever they lived."""
+        """Return the jobs that processes belong to, whenever they lived."""
+        return []

@@ -13,12 +13,12 @@ from gpulse.reports.document import Document
 from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
 from gpulse.store.outage import Outage
-from gpulse.store.store import HeadStore
+from gpulse.store.store import Store
 from gpulse.store.tsdb.config import Engine
 
 if TYPE_CHECKING:
     from gpulse.cluster.head.other_heads import Elsewhere
-    from gpulse.store.joined import FederatedStore
+    from gpulse.store.federated import FederatedStore
     from gpulse.store.tsdb.forwarder import Forwarder
     from gpulse.store.tsdb.promql import PromqlClient
 
@@ -67,7 +67,7 @@ class Backends:
             self._client = PromqlClient(engine, timeout_seconds=_ASK_SECONDS)
             stack.callback(self._client.close)
 
-    def join(self, fleet: Fleet, ingest: Ingest) -> HeadStore:
+    def join(self, fleet: Fleet, ingest: Ingest) -> Store:
         """Take part in what other heads know; the store that has all of it."""
         if self._client is not None and self._places.engine is not None:
             from gpulse.cluster.head.other_heads import Elsewhere  # noqa: PLC0415  as above
@@ -80,21 +80,21 @@ class Backends:
         return self._join_store()
 
     def _join_store(self) -> FederatedStore:
-        from gpulse.store.joined import FederatedStore  # noqa: PLC0415  as above
-        from gpulse.store.tsdb.samples import TsdbSamples  # noqa: PLC0415
+        from gpulse.store.federated import FederatedStore  # noqa: PLC0415  as above
+        from gpulse.store.tsdb.store import TsdbStore  # noqa: PLC0415
 
         samples = None
         if self._client is not None and self._places.engine is not None:
-            samples = TsdbSamples(
+            samples = TsdbStore(
                 self._client, self._archive.nodes, labels=self._places.engine.labels, now=self._now
             )
-        self._joined = FederatedStore(self._archive, samples, None, now=self._now)
+        self._joined = FederatedStore(self._archive, samples, now=self._now)
         return self._joined
 
     @property
-    def whole(self) -> HeadStore:
+    def whole(self) -> Store:
         """The same store for those who must not get a part of the answer for the whole of it."""
-        return self._archive if self._joined is None else self._joined.whole
+        return self._archive if self._joined is None else self._joined.strict
 
     def work(self) -> list[tuple[str, Coroutine[None, None, None]]]:
         """What goes on while the head runs, by name."""
@@ -119,7 +119,7 @@ class Backends:
 
     def _query_trouble(self) -> Outage | None:
         elsewhere = None if self._elsewhere is None else self._elsewhere.trouble
-        return elsewhere or (None if self._joined is None else self._joined.engine_trouble)
+        return elsewhere or (None if self._joined is None else self._joined.tsdb_outage)
 
 
 def _told(trouble: Outage | None) -> Document:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from gpulse.model.xid import XID, XidLedger
 from gpulse.model.xid import from_document as xid_from
 from gpulse.store.agent_events import UNREADABLE, check_event
 from gpulse.store.registry import Register
-from gpulse.store.store import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,8 @@ class Past(Protocol):
     def nodes(self) -> dict[int, StoredNode]:
         """All nodes, by their numbers."""
 
-    def processes(
-        self, *, start: float, end: float, nodes: Collection[int] | None = None
-    ) -> list[StoredProcess]:
-        """The processes that lived in `[start, end)`."""
+    def processes(self, query: Query) -> list[StoredProcess]:
+        """Return the processes that lived."""
 
     def gpus(self) -> list[StoredGpu]:
         """All GPUs, by node and index."""
@@ -64,21 +62,11 @@ class Past(Protocol):
     def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
         """The last event of a kind, by node."""
 
-    def events(
-        self,
-        *,
-        start: float,
-        end: float,
-        kinds: Collection[str] | None = None,
-        nodes: Collection[int] | None = None,
-        most: int | None = None,
-    ) -> list[StoredEvent]:
-        """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
+    def events(self, query: Query) -> list[StoredEvent]:
+        """Return what happened, oldest first."""
 
-    def findings(
-        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
-    ) -> list[StoredFinding]:
-        """Return the findings that held in `[start, end)`, oldest first; only the newest where `most` says how many."""
+    def findings(self, query: Query) -> list[StoredFinding]:
+        """Return the findings that held, oldest first."""
 
     def seen(self, node: int) -> float | None:
         """When something came from a node last, as far as that is known."""
@@ -310,7 +298,7 @@ class Fleet:
         """
         self.listening_since = now
         spans = self._spans(store, now)
-        living = store.processes(start=now, end=now + 1.0)
+        living = store.processes(Query(now, now + 1.0))
         findings, health = store.latest("findings"), store.latest("health")
         gpus = store.gpus()
         jobs = self._jobs(store, now)
@@ -334,7 +322,8 @@ class Fleet:
 
     def _restore_xids(self, store: Past, now: float) -> None:
         """Count the Xid errors that are still known of, so that counters outlive agents and heads."""
-        for event in store.events(start=0.0, end=now + 1.0, kinds={XID}, most=_MOST_XID_EVENTS):
+        query = Query(0.0, now + 1.0, kinds=frozenset({XID}), limit=_MOST_XID_EVENTS)
+        for event in store.events(query):
             member = self.members.get(event.node or 0)
             if member is not None:
                 member.happened(_checked([{**event.detail, "event": XID}]), event.time)
@@ -345,7 +334,7 @@ class Fleet:
     def _spans(store: Past, now: float) -> dict[int, dict[FindingKey, FindingSpan]]:
         """By node the newest span of each finding."""
         spans: dict[int, dict[FindingKey, FindingSpan]] = {}
-        for stored in store.findings(start=0.0, end=now + 1.0, most=_MAX_SPANS):
+        for stored in store.findings(Query(0.0, now + 1.0, limit=_MAX_SPANS)):
             if stored.node is not None:
                 spans.setdefault(stored.node, {})[finding_key(stored.finding)] = stored.span
         return spans
@@ -354,13 +343,14 @@ class Fleet:
     def _jobs(store: Past, now: float) -> dict[int, list[dict[str, Any]]]:
         """By node what was told of jobs and of its agents' lives, oldest first."""
         told: dict[int, list[dict[str, Any]]] = {}
-        for event in store.events(
-            start=now - _LONGEST_JOB_SECONDS,
-            end=now + 1.0,
-            kinds=_JOB_EVENTS,
-            nodes=set(store.nodes()),
-            most=_MOST_JOB_EVENTS,
-        ):
+        query = Query(
+            now - _LONGEST_JOB_SECONDS,
+            now + 1.0,
+            nodes=frozenset(store.nodes()),
+            kinds=frozenset(_JOB_EVENTS),
+            limit=_MOST_JOB_EVENTS,
+        )
+        for event in store.events(query):
             if event.node is not None:
                 told.setdefault(event.node, []).append({**event.detail, "event": event.kind})
         return told

@@ -34,6 +34,7 @@ from gpulse.model.session import Session
 from gpulse.reports.document import Document
 from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.store import Query
 
 if TYPE_CHECKING:
     import grpc
@@ -199,7 +200,7 @@ class Head:
         self._missing = MissingNodes(
             {
                 str(stored.finding.get("cause")): stored.span.start
-                for stored in archive.findings(start=now(), end=now() + 1.0)
+                for stored in archive.findings(Query(now(), now() + 1.0))
                 if stored.node is None and stored.finding.get("id") == "node_missing"
             }
         )
@@ -241,8 +242,8 @@ class Head:
     def _known_runs(self) -> dict[bytes, Run]:
         """The runs of agents, how far they came, and what was told of their losses."""
         runs = {name: Run(run.node or 0, run.last) for name, run in self._archive.runs().items()}
-        kinds = {"run_killed", "frames_dropped"}
-        for event in self._archive.events(start=0.0, end=self._clock.now() + 1.0, kinds=kinds):
+        kinds = frozenset({"run_killed", "frames_dropped"})
+        for event in self._archive.events(Query(0.0, self._clock.now() + 1.0, kinds=kinds)):
             with suppress(ValueError, TypeError):  # agents could tell of these once
                 run = runs.get(bytes.fromhex(event.detail["run"])) if "run" in event.detail else None
                 if run is not None:

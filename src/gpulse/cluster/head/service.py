@@ -37,7 +37,7 @@ from gpulse.reports.past import Past
 from gpulse.reports.subject import JobKind
 from gpulse.reports.usage import Grouping
 from gpulse.store.entry import Entry
-from gpulse.store.store import HeadStore, Statistic
+from gpulse.store.store import Statistic, Store
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Service:
         fleet: Fleet,
         ingest: Ingest,
         committer: Committer,
-        store: HeadStore,
+        store: Store,
         sessions: Sessions,
         settings: Settings,
         exports: Exports,

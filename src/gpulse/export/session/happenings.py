@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from gpulse.model.finding import SEVERITIES, FindingKey, finding_key
 from gpulse.model.iso_time import iso
 from gpulse.model.natural import natural_key
-from gpulse.store.store import Store, StoredFinding, StoredGpu
+from gpulse.store.store import Query, Store, StoredFinding, StoredGpu
 
 MOST_EVENTS = 10_000
 _ELSEWHERE = frozenset({"findings", "process", "process_end"})
@@ -23,7 +23,7 @@ def findings(
     """
     places = {(gpu.node, gpu.label) for gpu in gpus}
     found: dict[tuple[int, FindingKey], dict[str, Any]] = {}
-    for stored in store.findings(start=start, end=end, nodes=set(names)):
+    for stored in store.findings(Query(start, end, nodes=frozenset(names))):
         if stored.node is None or stored.node not in names:
             continue
         label = stored.finding.get("label")
@@ -79,7 +79,7 @@ def events(store: Store, names: Mapping[int, str], start: float, end: float) -> 
     told: list[dict[str, Any]] = []
     steps: dict[int, list[dict[str, Any]]] = {}
     left_out = 0
-    for event in store.events(start=start, end=end):
+    for event in store.events(Query(start, end)):
         if event.kind in _ELSEWHERE or (event.node is not None and event.node not in names):
             continue
         if event.kind == "clock_step" and event.node is not None:

@@ -19,7 +19,7 @@ from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.tables import csv_pieces, parquet_pieces
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
-from gpulse.store.store import Samples, Store, StoredGpu
+from gpulse.store.store import Query, Samples, Store, StoredGpu
 
 Format = Literal["json", "jsonl", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -29,8 +29,6 @@ MEDIA_TYPES: Mapping[Format, str] = {
     "csv": "text/csv; charset=utf-8",
     "parquet": "application/vnd.apache.parquet",
 }
-_SAMPLES_AT_ONCE = 200_000
-_LONGEST_STRETCH_SECONDS = 600.0
 _POWER_HOLDS_SECONDS = 10.0
 
 
@@ -149,15 +147,15 @@ class SessionExport:
         plan = self.plan
         if not plan.gpus or not plan.steps:
             return
-        at_once = _SAMPLES_AT_ONCE * plan.interval_seconds / len(plan.gpus)
         yield from self._store.scan(
-            "gpu",
-            quantities.metrics(plan.session),
-            start=plan.session.start,
-            end=plan.end + plan.interval_seconds / 2,  # what comes late for the last step
-            nodes=set(plan.nodes),
-            subjects={gpu.uuid for gpu in plan.gpus},
-            stretch_seconds=min(_LONGEST_STRETCH_SECONDS, max(4 * plan.interval_seconds, at_once)),
+            Query(
+                plan.session.start,
+                plan.end + plan.interval_seconds / 2,  # what comes late for the last step
+                "gpu",
+                tuple(quantities.metrics(plan.session)),
+                nodes=frozenset(plan.nodes),
+                subjects=frozenset(gpu.uuid for gpu in plan.gpus),
+            )
         )
 
     def _table(self, samples: Samples) -> Table:
@@ -231,20 +229,16 @@ def _present(store: Store, session: Session, end: float) -> list[StoredGpu]:
     chosen = members(session, store.gpus(), strict=False)
     if end <= session.start or not chosen:
         return []
-    heard = {
-        (series.key.node, series.key.subject)
-        for metric in ("gpu_utilization_ratio", "memory_used_bytes")
-        for series in store.query(
-            "gpu",
-            metric,
-            start=session.start,
-            end=end,
-            step=max(1.0, end - session.start),
-            nodes={gpu.node for gpu in chosen},
-            statistic="last",
-        )
-        if len(series.times)
-    }
+    query = Query(
+        session.start,
+        end,
+        "gpu",
+        ("gpu_utilization_ratio", "memory_used_bytes"),
+        nodes=frozenset(gpu.node for gpu in chosen),
+        step=max(1.0, end - session.start),
+        statistic="last",
+    )
+    heard = {(series.key.node, series.key.subject) for series in store.series(query)}
     return present(chosen, session, heard)
 
 

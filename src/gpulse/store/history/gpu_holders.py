@@ -61,7 +61,7 @@ def holdings(history: History, sources: Sources, window: Window) -> list[Holding
 
 
 def shares(history: History, sources: Sources, window: Window) -> list[Share]:
-    """How the GPUs' time in a window of the scope `process` is divided; see `store.store.SummarySource`.
+    """How the GPUs' time in a window of the scope `process` is divided; see `store.store.Store`.
 
     Whole hours are added up from files of shares, the rest is divided anew.
     """

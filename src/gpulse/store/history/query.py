@@ -12,14 +12,10 @@ import numpy as np
 
 from gpulse.errors import GpulseError, LogError
 from gpulse.model.metric import Scope
-from gpulse.store.history.rollup import KNOWN, MINUTE_US, known
+from gpulse.store.history.blocks import subject_key
 from gpulse.store.history.segments import SealedFile, Segment, read_segments, read_summaries, sealed_to
-from gpulse.store.history.series import (
-    Points,
-    no_points,
-)
 from gpulse.store.history.tables import quoted
-from gpulse.store.store import Samples, SeriesKey, Statistic
+from gpulse.store.store import Query, Samples, SeriesKey
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,20 +23,6 @@ if TYPE_CHECKING:
 _TRIES = 5
 T = TypeVar("T")
 _NO_TABLES: Mapping[str, Mapping[str, Any]] = {}
-
-_PARTIAL: dict[Statistic, tuple[str, str]] = {
-    "mean": ("avg({0})", "count({0})"),
-    "min": ("min({0})", "0"),
-    "max": ("max({0})", "0"),
-    "last": ("arg_max({0}, time)", "max(epoch_us(time))"),
-}
-"""The value of a step and its weight, by statistic."""
-_ROLLED: dict[Statistic, tuple[str, str, str]] = {
-    "mean": ("", "sum({0} * {1}) / sum({1})", "sum({1})::BIGINT"),
-    "min": ("min_", "min({0})", "0"),
-    "max": ("max_", "max({0})", "0"),
-}
-"""The same from rows of minutes, with what their columns' names begin with; a mean needs to know of how many samples."""
 
 
 class Window(NamedTuple):
@@ -55,6 +37,17 @@ class Window(NamedTuple):
     subjects: frozenset[str] | None = None
     gpus: frozenset[str] | None = None
     """Of processes, only what they hold on these GPUs."""
+
+    @classmethod
+    def of(cls, query: Query) -> Window:
+        """Return the window of a query about samples."""
+        gpus = query.gpus if query.scope == "process" else None
+        return cls(query.scope, query.start_us, query.end_us, query.nodes, query.subjects, gpus)
+
+    @classmethod
+    def of_processes(cls, query: Query) -> Window:
+        """Return the window of a query about all processes on GPUs."""
+        return cls("process", query.start_us, query.end_us, query.nodes, None, query.gpus)
 
     def files(self, segments: Sequence[Segment], *, seconds: int = 0) -> list[tuple[Segment, SealedFile]]:
         """The files that may hold some of it."""
@@ -71,6 +64,12 @@ class Window(NamedTuple):
             file.start < self.end
             and file.end >= self.start
             and (self.nodes is None or not self.nodes.isdisjoint(file.nodes))
+        )
+
+    def wants(self, subject: Mapping[str, Any]) -> bool:
+        """Whether a subject of a layout is one of those asked for."""
+        return (self.subjects is None or subject_key(self.scope, subject) in self.subjects) and (
+            self.gpus is None or subject.get("gpu") in self.gpus
         )
 
     def condition(self) -> tuple[str, list[Any]]:
@@ -174,106 +173,6 @@ class History:
             except _MovedError:
                 self.refresh()
         raise GpulseError("the history is being changed all the time", hint="try again")
-
-    def points(
-        self,
-        segments: Sequence[Segment],
-        window: Window,
-        metric: str,
-        step_us: int | None,
-        statistic: Statistic,
-    ) -> list[Points]:
-        """One metric's points; those of one step may come in several pieces."""
-        whole, inner = segments, None
-        if step_us is not None and step_us % MINUTE_US == 0 and statistic in _ROLLED:
-            inner = window._replace(
-                start=-(-window.start // MINUTE_US) * MINUTE_US, end=window.end // MINUTE_US * MINUTE_US
-            )
-        if step_us is None or inner is None or inner.start >= inner.end:
-            return [self._points(window.files(whole), window, metric, step_us, statistic)]
-        rolled = [segment for segment in segments if segment.has_minutes(window.scope)]
-        whole = [segment for segment in segments if not segment.has_minutes(window.scope)]
-        edges = window._replace(end=inner.start), window._replace(start=inner.end)
-        return [
-            self._rolled(inner.files(rolled, seconds=60), inner, metric, step_us, statistic),
-            self._points(window.files(whole), window, metric, step_us, statistic),
-            *(self._points(edge.files(rolled), edge, metric, step_us, statistic) for edge in edges),
-        ]
-
-    def _rolled(
-        self,
-        files: list[tuple[Segment, SealedFile]],
-        window: Window,
-        metric: str,
-        step_us: int,
-        statistic: Statistic,
-    ) -> Points:
-        prefix, value, weight = _ROLLED[statistic]
-        column = prefix + metric
-        present = {name for _, file in files for name in file.columns}
-        count = known(metric, present)
-        value, weight = value.replace("{1}", count), weight.replace("{1}", count)
-        more = (KNOWN + metric,) if statistic == "mean" and KNOWN + metric in present else ()
-        return self._grouped(files, window, column, step_us, value, weight, more)
-
-    def _points(
-        self,
-        files: list[tuple[Segment, SealedFile]],
-        window: Window,
-        metric: str,
-        step_us: int | None,
-        statistic: Statistic,
-    ) -> Points:
-        if step_us is not None:
-            return self._grouped(files, window, metric, step_us, *_PARTIAL[statistic])
-        files = [item for item in files if metric in item[1].columns]
-        select = f"node_id, subject, epoch_us(time) AS step, {quoted(metric)}::DOUBLE AS value, 0 AS weight"
-        return self._fetched(files, window, (metric,), select, "")
-
-    def _grouped(
-        self,
-        files: list[tuple[Segment, SealedFile]],
-        window: Window,
-        column: str,
-        step_us: int,
-        value: str,
-        weight: str,
-        more: Sequence[str] = (),
-    ) -> Points:
-        files = [item for item in files if column in item[1].columns]
-        number = f"{quoted(column)}::DOUBLE"
-        select = (
-            f"node_id, subject, epoch_us(time) // {step_us} * {step_us} AS step, "
-            f"{value.format(number)} AS value, {weight.format(number)} AS weight"
-        )
-        rest = f" AND {quoted(column)} IS NOT NULL GROUP BY node_id, subject, step"
-        return self._fetched(files, window, (column, *more), select, rest)
-
-    def _fetched(
-        self,
-        files: list[tuple[Segment, SealedFile]],
-        window: Window,
-        columns: Sequence[str],
-        select: str,
-        rest: str,
-    ) -> Points:
-        if not files or window.start >= window.end:
-            return no_points()
-        source, bound = self._source(files, columns)
-        condition, more = window.condition()
-        query = f"SELECT {select} FROM {source} WHERE {condition}{rest} ORDER BY node_id, subject"
-        found = self.run(query, bound + more, files)
-        nodes, subjects = found["node_id"], found["subject"]
-        if not len(nodes):
-            return no_points()
-        is_new = np.concatenate(([True], (nodes[1:] != nodes[:-1]) | (subjects[1:] != subjects[:-1])))
-        return Points(
-            [SeriesKey(int(nodes[at]), str(subjects[at])) for at in np.flatnonzero(is_new)],
-            (np.cumsum(is_new) - 1).astype(np.int32),
-            plain(found["step"], np.int64),
-            plain(found["value"], np.float64),
-            plain(found["weight"], np.int64),
-        )
 
     def samples(self, segments: Sequence[Segment], window: Window, metrics: Sequence[str]) -> Samples | None:
         """Every sample of several metrics."""

@@ -11,13 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gpulse.model.columns import Layout, split
-from gpulse.model.metric import Scope
 from gpulse.store.history.blocks import Stack, clipped, make_stack, run_number, subject_key
-from gpulse.store.history.series import (
-    Points,
-)
+from gpulse.store.history.query import Window
 from gpulse.store.log.records import Batch
-from gpulse.store.store import Samples, SeriesKey, Statistic
+from gpulse.store.store import Samples, SeriesKey
 
 _FEWEST_FRAMES, _MOST_FRAMES = 8, 16
 """Chunks grow, since many layouts of processes live for a few frames."""
@@ -168,40 +165,10 @@ class RecentView:
                 found[view.node] = min(low, int(times.min())), max(high, int(times.max()))
         return found
 
-    def points(
-        self,
-        scope: Scope,
-        metric: str,
-        window: tuple[int, int],
-        nodes: Collection[int] | None,
-        subjects: Collection[str] | None,
-        statistic: Statistic,
-    ) -> Points:
-        """The samples of one metric as points."""
-        keys: list[SeriesKey] = []
-        series, times, values = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0)]
-        for stack, kept in self.stacks(scope, window, nodes, subjects):
-            found = stack.values(metric)[:, kept]
-            names = [subject_key(scope, stack.layout.subjects[place]) for place in kept]
-            series.append(np.tile(np.arange(len(keys), len(keys) + len(kept), dtype=np.int32), len(found)))
-            keys += [SeriesKey(stack.node, name) for name in names]
-            times.append(np.repeat(stack.times, len(kept)))
-            values.append(found.ravel())
-        when = np.concatenate(times)
-        weights = when if statistic == "last" else np.ones(len(when), np.int64)
-        return Points(keys, np.concatenate(series), when, np.concatenate(values), weights)
-
-    def samples(
-        self,
-        scope: Scope,
-        metrics: Sequence[str],
-        window: tuple[int, int],
-        nodes: Collection[int] | None,
-        subjects: Collection[str] | None,
-    ) -> Iterator[Samples]:
-        """The samples of several metrics, layout by layout."""
-        for stack, kept in self.stacks(scope, window, nodes, subjects):
-            names = [subject_key(scope, stack.layout.subjects[place]) for place in kept]
+    def samples(self, window: Window, metrics: Sequence[str]) -> Iterator[Samples]:
+        """Yield the samples of several metrics, layout by layout."""
+        for stack, kept in self.stacks(window):
+            names = [subject_key(window.scope, stack.layout.subjects[place]) for place in kept]
             yield Samples(
                 [SeriesKey(stack.node, name) for name in names],
                 np.tile(np.arange(len(kept), dtype=np.int32), len(stack.times)),
@@ -211,27 +178,19 @@ class RecentView:
                 {metric: stack.values(metric)[:, kept].ravel() for metric in metrics},
             )
 
-    def stacks(
-        self,
-        scope: Scope,
-        window: tuple[int, int],
-        nodes: Collection[int] | None,
-        subjects: Collection[str] | None,
-    ) -> Iterator[tuple[Stack, list[int]]]:
-        """What lies in a window of time, and the places of the subjects that are wanted."""
+    def stacks(self, window: Window) -> Iterator[tuple[Stack, list[int]]]:
+        """Yield what lies in a window, and the places of the subjects that are wanted."""
         for (node, number), group in groupby(self._views, key=lambda view: view[:2]):
             layout = self._layouts.get(number)
-            if layout is None or layout.scope != scope or (nodes is not None and node not in nodes):
+            if layout is None or layout.scope != window.scope:
                 continue
-            kept = [
-                place
-                for place, subject in enumerate(layout.subjects)
-                if subjects is None or subject_key(scope, subject) in subjects
-            ]
+            if window.nodes is not None and node not in window.nodes:
+                continue
+            kept = [place for place, subject in enumerate(layout.subjects) if window.wants(subject)]
             views = list(group)
             frames = np.concatenate([view.chunk.frames[:, : view.count] for view in views], axis=1)
             times = frames[1].astype(np.int64)
-            wanted = (times >= window[0]) & (times < window[1]) & (frames[0] > self._after)
+            wanted = (times >= window.start) & (times < window.end) & (frames[0] > self._after)
             if not kept or not wanted.any():
                 continue
             numbers = b"".join(

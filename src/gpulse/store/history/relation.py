@@ -245,11 +245,8 @@ def _recent(
     places: list[NDArray[np.int32]] = []
     times: list[NDArray[np.int64]] = []
     values: list[list[NDArray[np.float64]]] = []
-    for stack, kept in view.stacks(window.scope, (window.start, window.end), window.nodes, window.subjects):
+    for stack, chosen in view.stacks(window):
         subjects = stack.layout.subjects
-        chosen = [place for place in kept if window.gpus is None or subjects[place].get("gpu") in window.gpus]
-        if not chosen:
-            continue
         places.append(
             np.tile(np.arange(len(keys), len(keys) + len(chosen), dtype=np.int32), len(stack.times))
         )

@@ -1,140 +1,104 @@
-"""Points of several homes for data, brought together as series."""
+"""Select series over time from a relation of samples, and bring the samples of several sources together."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpulse.errors import UsageError
-from gpulse.model.metric import CATALOGUE
-from gpulse.store.store import Samples, Series, SeriesKey, Statistic
+from gpulse.store.history.query import plain
+from gpulse.store.history.rollup import COARSE, FINE
+from gpulse.store.store import Query, Samples, Series, SeriesKey, Statistic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_EARLIEST, _LATEST = -(1 << 62), 1 << 62
+_VALUES: Mapping[Statistic, str] = {
+    "mean": "sum(m{0} * n{0}) / nullif(sum(n{0}), 0)",
+    "min": "min(l{0})",
+    "max": "max(h{0})",
+    "last": "arg_max(m{0}, time)",
+}
+"""The value of a step, by statistic, for the metric of a number."""
 
 
-class Points(NamedTuple):
-    """Points of many series, in any order; several may belong to the same step."""
-
-    keys: Sequence[SeriesKey]
-    series: NDArray[np.int32]
-    """For each point the index of its key."""
-    times: NDArray[np.int64]
-    """Microseconds: of the sample, or of its step's beginning."""
-    values: NDArray[np.float64]
-    weights: NDArray[np.int64]
-    """How many samples a mean is of; for a last value, when it was."""
+def grain_of(query: Query) -> int:
+    """Return how many seconds a row may stand for to answer a query exactly; 0 for every sample."""
+    if query.step_us is None or query.statistic == "last":
+        return 0
+    return next((seconds for seconds in (COARSE, FINE) if query.step_us % (seconds * 1_000_000) == 0), 0)
 
 
-def check_metrics(scope: str, metrics: Sequence[str]) -> None:
-    """Refuse what the catalogue does not know, so that no other name gets into a query.
+def select_series(relation: str, query: Query) -> str:
+    """Return the statement whose columns `series_of` reads.
 
-    Raises:
-        UsageError: There is no such scope or metric.
+    Args:
+        relation: A statement with the columns of `relation.Relation`.
+        query: What is wanted of it.
     """
-    known = CATALOGUE.get(scope)  # type: ignore[call-overload]  # from users it may be anything
-    if known is None:
-        raise UsageError(f"there is no scope {scope[:40]!r}", hint=f"one of {', '.join(CATALOGUE)}")
-    for metric in metrics:
-        if metric not in known:
-            raise UsageError(
-                f"there is no metric {metric[:80]!r} of scope {scope}", hint="see docs/metrics.md"
-            )
-
-
-def microseconds(seconds: float) -> int:
-    """A time as a store counts it; one that is too far away becomes the farthest there is."""
-    if math.isnan(seconds):
-        raise UsageError("a time must be a number")
-    if not _EARLIEST < seconds * 1e6 < _LATEST:
-        return _EARLIEST if seconds < 0 else _LATEST
-    return round(seconds * 1e6)
-
-
-def step_microseconds(step: float | None) -> int | None:
-    """The length of a step.
-
-    Raises:
-        UsageError: It has none.
-    """
+    places = range(len(query.metrics))
+    step = query.step_us
     if step is None:
-        return None
-    if not 1e-6 <= step <= 1e10:
-        raise UsageError(f"a step of {step} seconds makes no sense")
-    return round(step * 1e6)
-
-
-def no_points() -> Points:
-    """None at all."""
-    none: NDArray[Any] = np.empty(0)
-    return Points((), none.astype(np.int32), none.astype(np.int64), none, none.astype(np.int64))
-
-
-def to_series(parts: Sequence[Points], statistic: Statistic, step_us: int | None) -> list[Series]:
-    """The series of several homes for data as one, each in the order of time.
-
-    With a step, points of one step become one; those of which nothing is known are left out. Series of which nothing is
-    known at all are left out.
-    """
-    keys = sorted({key for part in parts for key in part.keys})
-    places = {key: place for place, key in enumerate(keys)}
-    series, times, values, weights = (
-        np.concatenate(columns)
-        for columns in zip(
-            *((_moved(part, places), *part[2:]) for part in parts or [no_points()]), strict=True
-        )
+        values = "".join(f", m{place}" for place in places)
+        return f"SELECT node_id, subject, time{values} FROM ({relation}) ORDER BY node_id, subject, time"
+    wanted = [f"node_id, subject, time // {step} * {step} AS step, max(last) AS last"]
+    wanted += [
+        f"{_VALUES[query.statistic].format(place)} AS m{place}, "
+        f"min(l{place}) AS l{place}, max(h{place}) AS h{place}, sum(n{place})::BIGINT AS n{place}"
+        for place in places
+    ]
+    return (
+        f"SELECT {', '.join(wanted)} FROM ({relation}) GROUP BY node_id, subject, step "
+        "ORDER BY node_id, subject, step"
     )
-    if step_us is not None:
-        known = ~np.isnan(values)
-        series, times, values, weights = series[known], times[known], values[known], weights[known]
-        times = times // step_us * step_us
-    order = np.lexsort((weights, times, series) if statistic == "last" else (times, series))
-    series, times, values, weights = series[order], times[order], values[order], weights[order]
-    if step_us is not None and len(series):
-        series, times, values = _reduced(series, times, values, weights, statistic)
-    edges = np.flatnonzero(np.diff(series, prepend=-1, append=len(keys)))
-    found = []
-    for begin, end in pairwise(edges):
-        if not np.isnan(values[begin:end]).all():
-            found.append(Series(keys[series[begin]], times[begin:end] / 1e6, values[begin:end]))
-    return found
 
 
-def _moved(part: Points, places: dict[SeriesKey, int]) -> NDArray[np.int32]:
-    """The points' series by their places among all keys."""
-    return np.array([places[key] for key in part.keys], np.int32)[part.series]
+def series_of(found: Mapping[str, NDArray[Any]], query: Query) -> list[Series]:
+    """Return the series of every subject and metric of which something is known, by subject."""
+    nodes, subjects = found["node_id"], found["subject"]
+    is_new = np.ones(len(nodes) + 1, bool)
+    is_new[1:-1] = (nodes[1:] != nodes[:-1]) | (subjects[1:] != subjects[:-1])
+    parts = list(pairwise(np.flatnonzero(is_new).tolist()))
+    columns = _samples(found, query) if query.step is None else _steps(found, query)
+    answer = []
+    for begin, end in parts:
+        key = SeriesKey(int(nodes[begin]), str(subjects[begin]))
+        for whole in columns:
+            part = whole.only(slice(begin, end))
+            known = ~np.isnan(part.values)
+            if known.any():
+                is_whole = query.step is None or known.all()
+                answer.append((part if is_whole else part.only(known))._replace(key=key))
+    return answer
 
 
-def _reduced(
-    series: NDArray[np.int32],
-    times: NDArray[np.int64],
-    values: NDArray[np.float64],
-    weights: NDArray[np.int64],
-    statistic: Statistic,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]:
-    """One point a step, from points that are sorted."""
-    is_first = np.ones(len(series), bool)
-    is_first[1:] = (np.diff(series) != 0) | (np.diff(times) != 0)
-    begins = np.flatnonzero(is_first)
-    if statistic == "mean":
-        reduced = np.add.reduceat(values * weights, begins) / np.add.reduceat(weights, begins)
-    elif statistic == "min":
-        reduced = np.minimum.reduceat(values, begins)
-    elif statistic == "max":
-        reduced = np.maximum.reduceat(values, begins)
-    else:
-        reduced = values[np.append(begins[1:], len(values)) - 1]
-    return series[begins], times[begins], reduced
+_NOBODY = SeriesKey(0, "")
+
+
+def _samples(found: Mapping[str, NDArray[Any]], query: Query) -> list[Series]:
+    """The columns of all subjects, one after the other, by metric."""
+    times = plain(found["time"], np.int64) / 1e6
+    columns = []
+    for place, metric in enumerate(query.metrics):
+        values = plain(found[f"m{place}"], np.float64)
+        columns.append(Series(_NOBODY, metric, times, values, values, values, times))
+    return columns
+
+
+def _steps(found: Mapping[str, NDArray[Any]], query: Query) -> list[Series]:
+    times, ends = plain(found["step"], np.int64) / 1e6, plain(found["last"], np.int64) / 1e6
+    columns = []
+    for place, metric in enumerate(query.metrics):
+        values, lows, highs = (plain(found[f"{side}{place}"], np.float64) for side in "mlh")
+        counts = plain(found[f"n{place}"], np.int64)
+        columns.append(Series(_NOBODY, metric, times, values, lows, highs, ends, counts))
+    return columns
 
 
 def join_samples(parts: Sequence[Samples], metrics: Sequence[str]) -> Samples:
-    """The samples of several homes for data as one, in the order of time."""
+    """Bring the samples of several sources together, in the order of time."""
     keys = sorted({key for part in parts for key in part.keys})
     places = {key: place for place, key in enumerate(keys)}
     series = np.concatenate(

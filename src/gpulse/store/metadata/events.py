@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection
 from typing import Any
 
 from gpulse.store.metadata.file import MetadataFile
 from gpulse.store.metadata.findings import follow
 from gpulse.store.metadata.values import read_object
-from gpulse.store.store import StoredEvent
+from gpulse.store.store import Query, StoredEvent
 
 _COLUMNS = "time, kind, node, detail"
 # At the same moment what the head says comes first: the order must not depend on how the log was cut.
 _ORDER = "time, from_frame, id"
 _NEWEST_FIRST = "time DESC, from_frame DESC, id DESC"
-_JOBS = f"""
-SELECT {_COLUMNS} FROM events WHERE id IN (
+_MAX_NAMESAKES = 100
+_JOB_EVENTS = f"""
+WITH jobs AS (
     SELECT id FROM events WHERE kind = 'job'
         AND substr(json_extract(detail, '$.id'), instr(json_extract(detail, '$.id'), ':') + 1) = ?
     UNION ALL SELECT id FROM events WHERE kind = 'job' AND json_extract(detail, '$.array') = ?
@@ -28,44 +28,32 @@ SELECT {_COLUMNS} FROM events WHERE id IN (
         SELECT id FROM events WHERE kind = 'job' AND json_extract(detail, '$.name') = ?
         ORDER BY time DESC LIMIT ?)
 )
+SELECT {_COLUMNS} FROM events WHERE id IN (
+    SELECT id FROM jobs
+    UNION ALL SELECT id FROM events WHERE kind = 'job_end' AND json_extract(detail, '$.job') IN (
+        SELECT json_extract(detail, '$.id') FROM events WHERE id IN (SELECT id FROM jobs))
+)
 ORDER BY {_ORDER}
-"""
-_MOST_NAMESAKES = 100
-_JOB_ENDS = f"""
-SELECT {_COLUMNS} FROM events WHERE kind = 'job_end' AND json_extract(detail, '$.job') = ? ORDER BY {_ORDER}
 """
 
 
 def job_events(file: MetadataFile, word: str) -> list[StoredEvent]:
-    """What was told of jobs that a word may mean; see `store.store.HeadStore`."""
+    """Return what was reported of the jobs that a word may mean; see `store.store.Store`."""
     number = word.partition(":")[2] or word
-    return _events(file, _JOBS, [number, word, word, word, _MOST_NAMESAKES, word, _MOST_NAMESAKES])
+    return _events(file, _JOB_EVENTS, [number, word, word, word, _MAX_NAMESAKES, word, _MAX_NAMESAKES])
 
 
-def job_ends(file: MetadataFile, name: str) -> list[StoredEvent]:
-    """When a job was over, on each of its nodes; oldest first."""
-    return _events(file, _JOB_ENDS, [name])
-
-
-def find_events(
-    file: MetadataFile,
-    *,
-    start: float,
-    end: float,
-    kinds: Collection[str] | None,
-    nodes: Collection[int] | None,
-    most: int | None,
-) -> list[StoredEvent]:
-    """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
+def find_events(file: MetadataFile, query: Query) -> list[StoredEvent]:
+    """Return what happened, oldest first; of more than the limit the newest."""
     chosen = "time >= ? AND time < ?"
-    values: list[Any] = [start, end]
-    for column, wanted in (("kind", kinds), ("node", nodes)):
+    values: list[Any] = [query.start, query.end]
+    for column, wanted in (("kind", query.kinds), ("node", query.nodes)):
         if wanted is not None:
             chosen += f" AND {column} IN (SELECT value FROM json_each(?))"
             values.append(json.dumps(list(wanted)))
-    if most is not None:
+    if query.limit is not None:
         chosen = f"id IN (SELECT id FROM events WHERE {chosen} ORDER BY {_NEWEST_FIRST} LIMIT ?)"
-        values.append(most)
+        values.append(query.limit)
     return _events(file, f"SELECT {_COLUMNS} FROM events WHERE {chosen} ORDER BY {_ORDER}", values)
 
 

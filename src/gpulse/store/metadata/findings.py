@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpulse.model.finding import NODE_FINDINGS, FindingKey, finding_key
 from gpulse.model.finding_span import FindingSpan, new_span
 from gpulse.store.metadata.lazy_json import Told
-from gpulse.store.store import StoredFinding
+from gpulse.store.store import Query, StoredFinding
 
 if TYPE_CHECKING:  # the file makes this table
     from gpulse.store.metadata.file import MetadataFile
@@ -56,31 +56,24 @@ def follow(database: sqlite3.Connection, time: float, node: int | None, kind: st
             _reported(database, time, node, finding, by_head=True)
 
 
-def find_findings(
-    file: MetadataFile, *, start: float, end: float, nodes: Collection[int] | None, most: int | None
-) -> list[StoredFinding]:
-    """Return the findings that held in `[start, end)`, those that began first before the others.
-
-    Args:
-        file: The book's.
-        start: Epoch seconds.
-        end: Epoch seconds.
-        nodes: Only of these; None for all, and those of nodes that never reported.
-        most: Only so many, those that held last.
-    """
+def find_findings(file: MetadataFile, query: Query) -> list[StoredFinding]:
+    """Return the findings that held in the time range, those that began first before the others."""
     chosen = 'start < ? AND ("end" IS NULL OR "end" > ?)'
-    values: list[Any] = [end, start]
-    if nodes is not None:
+    values: list[Any] = [query.end, query.start]
+    if query.nodes is not None:
         chosen += " AND node IN (SELECT value FROM json_each(?))"
-        values.append(json.dumps(list(nodes)))
-    if most is not None:
+        values.append(json.dumps(list(query.nodes)))
+    if query.limit is not None:
         newest = '"end" IS NULL DESC, "end" DESC, start DESC, id DESC'
         chosen = f"id IN (SELECT id FROM findings WHERE {chosen} ORDER BY {newest} LIMIT ?)"
-        values.append(most)
-    query = f'SELECT node, detail, start, last, "end", is_over FROM findings WHERE {chosen} ORDER BY start, node, "key"'
+        values.append(query.limit)
+    statement = (
+        'SELECT node, detail, start, last, "end", is_over FROM findings '
+        f'WHERE {chosen} ORDER BY start, node, "key"'
+    )
     return [
         StoredFinding(node, FindingSpan(began, last, over, bool(is_over)), Told(detail))
-        for node, detail, began, last, over, is_over in file.rows(query, values)
+        for node, detail, began, last, over, is_over in file.rows(statement, values)
     ]
 
 

@@ -8,6 +8,7 @@ Facts and frames change different tables, or commute, so it does not matter how 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
@@ -19,7 +20,7 @@ from gpulse.model.columns import Layout
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
 from gpulse.store.log.record import Record
-from gpulse.store.metadata.events import find_events, job_ends, job_events
+from gpulse.store.metadata.events import find_events, job_events
 from gpulse.store.metadata.facts import apply_fact
 from gpulse.store.metadata.file import MetadataFile
 from gpulse.store.metadata.findings import find_findings
@@ -27,7 +28,7 @@ from gpulse.store.metadata.frames import FrameEvents, apply_frame
 from gpulse.store.metadata.lazy_json import Told
 from gpulse.store.metadata.step import Step, Unreadable, steps_of
 from gpulse.store.metadata.values import read_object
-from gpulse.store.store import StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 __all__ = ("FrameEvents", "Metadata", "Step", "StoredRun")
 
@@ -229,74 +230,46 @@ class Metadata:
                 return Session.from_dict(json.loads(row[0]))
         return None
 
-    def events(
-        self,
-        *,
-        start: float,
-        end: float,
-        kinds: Collection[str] | None = None,
-        nodes: Collection[int] | None = None,
-        most: int | None = None,
-    ) -> list[StoredEvent]:
-        """What happened in `[start, end)`, oldest first; only the newest of it where `most` says how many."""
-        return find_events(self._file, start=start, end=end, kinds=kinds, nodes=nodes, most=most)
+    def events(self, query: Query) -> list[StoredEvent]:
+        """Return what happened; see `store.store.Store`."""
+        return find_events(self._file, query)
 
-    def findings(
-        self, *, start: float, end: float, nodes: Collection[int] | None = None, most: int | None = None
-    ) -> list[StoredFinding]:
-        """Return the findings that held in `[start, end)`; see `store.store.Store`."""
-        return find_findings(self._file, start=start, end=end, nodes=nodes, most=most)
+    def findings(self, query: Query) -> list[StoredFinding]:
+        """Return the findings that held; see `store.store.Store`."""
+        return find_findings(self._file, query)
 
-    def processes(
-        self,
-        *,
-        start: float,
-        end: float,
-        nodes: Collection[int] | None = None,
-        pids: Collection[int] | None = None,
-    ) -> list[StoredProcess]:
-        """The processes that lived in `[start, end)`, those seen first before the others; perhaps only of some pids."""
-        query = (
+    def processes(self, query: Query) -> list[StoredProcess]:
+        """Return the processes that lived; see `store.store.Store`."""
+        chosen = ["true"]
+        values: list[Any] = []
+        if query.start > -math.inf:
+            chosen.append("(ended IS NULL OR ended >= ?)")
+            values.append(query.start)
+        if query.end < math.inf:
+            chosen.append("first_seen < ?")
+            values.append(query.end)
+        for column, wanted in (("node", query.nodes), ("pid", query.pids), (_JOB, query.jobs)):
+            if wanted is not None:
+                chosen.append(f"{column} IN (SELECT value FROM json_each(?))")
+                values.append(json.dumps(list(wanted)))
+        rows = self._file.rows(
             "SELECT node, pid, start_time, first_seen, ended, identity FROM processes "
-            "WHERE (ended IS NULL OR ended >= ?) AND first_seen < ?"
+            f"WHERE {' AND '.join(chosen)} ORDER BY first_seen, node, pid, start_time",
+            values,
         )
-        values: list[Any] = [start, end]
-        if nodes is not None:
-            query += " AND node IN (SELECT value FROM json_each(?))"
-            values.append(json.dumps(list(nodes)))
-        if pids is not None:
-            query += " AND pid IN (SELECT value FROM json_each(?))"
-            values.append(json.dumps(list(pids)))
-        rows = self._file.rows(f"{query} ORDER BY first_seen, node, pid, start_time", values)
         return [
             StoredProcess(node, pid, began, first_seen, ended, Told(identity))
             for node, pid, began, first_seen, ended, identity in rows
         ]
 
     def job_events(self, word: str) -> list[StoredEvent]:
-        """What was told of jobs that a word may mean; see `store.store.HeadStore`."""
+        """Return what was reported of the jobs that a word may mean; see `store.store.Store`."""
         return job_events(self._file, word)
 
-    def job_ends(self, name: str) -> list[StoredEvent]:
-        """When a job was over, on each of its nodes; oldest first."""
-        return job_ends(self._file, name)
-
     def job_names(self) -> list[str]:
-        """The jobs that processes belong to, whenever they lived."""
+        """Return the jobs that processes belong to, whenever they lived."""
         rows = self._file.rows(f"SELECT DISTINCT {_JOB} FROM processes WHERE {_JOB} IS NOT NULL")
         return [name for (name,) in rows if isinstance(name, str)]
-
-    def of_jobs(self, names: Collection[str]) -> list[StoredProcess]:
-        """The processes of some jobs, whenever they lived, those seen first before the others."""
-        rows = self._file.rows(
-            "SELECT node, pid, start_time, first_seen, ended, identity FROM processes "
-            f"WHERE {_JOB} IN (SELECT value FROM json_each(?)) ORDER BY first_seen, node, pid, start_time",
-            [json.dumps(list(names))],
-        )
-        return [
-            StoredProcess(node, pid, began, first_seen, ended, Told(identity))
-            for node, pid, began, first_seen, ended, identity in rows
-        ]
 
     def latest(self, kind: str) -> dict[int, tuple[float, dict[str, Any]]]:
         """By node its last event of a kind that holds a whole state (`health`, `findings`), and when that was.

@@ -1,4 +1,4 @@
-"""What an engine tells, in the shapes in which stores tell it."""
+"""Convert lines of a time-series database to series and samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulse.store.history.series import Points, microseconds
-from gpulse.store.store import Samples, Statistic, Steps
+from gpulse.store.store import Samples, Series, Statistic
 from gpulse.store.tsdb.series_query import Line
 
 if TYPE_CHECKING:
@@ -25,29 +24,27 @@ def at(line: Line | None, times: NDArray[np.int64], otherwise: float = np.nan) -
     return values
 
 
-def points_of(line: Line, start: float, statistic: Statistic) -> Points:
-    """Samples as points; one that was cut to the millisecond is no earlier than what was asked for."""
-    count = len(line.times)
-    times = np.maximum(line.times * 1000, microseconds(start))
-    weights = times if statistic == "last" else np.ones(count, np.int64)
-    return Points([line.key], np.zeros(count, np.int32), times, line.values, weights)
+def series_of(line: Line, metric: str, start: float) -> Series:
+    """Return every sample; one whose time was cut to the millisecond is no earlier than what was asked for."""
+    times = np.maximum(line.times / 1000, start)
+    return Series(line.key, metric, times, line.values, line.values, line.values, times)
 
 
-def steps_of(line: Line, metric: str, step_us: int) -> Steps:
-    """The steps that samples fall into."""
-    times = line.times * 1000 // step_us * step_us
+def steps_of(line: Line, metric: str, start_us: int, step_us: int, statistic: Statistic) -> Series:
+    """Return the steps that samples fall into; none of them was before what was asked for."""
+    times = np.maximum(line.times * 1000, start_us) // step_us * step_us
     begins = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
     counts = np.diff(np.append(begins, len(times)))
-    return Steps(
-        line.key,
-        metric,
-        times[begins] / 1e6,
-        np.add.reduceat(line.values, begins) / counts,
-        np.minimum.reduceat(line.values, begins),
-        np.maximum.reduceat(line.values, begins),
-        line.times[begins + counts - 1] / 1000,
-        counts,
-    )
+    lows, highs = np.minimum.reduceat(line.values, begins), np.maximum.reduceat(line.values, begins)
+    lasts = begins + counts - 1
+    values: dict[Statistic, NDArray[np.float64]] = {
+        "mean": np.add.reduceat(line.values, begins) / counts,
+        "min": lows,
+        "max": highs,
+        "last": line.values[lasts],
+    }
+    ends = line.times[lasts] / 1000
+    return Series(line.key, metric, times[begins] / 1e6, values[statistic], lows, highs, ends, counts)
 
 
 def samples_of(lines: Mapping[str, Sequence[Line]], start: float) -> Samples:

@@ -1,6 +1,6 @@
-"""Long questions cut into short ones, so that neither an engine's limits nor our memory are met.
+"""Split long questions into short ones, within the limits of a time-series database and of our memory.
 
-All times are whole milliseconds, which is what engines keep.
+All times are whole milliseconds, which is what these databases keep.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _MOST_STEPS = 10_000
 """Prometheus answers for 11,000 moments at most."""
 _SAMPLES_A_SECOND = 2
 _SHORTEST = 10_000
+_MAX_STRETCH_MS = 600_000
+"""A scan of few series gives this much time at once."""
 
 
 class Piece(NamedTuple):
@@ -57,3 +59,10 @@ def raw_pieces(start: int, end: int, series: int) -> Iterator[tuple[int, int]]:
         until = min(end, start + length)
         yield start, until
         start = until
+
+
+def scan_pieces(start: int, end: int, series: int) -> Iterator[tuple[int, int]]:
+    """Stretches of time whose samples of all series are in memory at once."""
+    for first, until in raw_pieces(start, end, series):
+        for begin in range(first, until, _MAX_STRETCH_MS):
+            yield begin, min(until, begin + _MAX_STRETCH_MS)
