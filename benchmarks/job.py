@@ -12,17 +12,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
 from benchmarks.past import Maker, Size, make_book, make_recent
-from gpulse.cluster.head.exports import Exports
-from gpulse.cluster.protocol.answers import dumps
+from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.errors import RefusedError
 from gpulse.export.job_page import page
 from gpulse.model.metric import CATALOGUE
-from gpulse.reports.document import Document
 from gpulse.reports.efficiency import METRICS
-from gpulse.reports.job import Jobs
+from gpulse.reports.job_report import JobReport
 from gpulse.reports.subject import JobKind
 from gpulse.store.history import gpu_time
 from gpulse.store.history.query import History
@@ -69,19 +69,21 @@ def _tell(path: Path, size: Size) -> None:
         )
 
 
-def _asked(jobs: Jobs, takes: int, size: Size, **asked: Any) -> tuple[float, Spread, Spread, Document]:
+def _asked(
+    reports: ReportRunner, takes: int, size: Size, **asked: Any
+) -> tuple[float, Spread, Spread, JobReport | RefusedError]:
     """The first answer's time, the spread of later ones in time and CPU time, and an answer; a refusal is one, too."""
     kind: JobKind | None = asked.pop("kind", None)
     wanted = {"node": None, "start": float(size.end - _DAY), "end": None, "points": 0, **asked}
     times, spent = [], []
-    answer: Document = {}
+    answer: JobReport | RefusedError
     for _ in range(takes + 1):
         begun, used = time.perf_counter(), time.process_time()
         try:
-            answer = asyncio.run(jobs.job(kind=kind, now=float(size.end), **wanted))
+            answer = asyncio.run(reports.job(kind=kind, now=float(size.end), **wanted))
+            msgspec.json.encode(answer)
         except RefusedError as error:
-            answer = {"error": error.message}
-        dumps(answer)
+            answer = error
         times.append(time.perf_counter() - begun)
         spent.append(time.process_time() - used)
     return times[0], Spread.of(times[1:]), Spread.of(spent[1:]), answer
@@ -101,10 +103,8 @@ def run(*, quick: bool, takes: int) -> Report:
         ):
             _tell(base / "book.sqlite", size)
             store = StoreReader(book, history, recent)
-            register = Register(book.nodes().values())
-            exports = Exports(store, str(base), now=lambda: float(size.end))
-            jobs = Jobs(store, register, lambda _: None, exports.gpus, lambda: 1.0)
-            _questions(report, jobs, size, takes)
+            reports = ReportRunner(store, Register(book.nodes().values()), lambda: 1.0)
+            _questions(report, reports, size, takes)
     finally:
         shutil.rmtree(base)
     report.notes.append(
@@ -115,7 +115,7 @@ def run(*, quick: bool, takes: int) -> Report:
     return report
 
 
-def _questions(report: Report, jobs: Jobs, size: Size, takes: int) -> None:
+def _questions(report: Report, reports: ReportRunner, size: Size, takes: int) -> None:
     gpus = size.nodes * _GPUS
     table = Table("", ("what", "first", "later", "CPU", "answer"))
     for what, asked in (
@@ -125,8 +125,12 @@ def _questions(report: Report, jobs: Jobs, size: Size, takes: int) -> None:
         ("a process and all below it", {"job": str(_pid()), "kind": "process"}),
         ("a job that there is not", {"job": "nothing", "start": None}),
     ):
-        first, spread, spent, answer = _asked(jobs, takes, size, **asked)
-        told = answer.get("error") or f"{answer['gpu_seconds'] / 3600:.0f} GPU-hours of {answer['gpus']} GPUs"
+        first, spread, spent, answer = _asked(reports, takes, size, **asked)
+        told = (
+            answer.message
+            if isinstance(answer, RefusedError)
+            else f"{answer.gpu_seconds / 3600:.0f} GPU-hours of {answer.gpus} GPUs"
+        )
         table.rows.append(
             (what, f"{first * 1e3:.0f} ms", spread.text(1e3, 0, " ms"), spent.text(1e3, 0, " ms"), told)
         )
@@ -134,7 +138,7 @@ def _questions(report: Report, jobs: Jobs, size: Size, takes: int) -> None:
             target = f"{_MOST_SECONDS:.0f} s"
             is_met = max(first, spread.median) <= _MOST_SECONDS
             report.targets.append(Target(what, spread.text(1.0, 2, " s"), target, is_met))
-        if answer.get("series"):
+        if isinstance(answer, JobReport) and answer.series:
             begun = time.perf_counter()
             text = page(answer)
             written = (time.perf_counter() - begun) * 1e3

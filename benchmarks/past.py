@@ -12,15 +12,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
-from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.reports.document import Document
-from gpulse.reports.past import Past
+from gpulse.reports.history import HistoryReport
+from gpulse.reports.usage import UsageReport
 from gpulse.store.entry import Entry, step_of
 from gpulse.store.history import day_summaries, gpu_time, rollup
 from gpulse.store.history.parquet import QUICK, connect, write_file
@@ -342,10 +342,12 @@ def _identity(pid: int, chance: int) -> str:
     )
 
 
-def _asked(takes: int, ask: Callable[[], Awaitable[Document]]) -> tuple[float, Spread, Spread, Document]:
+_Answer = TypeVar("_Answer")
+
+
+def _asked(takes: int, ask: Callable[[], Awaitable[_Answer]]) -> tuple[float, Spread, Spread, _Answer]:
     """The first answer's time, the spread of later ones in time and in CPU time, and an answer."""
     times, spent = [], []
-    answer: Document = {}
     for _ in range(takes + 1):
         begun, used = time.perf_counter(), time.process_time()
         answer = asyncio.run(ask())  # type: ignore[arg-type]
@@ -369,9 +371,8 @@ def run(*, quick: bool, takes: int) -> Report:
             closing(History(base)) as history,
         ):
             store = StoreReader(book, history, recent)
-            exports = Exports(store, str(base), now=lambda: float(size.end))
-            past = Past(store, Register(book.nodes().values()), exports.gpus, lambda: 1.0)
-            _questions(report, past, size, takes)
+            reports = ReportRunner(store, Register(book.nodes().values()), lambda: 1.0)
+            _questions(report, reports, size, takes)
             files = len(history.segments), len(history.summaries), history.size_bytes
     finally:
         shutil.rmtree(base)
@@ -382,11 +383,11 @@ def run(*, quick: bool, takes: int) -> Report:
     return report
 
 
-def _questions(report: Report, past: Past, size: Size, takes: int) -> None:
+def _questions(report: Report, reports: ReportRunner, size: Size, takes: int) -> None:
     month = float(size.end - size.days * _DAY + _HOUR)
 
-    async def chart() -> Document:
-        return await past.history(
+    async def chart() -> HistoryReport:
+        return await reports.history(
             metrics=(*_CHART, _COUNTER),
             scope="gpu",
             nodes=(),
@@ -397,12 +398,12 @@ def _questions(report: Report, past: Past, size: Size, takes: int) -> None:
             spread=True,
         )
 
-    async def usage(start: float) -> Document:
-        return await past.usage(start=start, end=float(size.end), by="user", nodes=(), users=())
+    async def usage(start: float) -> UsageReport:
+        return await reports.usage(start=start, end=float(size.end), by="user", nodes=(), users=())
 
     table = Table("Time of the first answer and CPU time of later ones:", ("what", "first", "CPU", "answer"))
     gpus = size.nodes * _GPUS
-    questions: list[tuple[str, float, Callable[[], Awaitable[Document]]]] = [
+    questions: list[tuple[str, float, Callable[[], Awaitable[HistoryReport | UsageReport]]]] = [
         (f"one GPU's {size.days} days, 6 metrics", _MOST_CHART, chart),
         (f"who held {gpus} GPUs in 24 h", _MOST_DAY, lambda: usage(float(size.end - _DAY))),
         (f"who held {gpus} GPUs in {size.days} days", _MOST_MONTH, lambda: usage(month)),
@@ -413,9 +414,9 @@ def _questions(report: Report, past: Past, size: Size, takes: int) -> None:
         target = f"{most * scale:.0f}{unit}"
         report.targets.append(Target(what, spread.text(scale, digits, unit), target, spread.median <= most))
         told = (
-            f"{len(answer['series'])} x {len(answer['times'])} points"
-            if "series" in answer
-            else f"{len(answer['rows'])} rows, {answer['gpu_seconds'] / _HOUR:,.0f} GPU-hours"
+            f"{len(answer.series)} x {len(answer.times)} points"
+            if isinstance(answer, HistoryReport)
+            else f"{len(answer.rows)} rows, {answer.gpu_seconds / _HOUR:,.0f} GPU-hours"
         )
         table.rows.append((what, f"{first * 1e3:.0f} ms", spent.text(1e3, 0, " ms"), told))
     report.tables.append(table)

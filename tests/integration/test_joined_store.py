@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.errors import DiskError, GpulseError
 from gpulse.export.session.write import write_session
 from gpulse.model.session import Session
-from gpulse.reports.past import Past
 from gpulse.store.federated import FederatedStore
 from gpulse.store.local import LocalStore
 from gpulse.store.merge import merged_shares
@@ -42,6 +41,7 @@ from tests.contract.store_lab import (
 )
 from tests.integration.engines import VictoriaMetrics
 from tests.queries import query
+from tests.unit.past_lab import as_json
 
 
 class Lab(NamedTuple):
@@ -108,10 +108,9 @@ class Counting(Store):
         return merged_shares([*here, there])
 
 
-def past_of(store: Store, directory: Path) -> Past:
+def reports_of(store: Store) -> ReportRunner:
     """The questions of the API to a store."""
-    exports = Exports(store, str(directory), now=lambda: END)
-    return Past(store, Register(store.nodes().values()), exports.gpus, lambda: float(EVERY))
+    return ReportRunner(store, Register(store.nodes().values()), lambda: float(EVERY))
 
 
 @pytest.mark.parametrize(
@@ -123,14 +122,14 @@ def past_of(store: Store, directory: Path) -> Past:
         {"metrics": METRICS["network"], "scope": "network", "points": 100, "spread": False},
     ],
 )
-async def test_charts_do_not_know_the_difference(lab: Lab, tmp_path: Path, asked: dict[str, Any]) -> None:
+async def test_charts_do_not_know_the_difference(lab: Lab, asked: dict[str, Any]) -> None:
     """Gauges, their spread, and counters as rates, also where the disk's part begins."""
 
     joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
     given = {"nodes": (), "gpus": (), "start": BEGIN, "end": END, **asked}
 
-    expected = await past_of(lab.stored.whole, tmp_path).history(**given)
-    found = await past_of(joined, tmp_path).history(**given)
+    expected = as_json(await reports_of(lab.stored.whole).history(**given))
+    found = as_json(await reports_of(joined).history(**given))
 
     assert len(expected["series"]) >= 3
     assert {**expected, "series": None} == {**found, "series": None}
@@ -146,7 +145,7 @@ def known(values: list[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
-async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab, tmp_path: Path) -> None:
+async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab) -> None:
     """With every statistic, and without steps."""
 
     joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
@@ -154,8 +153,8 @@ async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab, tmp_pat
         given: Any = {"metric": "power_watts", "scope": "gpu", "nodes": (), "gpus": ("gamma:1",)}
         given |= {"start": BEGIN, "end": END, "step": step, "statistic": statistic}
 
-        expected = await past_of(lab.stored.whole, tmp_path).query(**given)
-        found = await past_of(joined, tmp_path).query(**given)
+        expected = as_json(await reports_of(lab.stored.whole).query(**given))
+        found = as_json(await reports_of(joined).query(**given))
 
         (one,), (other,) = expected.pop("series"), found.pop("series")
         assert expected == found

@@ -7,18 +7,26 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpulse.cluster.protocol import schemas
+import msgspec
+
 from gpulse.cluster.protocol.interface import Download, Format, LiveNode
 from gpulse.errors import RefusedError
 from gpulse.model.frame import Frame
+from gpulse.model.iso_time import iso
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 from gpulse.reports.document import Document
+from gpulse.reports.events import EventReport
+from gpulse.reports.findings import FindingReport
+from gpulse.reports.history import HistoryReport, QueryReport
+from gpulse.reports.job_report import JobReport
+from gpulse.reports.processes import ProcessReport
 from gpulse.reports.subject import JobKind
-from gpulse.reports.usage import Grouping
+from gpulse.reports.usage import Grouping, UsageReport
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.store import Statistic
 from gpulse.web.access import CLIENT_USER
+from tests.unit.job_documents import job_document
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Send
@@ -225,7 +233,7 @@ class FakeHead:
         end: float | None = None,
         step: float | None = None,
         statistic: Statistic = "mean",
-    ) -> Document:
+    ) -> QueryReport:
         self._heard(
             "query",
             metric=metric,
@@ -237,12 +245,22 @@ class FakeHead:
             step=step,
             statistic=statistic,
         )
-        return {
-            "metric": metric,
-            "scope": scope,
-            "incomplete": [],
-            "series": [{"node": "alpha", "times": [NOW], "values": [0.5]}],
-        }
+        return msgspec.convert(
+            {
+                "metric": metric,
+                "scope": scope,
+                "incomplete": [],
+                "series": [
+                    {"node": "alpha", "subject": "GPU-0", "gpu": "0", "times": [NOW], "values": [0.5]}
+                ],
+                "unit": "1",
+                "from": NOW,
+                "to": NOW,
+                "step": step,
+                "statistic": statistic,
+            },
+            QueryReport,
+        )
 
     async def history(
         self,
@@ -255,7 +273,7 @@ class FakeHead:
         end: float | None = None,
         points: int = 600,
         spread: bool = False,
-    ) -> Document:
+    ) -> HistoryReport:
         self._heard(
             "history",
             metrics=metrics,
@@ -272,7 +290,7 @@ class FakeHead:
             for metric in metrics
         ]
         span = {"from": NOW - 1, "to": NOW, "step": 1.0, "times": [NOW - 1]}
-        return {"scope": scope, **span, "incomplete": [], "series": series}
+        return msgspec.convert({"scope": scope, **span, "incomplete": [], "series": series}, HistoryReport)
 
     async def processes(
         self,
@@ -283,9 +301,12 @@ class FakeHead:
         gpus: Sequence[str] = (),
         users: Sequence[str] = (),
         jobs: Sequence[str] = (),
-    ) -> Document:
+    ) -> ProcessReport:
         self._heard("processes", start=start, end=end, nodes=nodes, gpus=gpus, users=users, jobs=jobs)
-        return {"from": NOW - 3600, "to": NOW, "truncated": False, "incomplete": [], "processes": []}
+        return msgspec.convert(
+            {"from": NOW - 3600, "to": NOW, "truncated": False, "incomplete": [], "processes": []},
+            ProcessReport,
+        )
 
     async def usage(
         self,
@@ -295,7 +316,7 @@ class FakeHead:
         by: Grouping = "user",
         nodes: Sequence[str] = (),
         users: Sequence[str] = (),
-    ) -> Document:
+    ) -> UsageReport:
         self._heard("usage", start=start, end=end, by=by, nodes=nodes, users=users)
         row = {
             **dict.fromkeys(("job", "program", "node", "pid", "start_time", "energy_joules")),
@@ -312,20 +333,23 @@ class FakeHead:
             "first": NOW - 60,
             "last": NOW,
         }
-        return {
-            "from": NOW - 3600,
-            "to": NOW,
-            "step": 60.0,
-            "by": by,
-            "gpus": 3,
-            "capacity_seconds": 10_800.0,
-            "gpu_seconds": 60.0,
-            "idle_seconds": 0.0,
-            "harvested_seconds": 0.0,
-            "truncated": False,
-            "incomplete": [],
-            "rows": [row],
-        }
+        return msgspec.convert(
+            {
+                "from": NOW - 3600,
+                "to": NOW,
+                "step": 60.0,
+                "by": by,
+                "gpus": 3,
+                "capacity_seconds": 10_800.0,
+                "gpu_seconds": 60.0,
+                "idle_seconds": 0.0,
+                "harvested_seconds": 0.0,
+                "truncated": False,
+                "incomplete": [],
+                "rows": [row],
+            },
+            UsageReport,
+        )
 
     async def job(
         self,
@@ -336,9 +360,9 @@ class FakeHead:
         start: float | None = None,
         end: float | None = None,
         points: int = 0,
-    ) -> Document:
+    ) -> JobReport:
         self._heard("job", job=job, kind=kind, node=node, start=start, end=end, points=points)
-        return dict.fromkeys(schemas.JOB["required"]) | {"job": job, "from": start, "to": end}
+        return msgspec.convert({**job_document(), "job": job}, JobReport)
 
     async def events(
         self,
@@ -347,19 +371,25 @@ class FakeHead:
         end: float | None = None,
         kinds: Sequence[str] = (),
         nodes: Sequence[str] = (),
-    ) -> Document:
+    ) -> EventReport:
         self._heard("events", start=start, end=end, kinds=kinds, nodes=nodes)
-        return {"events": [{"time": NOW, "kind": "node_joined", "node": "alpha", "detail": {}}]}
+        return msgspec.convert(
+            {
+                "truncated": False,
+                "events": [{"time": iso(NOW), "kind": "node_joined", "node": "alpha", "detail": {}}],
+            },
+            EventReport,
+        )
 
     def findings(self) -> Document:
         return {"findings": []}
 
     async def finding_spans(
         self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
-    ) -> Document:
+    ) -> FindingReport:
         self._heard("finding_spans", start=start, end=end, nodes=nodes)
         span = {
-            **dict.fromkeys(("family", "lost_ratio", "confidence", "to", "url")),
+            **dict.fromkeys(("family", "cause", "lost_ratio", "confidence", "to", "url")),
             "node": "alpha",
             "gpu": 0,
             "label": "0",
@@ -371,7 +401,9 @@ class FakeHead:
             "evidence": [],
             "advice": [],
         }
-        return {"from": NOW - 3600, "to": NOW, "step": 30.0, "truncated": False, "spans": [span]}
+        return msgspec.convert(
+            {"from": NOW - 3600, "to": NOW, "step": 30.0, "truncated": False, "spans": [span]}, FindingReport
+        )
 
     async def change_settings(
         self, *, interval_ms: int | None = None, bandwidth: bool | None = None, nvlink: bool | None = None

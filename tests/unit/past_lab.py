@@ -6,24 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import pytest
 
 from gpulse.cluster.agent.changes import Changes
-from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.model.columns import Layout, PackedFrame, layout_id
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
-from gpulse.reports.document import Document
-from gpulse.reports.job import Jobs
-from gpulse.reports.past import Past
 from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Batch
 from gpulse.store.metadata.step import events_of
 from gpulse.store.registry import Register
+
+Document = dict[str, Any]
+"""An answer as JSON."""
 
 BEGIN = 1_800_000_000
 """Epoch seconds; the beginning of an hour."""
@@ -85,10 +86,7 @@ class Lab:
         for number in self.machines:
             fact = {"id": number, "name": f"n{number}", "host": f"n{number}", "machine": f"m{number}"}
             self.archive.commit([Entry.of_fact("node", time=float(BEGIN), facts={}, labels={}, **fact)])
-        exports = Exports(self.archive, str(directory), now=lambda: float(BEGIN))
-        register = Register(self.archive.nodes().values())
-        self.past = Past(self.archive, register, exports.gpus, lambda: 5.0)
-        self.jobs = Jobs(self.archive, register, self.past.node_ids, exports.gpus, lambda: 5.0)
+        self.reports = ReportRunner(self.archive, Register(self.archive.nodes().values()), lambda: 5.0)
 
     def __enter__(self) -> Self:
         return self
@@ -166,16 +164,17 @@ class Lab:
     async def history(self, metrics: Sequence[str], **asked: Any) -> Document:
         """Several metrics; seconds count from the beginning."""
         given = {"scope": "gpu", "nodes": (), "gpus": (), "points": 600, "spread": False, **_times(asked)}
-        return await self.past.history(metrics=metrics, **given)
+        return as_json(await self.reports.history(metrics=metrics, **given))
 
     async def processes(self, **asked: Any) -> Document:
         """Who held GPUs."""
         given = {"nodes": (), "gpus": (), "users": (), "jobs": (), **_times(asked)}
-        return await self.past.processes(**given)
+        return as_json(await self.reports.processes(**given))
 
     async def usage(self, **asked: Any) -> Document:
         """How much of them."""
-        return await self.past.usage(**{"by": "user", "nodes": (), "users": (), **_times(asked)})
+        given = {"by": "user", "nodes": (), "users": (), **_times(asked)}
+        return as_json(await self.reports.usage(**given))
 
     async def job(self, job: str, *, now: int, **asked: Any) -> Document:
         """How well somebody used their GPUs; seconds count from the beginning."""
@@ -183,7 +182,13 @@ class Lab:
         for name in ("start", "end"):
             second = given.pop(name, None)
             given[name] = None if second is None else float(BEGIN + second)
-        return await self.jobs.job(job=job, now=float(BEGIN + now), **given)
+        return as_json(await self.reports.job(job=job, now=float(BEGIN + now), **given))
+
+
+def as_json(report: msgspec.Struct) -> Document:
+    """A report as its readers get it."""
+    document: Document = msgspec.json.decode(msgspec.json.encode(report))
+    return document
 
 
 def check_alike(one: Any, other: Any) -> None:

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from gpulse.cli import job, target
 from gpulse.cluster.client.address import Address
-from gpulse.errors import RefusedError, UsageError
-from tests.unit.test_job_view import report
+from gpulse.errors import GpulseError, RefusedError, UsageError
+from tests.unit.job_documents import job_document
 
 
 class _Client:
@@ -22,6 +22,7 @@ class _Client:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.failure: Exception | None = None
+        self.changes: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -35,7 +36,7 @@ class _Client:
         self.asked.append(body)
         if self.failure is not None:
             raise self.failure
-        return report()
+        return {**job_document(), **self.changes}
 
 
 @pytest.fixture
@@ -99,3 +100,14 @@ def test_what_a_head_refuses(client: _Client, status: int, code: int) -> None:
         found.exception.message,  # type: ignore[union-attr]
         found.exception.hint,  # type: ignore[union-attr]
     )
+
+
+@pytest.mark.parametrize("changes", [{"gpus": "many"}, {"cluster": None}, {"gpu_rows": [{}]}])
+def test_an_answer_that_is_not_a_report(client: _Client, changes: dict[str, Any]) -> None:
+    """As of a head of another version; it is printed as JSON all the same."""
+    client.changes = changes
+    found = CliRunner().invoke(job.command, ["x"], standalone_mode=False)
+    assert isinstance(found.exception, GpulseError)
+    assert "not a report that this version can read" in found.exception.message
+    assert "same version" in (found.exception.hint or "")
+    assert 0 == CliRunner().invoke(job.command, ["x", "--json"]).exit_code

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.model.job import Job
-from gpulse.reports.chart import Grid
-from gpulse.reports.efficiency import Figure, figure, together
-from gpulse.reports.gaps import Missing, missing, seconds_of
-from gpulse.reports.grants import Grant, grants
+from gpulse.reports.efficiency import Figure, combine, measure
+from gpulse.reports.gaps import Gap, find_gaps, total_gap_seconds
+from gpulse.reports.grants import Grant, find_grants
+from gpulse.reports.grid import Grid
 from gpulse.store.metadata.events import _JOB_EVENTS
 from gpulse.store.store import Series, SeriesKey, StoredEvent
 from tests.queries import query
@@ -51,7 +51,7 @@ def steps(times: list[float], ends: list[float], values: list[float] | None = No
 def test_from_the_first_telling_to_the_end() -> None:
     """GPUs that are told later belong to it from the beginning; other jobs do not matter."""
     events = [told(10), told(20, "a", "b"), told(25, "c", job="slurm:2"), ended(30), ended(40, "slurm:2")]
-    assert [Grant(1, 10, 30, frozenset("ab"))] == grants(events, "slurm:1", NOW)
+    assert [Grant(1, 10, 30, frozenset("ab"))] == find_grants(events, "slurm:1", NOW)
 
 
 def test_every_node_and_every_time_has_a_grant_of_its_own() -> None:
@@ -61,24 +61,24 @@ def test_every_node_and_every_time_has_a_grant_of_its_own() -> None:
         Grant(1, 10, 20, frozenset("a")),
         Grant(2, 10, 60, frozenset("b")),
         Grant(1, 50, None, frozenset("a")),
-    ] == grants(events, "slurm:1", NOW)
+    ] == find_grants(events, "slurm:1", NOW)
 
 
 def test_an_agent_that_starts_again_tells_what_is_still_there() -> None:
     """What it tells within a minute goes on; what it does not tell was over by then, unless it has just started."""
     goes_on = [started(5), told(10, "a"), started(100), told(130, "a"), ended(200)]
-    assert [Grant(1, 10, 200, frozenset("a"))] == grants(goes_on, "slurm:1", NOW)
+    assert [Grant(1, 10, 200, frozenset("a"))] == find_grants(goes_on, "slurm:1", NOW)
     over = [told(10, "a"), started(100), started(150), told(300, job="slurm:2")]
-    assert [Grant(1, 10, 100, frozenset("a"))] == grants(over, "slurm:1", NOW)
-    assert [Grant(1, 10, None, frozenset("a"))] == grants(over[:2], "slurm:1", 110.0)
+    assert [Grant(1, 10, 100, frozenset("a"))] == find_grants(over, "slurm:1", NOW)
+    assert [Grant(1, 10, None, frozenset("a"))] == find_grants(over[:2], "slurm:1", 110.0)
     again = [*over, told(400, "a")]
-    assert [(10, 100), (400, None)] == [grant[1:3] for grant in grants(again, "slurm:1", NOW)]
+    assert [(10, 100), (400, None)] == [grant[1:3] for grant in find_grants(again, "slurm:1", NOW)]
 
 
 def test_other_gpus_are_another_grant() -> None:
     """What is told first holds from the beginning, what is told later from then on; nothing told changes nothing."""
     events = [told(10), told(20, "a"), told(30), told(40, "b"), ended(50)]
-    assert [Grant(1, 10, 40, frozenset("a")), Grant(1, 40, 50, frozenset("b"))] == grants(
+    assert [Grant(1, 10, 40, frozenset("a")), Grant(1, 40, 50, frozenset("b"))] == find_grants(
         events, "slurm:1", NOW
     )
 
@@ -100,7 +100,7 @@ def test_grants_never_overlap(happened: list[tuple[int, str, int]]) -> None:
         }
         events.append(made[kind])
     for node in (1, 2):
-        found = [grant for grant in grants(events, "slurm:1", time) if grant.node == node]
+        found = [grant for grant in find_grants(events, "slurm:1", time) if grant.node == node]
         for before, after in pairwise(found):
             assert before.end is not None
             assert before.start <= before.end <= after.start
@@ -112,18 +112,18 @@ def test_what_lies_between_samples_is_missing() -> None:
     heard = [float(time) for time in range(100, 200, 10)] + [float(time) for time in range(300, 400, 10)]
     known = steps(heard, [time + 9 for time in heard])
 
-    assert [Missing(1, 0, 100), Missing(1, 199, 300), Missing(1, 399, 600)] == missing(
+    assert [Gap(1, 0, 100), Gap(1, 199, 300), Gap(1, 399, 600)] == find_gaps(
         1, [known], moments, [(0.0, 600.0)], 1.0
     )
-    assert [Missing(1, 250, 300)] == missing(1, [known], moments, [(110.0, 150.0), (250.0, 390.0)], 1.0)
-    assert [] == missing(1, [known], moments, [(100.0, 205.0)], 1.0)
-    assert [Missing(1, 0, 600)] == missing(1, [], moments, [(0.0, 600.0)], 1.0)
+    assert [Gap(1, 250, 300)] == find_gaps(1, [known], moments, [(110.0, 150.0), (250.0, 390.0)], 1.0)
+    assert [] == find_gaps(1, [known], moments, [(100.0, 205.0)], 1.0)
+    assert [Gap(1, 0, 600)] == find_gaps(1, [], moments, [(0.0, 600.0)], 1.0)
 
 
 def test_steps_whose_last_sample_nobody_knows_are_whole() -> None:
     """As from an engine that tells no times of samples."""
     known = steps([0.0, 10.0, 40.0], [float("nan")] * 3)
-    assert [Missing(1, 20, 40)] == missing(1, [known], Grid(10.0, 0, 5), [(0.0, 50.0)], 1.0)
+    assert [Gap(1, 20, 40)] == find_gaps(1, [known], Grid(10.0, 0, 5), [(0.0, 50.0)], 1.0)
 
 
 def test_jobs_in_the_book(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_events_of_a_job_in_the_book(tmp_path: Path) -> None:
 
 def test_what_is_missing_of_several_nodes_at_once_counts_once() -> None:
     """As time goes, not as nodes do."""
-    gaps = [Missing(1, 0, 100), Missing(2, 50, 120), Missing(2, 200, 210), Missing(3, 60, 70)]
-    assert 130.0 == seconds_of(gaps)
-    assert 0.0 == seconds_of([])
+    gaps = [Gap(1, 0, 100), Gap(2, 50, 120), Gap(2, 200, 210), Gap(3, 60, 70)]
+    assert 130.0 == total_gap_seconds(gaps)
+    assert 0.0 == total_gap_seconds([])
 
 
 def test_figures_are_of_the_time_asked_for() -> None:
@@ -185,10 +185,10 @@ def test_figures_are_of_the_time_asked_for() -> None:
     moments = Grid(10.0, 0, 6)
     some = steps([0.0, 10.0, 20.0, 40.0], [9.0, 19.0, 29.0, 49.0], [1.0, 2.0, 4.0, 9.0])
 
-    found = figure(some, moments, [(5.0, 20.0), (22.0, 24.0)])
+    found = measure(some, moments, [(5.0, 20.0), (22.0, 24.0)])
     assert found is not None
     assert ((5 * 1 + 10 * 2 + 2 * 4) / 17, 4.0, 17.0) == pytest.approx(found)
-    assert figure(some, moments, [(30.0, 40.0)]) is None
-    assert {"power_watts": Figure(3.0, 9.0, 40.0)} == together(
+    assert measure(some, moments, [(30.0, 40.0)]) is None
+    assert {"power_watts": Figure(3.0, 9.0, 40.0)} == combine(
         [{"power_watts": Figure(2.0, 9.0, 30.0)}, {"power_watts": Figure(6.0, 6.0, 10.0)}, {}]
     )

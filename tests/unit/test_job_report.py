@@ -15,9 +15,9 @@ from gpulse.export.job_words import line
 from gpulse.model.frame import Frame
 from gpulse.model.job import Job
 from gpulse.model.session import Session
-from gpulse.reports.document import Document
 from gpulse.store.entry import Entry
-from tests.unit.past_lab import BEGIN, Held, Lab, check_alike
+from tests.unit.job_documents import read
+from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
 
 HOUR = range(0, 3600, 5)
 BUSY = {
@@ -202,7 +202,7 @@ async def test_hours_without_data_are_said(lab: Lab) -> None:
         (gap["node"], gap["from"] - BEGIN, gap["to"] - BEGIN) for gap in answer["missing"]
     ]
     assert (
-        "nothing is known of n2 for 20:05 between 2027-01-15T08:19:55.000Z and 2027-01-15T08:40:00.000Z"
+        "There are no samples of n2 for 20:05 between 2027-01-15T08:19:55.000Z and 2027-01-15T08:40:00.000Z"
         in (answer["data_gaps"])
     )
     assert 3600.0 + 2400.0 == pytest.approx(answer["gpu_seconds"], abs=10)
@@ -233,9 +233,9 @@ async def test_a_job_on_a_lost_node_ends_when_that_was_heard_of_last(lab: Lab) -
         answer, "gpu_seconds", "allocated_seconds", "unused_seconds", "missing_seconds"
     )
     assert [
-        "whether it still runs on n1 is not known: nothing was heard of that since 2027-01-15T08:10:00.000Z"
+        "n1 was last heard at 2027-01-15T08:10:00.000Z; whether it still runs there is unknown"
     ] == answer["data_gaps"]
-    assert line(answer).endswith(", not heard of any more")
+    assert line(read(answer)).endswith(", not heard of any more")
     assert "running" == (await lab.job("4711", now=650))["state"]
 
 
@@ -247,7 +247,7 @@ async def test_a_job_that_another_node_goes_on_with(lab: Lab) -> None:
     answer = await lab.job("1", now=1800)
 
     assert ("running", BEGIN + 1800, True, 2400.0) == told(answer, "state", "to", "to_now", "gpu_seconds")
-    assert "on n1 is not known" in answer["data_gaps"][0]
+    assert "n1 was last heard" in answer["data_gaps"][0]
 
 
 async def test_a_node_that_comes_back_without_the_job(lab: Lab) -> None:

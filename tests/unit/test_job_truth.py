@@ -12,10 +12,11 @@ import pytest
 from gpulse.errors import RefusedError
 from gpulse.export.job_words import facts, line
 from gpulse.model.session import Session
-from gpulse.reports.same_name_jobs import Who
+from gpulse.reports.same_name_jobs import User
 from gpulse.store.entry import Entry
 from gpulse.store.incomplete import left_out
 from gpulse.store.store import Query, Series
+from tests.unit.job_documents import read
 from tests.unit.past_lab import BEGIN, Held, Lab
 from tests.unit.test_job_report import BUSY, HOUR, QUIET, given, told
 
@@ -39,7 +40,7 @@ async def test_what_is_shared_is_held_all_the_time(lab: Lab) -> None:
         answer, "gpu_seconds", "held_seconds", "allocated_seconds", "unused_seconds"
     )
     said = "1.0 GPU-hours held, all that was allocated; 8 GPU-min is its part where others held them too"
-    assert ("GPU time", said) == next(facts(answer))
+    assert ("GPU time", said) == next(facts(read(answer)))
 
 
 async def test_who_idles_beside_a_busy_one_holds_it_idle(lab: Lab) -> None:
@@ -52,7 +53,7 @@ async def test_who_idles_beside_a_busy_one_holds_it_idle(lab: Lab) -> None:
     assert (3600.0, 3600.0, 0.0, 0.0) == told(one, *names)
     assert (0.0, 3600.0, 3600.0, 0.0) == told(two, *names)
     assert ["gpus_held_idle"] == [finding["id"] for finding in two["findings"]]
-    assert "idle 100%" in line(two)
+    assert "idle 100%" in line(read(two))
 
 
 async def test_jobs_one_after_the_other_share_nothing(lab: Lab) -> None:
@@ -179,8 +180,8 @@ async def test_how_busy_is_known_for_half_of_the_time(lab: Lab) -> None:
 
     assert (3600.0, 1800.0, 1800.0) == told(answer, "held_seconds", "known_seconds", "idle_seconds")
     assert "did nothing for 100% of the time" in answer["findings"][0]["summary"]
-    assert "idle 100%" in line(answer)
-    assert "how busy they were is known for 50% of the time only of: n1:0" in answer["data_gaps"]
+    assert "idle 100%" in line(read(answer))
+    assert "Utilization is missing for 50% of the time on: n1:0" in answer["data_gaps"]
 
 
 @pytest.mark.parametrize("sm", [None, 0.4])
@@ -201,7 +202,7 @@ async def test_whoever_claims_to_be_of_a_job_is_left_out(lab: Lab) -> None:
     answer = await lab.job("1", now=600)
 
     assert ("ada", ["n1"], 1, 600.0) == told(answer, "user", "nodes", "gpus", "gpu_seconds")
-    assert ["1 process of bob on n2 said to be of this job, and is left out"] == answer["data_gaps"]
+    assert ["Ignored 1 process of bob on n2 that claims this job's ID"] == answer["data_gaps"]
     lab.fill(range(600, 1200, 5), Held(10, user="root", job="slurm:1"), node=2, values={"0": BUSY})
     assert 2 == (await lab.job("1", now=1200))["gpus"]
 
@@ -211,11 +212,11 @@ async def test_a_user_whose_name_is_not_known_everywhere(lab: Lab) -> None:
     job = given("0", number="slurm:1", uid=1001)
     lab.fill(range(0, 600, 5), ADA._replace(user=None), jobs=(job,), values={"0": BUSY})
     assert (600.0, []) == told(await lab.job("1", now=600), "gpu_seconds", "data_gaps")
-    assert not Who("ada", 1001).is_other(Who(None, 1001))
-    assert not Who("ada", 1001).is_other(Who("ada@site", 1001))
-    assert not Who("ada", 1001).is_other(Who("ada"))
-    assert Who("ada", 1001).is_other(Who("ada", 1002))
-    assert not Who("ada").is_other(Who())
+    assert not User("ada", 1001).differs(User(None, 1001))
+    assert not User("ada", 1001).differs(User("ada@site", 1001))
+    assert not User("ada", 1001).differs(User("ada"))
+    assert User("ada", 1001).differs(User("ada", 1002))
+    assert not User("ada").differs(User())
 
 
 async def test_a_number_that_was_given_twice(lab: Lab) -> None:
@@ -233,7 +234,9 @@ async def test_a_number_that_was_given_twice(lab: Lab) -> None:
     older = await lab.job("1", now=day + 700, end=day - 1)
 
     assert ("bob", "of_bob", BEGIN + day, 600.0) == told(newer, "user", "name", "from", "gpu_seconds")
-    assert newer["data_gaps"][0].startswith("ada had a job of that name, too, on n1 from 2027-01-15T08:00")
+    assert newer["data_gaps"][0].startswith(
+        "Left out a job of ada that has the same name, on n1 since 2027-01-15T08:00"
+    )
     assert ("ada", "of_ada", BEGIN, 600.0) == told(older, "user", "name", "from", "gpu_seconds")
 
 
@@ -303,7 +306,7 @@ async def test_tables_of_processes_that_are_gone(lab: Lab, monkeypatch: pytest.M
     assert (900.0, 0.0, 0) == told(answer, "gpu_seconds", "unused_seconds", "untouched_gpus")
     assert ["used", None] == [row["use"] for row in answer["gpu_rows"]]
     assert [
-        "which processes were on GPUs is not known for 45:00, and what they had then is in no figure of: n1:0, n1:1"
+        "Which processes were on GPUs is unknown for 45:00; their GPU time then is missing on: n1:0, n1:1"
     ] == answer["data_gaps"]
     assert [] == answer["findings"]
     short = await lab.job("1", now=3600, start=600, end=630)
@@ -311,7 +314,7 @@ async def test_tables_of_processes_that_are_gone(lab: Lab, monkeypatch: pytest.M
         [row["unused_seconds"] for row in short["gpu_rows"]],
         short["untouched_gpus"],
     )
-    assert "is not known for 30s" in short["data_gaps"][-1]
+    assert "is unknown for 30s" in short["data_gaps"][-1]
 
 
 async def test_what_is_elsewhere_and_cannot_be_had_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,126 +14,20 @@ from hypothesis import strategies as st
 
 from gpulse.export import job_words as words
 from gpulse.export.job_page import page
+from gpulse.reports.job_report import JobReport
 from gpulse.terminal.job import job_lines
 from gpulse.terminal.table import painter, width_of
+from tests.unit.job_documents import BEGIN, finding_document, gpu_document, job_document, read
 
-BEGIN = 1_800_000_000.0
 HOSTILE = "\x1b]0;x\x07<script>alert(1)</script>\n\u202e\"'&"
 
 
-def figure(mean: float, peak: float) -> dict[str, Any]:
-    """A metric."""
-    return {"unit": "", "mean": mean, "max": peak}
-
-
-def gpu(number: int, **more: Any) -> dict[str, Any]:
-    """A row of a GPU."""
-    return {
-        "node": "n1",
-        "gpu": str(number),
-        "uuid": f"GPU-{number}",
-        "model": "NVIDIA H200",
-        "use": "used",
-        "shared": False,
-        "memory_total_bytes": 140 << 30,
-        "allocated_seconds": 7200.0,
-        "unused_seconds": 0.0,
-        "gpu_seconds": 7200.0,
-        "held_seconds": 7200.0,
-        "known_seconds": 7200.0,
-        "idle_seconds": 360.0,
-        "utilization_mean": 0.83,
-        "energy_joules": 3.6e6,
-        "memory_bytes_max": 71 << 30,
-        "metrics": {"power_watts": figure(500.0, 700.0), "memory_used_bytes": figure(60 << 30, 71 << 30)},
-        **more,
-    }
-
-
-def finding(label: str | None, **more: Any) -> dict[str, Any]:
-    """A finding."""
-    return {
-        "node": "n1",
-        "gpu": 0,
-        "label": label,
-        "id": "input_io_bound",
-        "severity": "high",
-        "summary": "GPU waits 40% of the time",
-        "from": BEGIN + 60,
-        "to": BEGIN + 660,
-        "times": 2,
-        "active_seconds": 300.0,
-        "advice": [{"do": "cache the data", "why": "it is read again", "confirm": "see"}],
-        **more,
-    }
-
-
-def report(**more: Any) -> dict[str, Any]:
+def report(**more: Any) -> JobReport:
     """A report about a job."""
-    untouched = gpu(
-        2,
-        use="untouched",
-        gpu_seconds=0.0,
-        held_seconds=0.0,
-        known_seconds=0.0,
-        idle_seconds=None,
-        utilization_mean=None,
-        energy_joules=None,
-    )
-    return {
-        "job": "slurm:4711",
-        "kind": "job",
-        "state": "ended",
-        "to_now": False,
-        "name": "llama",
-        "user": "ada",
-        "partition": "gpu",
-        "account": None,
-        "program": "python3 train.py",
-        "from": BEGIN,
-        "to": BEGIN + 7200,
-        "nodes": ["n1"],
-        "gpus": 3,
-        "processes": 2,
-        "allocated_seconds": 21600.0,
-        "unused_seconds": 7200.0,
-        "untouched_gpus": 1,
-        "gpu_seconds": 14400.0,
-        "held_seconds": 14400.0,
-        "known_seconds": 14400.0,
-        "idle_seconds": 720.0,
-        "utilization_mean": 0.83,
-        "energy_joules": 7.2e6,
-        "memory_bytes_max": 71 << 30,
-        "metrics": {
-            "gpu_utilization_ratio": figure(0.8, 1.0),
-            "tensor_active_ratio": figure(0.31, 0.5),
-            "memory_used_bytes": figure(60 << 30, 71 << 30),
-            "power_watts": figure(500.0, 700.0),
-        },
-        "cluster": {
-            "gpu_seconds": 1e6,
-            "known_seconds": 1e6,
-            "idle_seconds": 120_000.0,
-            "utilization_mean": 0.61,
-            "power_watts_mean": 410.0,
-        },
-        "findings": [finding("0"), finding("1", active_seconds=600.0, summary="GPU waits 50% of the time")],
-        "gpu_rows": [gpu(0), gpu(1), untouched],
-        "missing_seconds": 0.0,
-        "missing": [],
-        "data_gaps": ["nothing is known of n1 for a while"],
-        "series": {
-            "step": 1800.0,
-            "times": [BEGIN + 1800 * place for place in range(4)],
-            "metrics": {"gpu_utilization_ratio": [0.8, None, 0.9, 0.0], "power_watts": [1.0, 2.0, 3.0, 4.0]},
-            "gpus": [{"node": "n1", "gpu": "0", "uuid": "GPU-0", "values": [0.8, None, 0.9, 0.0]}],
-        },
-        **more,
-    }
+    return read(job_document(**more))
 
 
-def shown(document: dict[str, Any], width: int = 120) -> str:
+def shown(document: JobReport, width: int = 120) -> str:
     """The text on a terminal without colours."""
     return "\n".join(job_lines(document, width, painter(color=False)))
 
@@ -202,7 +96,7 @@ def test_the_line() -> None:
 @given(st.text(max_size=400), st.text(max_size=400))
 def test_the_line_is_one_short_line_whatever_people_call_their_jobs(job: str, user: str) -> None:
     """It goes into other people's files."""
-    line = words.line(report(job=job, user=user, findings=[finding(None, id=job)]))
+    line = words.line(report(job=job, user=user, findings=[finding_document(None, id=job)]))
     assert len(line) < 200
     assert line.isprintable()
 
@@ -249,7 +143,11 @@ def test_what_is_unknown_is_not_zero() -> None:
             "untouched_gpus",
         )
     )
-    empty = report(**nothing, metrics={}, gpu_rows=[], cluster={}, findings=[], gpus=0, series=None)
+    cluster = {
+        **job_document()["cluster"],
+        **dict.fromkeys(("idle_seconds", "utilization_mean", "power_watts_mean")),
+    }
+    empty = report(**nothing, metrics={}, gpu_rows=[], cluster=cluster, findings=[], gpus=0, series=None)
     text = shown(empty)
     assert "held but idle  -" in text
     assert "energy         -" in text
@@ -286,7 +184,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def read(text: str) -> Reader:
+def read_page(text: str) -> Reader:
     """A page taken apart; every tag is closed."""
     reader = Reader()
     reader.feed(text)
@@ -298,7 +196,7 @@ def read(text: str) -> Reader:
 def test_the_page_needs_nothing_else() -> None:
     """No script, no link, no picture from elsewhere; curves and the map are in it."""
     text = page(report())
-    reader = read(text)
+    reader = read_page(text)
     assert not reader.tags & {"script", "link", "img", "iframe", "a", "image", "use"}
     assert not reader.attributes & {"src", "href", "xlink:href", "onload"}
     assert "http" not in text
@@ -312,17 +210,24 @@ def test_the_page_needs_nothing_else() -> None:
 def test_foreign_text_is_harmless() -> None:
     """Whatever people call their jobs, users, nodes and programs: no markup, no escape sequence, no new line."""
     foreign = dict.fromkeys(("job", "name", "user", "program", "partition", "account"), HOSTILE)
-    rows = [gpu(0, node=HOSTILE, gpu=HOSTILE, model=HOSTILE, use=HOSTILE)]
+    rows = [gpu_document(0, node=HOSTILE, gpu=HOSTILE, model=HOSTILE)]
     found = [
-        finding(
-            HOSTILE, node=HOSTILE, id=HOSTILE, summary=HOSTILE, severity=HOSTILE, advice=[{"do": HOSTILE}]
+        finding_document(
+            HOSTILE,
+            node=HOSTILE,
+            id=HOSTILE,
+            summary=HOSTILE,
+            advice=[dict.fromkeys(("do", "why", "confirm"), HOSTILE)],
         )
     ]
-    series = {**report()["series"], "gpus": [{"node": HOSTILE, "gpu": HOSTILE, "values": [0.1, 0.2]}]}
+    series = {
+        **job_document()["series"],
+        "gpus": [{"node": HOSTILE, "gpu": HOSTILE, "uuid": HOSTILE, "values": [0.1, 0.2]}],
+    }
     hostile = report(
         **foreign, nodes=[HOSTILE], gpu_rows=rows, findings=found, data_gaps=[HOSTILE], series=series
     )
-    assert "script" not in read(page(hostile)).tags
+    assert "script" not in read_page(page(hostile)).tags
     text = shown(hostile)
     assert all(line.isprintable() for line in text.splitlines())
     assert not re.search("[\x1b\x07\u202e]", text)
@@ -331,7 +236,10 @@ def test_foreign_text_is_harmless() -> None:
 def test_gaps_break_curves_and_the_map() -> None:
     """A step without a value is bridged, unless the report says that data is missing there."""
     values = [0.8, None, 0.8, 0.0]
-    series = {**report()["series"], "gpus": [{"node": "n1", "gpu": "0", "values": values}]}
+    series = {
+        **job_document()["series"],
+        "gpus": [{"node": "n1", "gpu": "0", "uuid": "GPU-0", "values": values}],
+    }
     bridged = page(report(series=series))
     gap = {"node": "n1", "from": BEGIN + 1800, "to": BEGIN + 3600}
     broken = page(report(series=series, missing=[gap]))
@@ -342,7 +250,7 @@ def test_gaps_break_curves_and_the_map() -> None:
 
 def test_many_gpus_are_cut_off() -> None:
     """A page or a terminal is for people."""
-    rows = [gpu(number) for number in range(600)]
+    rows = [gpu_document(number) for number in range(600)]
     assert "and 472 more" in shown(report(gpu_rows=rows, gpus=600))
     assert "and 88 more" in page(report(gpu_rows=rows, gpus=600))
 

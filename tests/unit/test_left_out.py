@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.errors import DiskError, GpulseError
-from gpulse.reports.document import Document
-from gpulse.reports.past import Past
 from gpulse.store.federated import FederatedStore
 from gpulse.store.incomplete import left_out, noticing
 from gpulse.store.registry import Register
@@ -47,22 +45,20 @@ class Joined:
         self.engine, self.tables, self.now = Silent(), Silent(), NOW
         elsewhere: Any = self.engine, self.tables
         store = FederatedStore(lab.archive, *elsewhere, now=lambda: self.now)
-        exports = Exports(store, str(directory), now=lambda: NOW)
-        register = Register(store.nodes().values())
-        self._past = Past(store, register, exports.gpus, lambda: 5.0)
+        self._reports = ReportRunner(store, Register(store.nodes().values()), lambda: 5.0)
 
-    async def answers(self) -> dict[str, Document]:
+    async def answers(self) -> dict[str, Any]:
         """To each question."""
         span: dict[str, Any] = {"start": float(BEGIN), "end": NOW, "nodes": ()}
         asked: dict[str, Any] = {**span, "gpus": ()}
         chart: dict[str, Any] = {**asked, "points": 10, "spread": False}
         point: dict[str, Any] = {**asked, "step": 60.0, "statistic": "mean"}
         return {
-            "usage": await self._past.usage(by="user", users=(), **span),
-            "processes": await self._past.processes(users=(), jobs=(), **asked),
-            "process history": await self._past.history(metrics=["sm_ratio"], scope="process", **chart),
-            "history": await self._past.history(metrics=["power_watts"], scope="gpu", **chart),
-            "query": await self._past.query(metric="power_watts", scope="gpu", **point),
+            "usage": await self._reports.usage(by="user", users=(), **span),
+            "processes": await self._reports.processes(users=(), jobs=(), **asked),
+            "process history": await self._reports.history(metrics=["sm_ratio"], scope="process", **chart),
+            "history": await self._reports.history(metrics=["power_watts"], scope="gpu", **chart),
+            "query": await self._reports.query(metric="power_watts", scope="gpu", **point),
         }
 
 
@@ -75,7 +71,7 @@ def joined(tmp_path: Path) -> Iterator[Joined]:
 
 async def lacking(joined: Joined) -> dict[str, list[str]]:
     """What is missing from which answers."""
-    return {name: answer["incomplete"] for name, answer in (await joined.answers()).items()}
+    return {name: answer.incomplete for name, answer in (await joined.answers()).items()}
 
 
 async def test_answers_say_what_they_lack(joined: Joined) -> None:

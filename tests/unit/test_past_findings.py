@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -12,18 +13,15 @@ import pytest
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.diagnosis.rules.node import node_lost, node_missing
 from gpulse.errors import RefusedError
-from gpulse.model.finding_span import MAX_GAP_SECONDS, MAX_SILENCE_SECONDS, FindingSpan
-from gpulse.reports import events
-from gpulse.reports.document import Document
-from gpulse.reports.events import Happened
-from gpulse.reports.findings import described
+from gpulse.model.finding import Evidence, Finding, from_document
+from gpulse.model.finding_span import MAX_GAP_SECONDS, MAX_SILENCE_SECONDS
+from gpulse.reports import events, findings
 from gpulse.store.entry import Entry
 from gpulse.store.metadata.metadata import Metadata, Step
-from gpulse.store.registry import Register
-from gpulse.store.store import StoredEvent, StoredFinding
+from gpulse.store.store import StoredEvent
 from tests.queries import query
 from tests.unit.books import frame_events
-from tests.unit.past_lab import BEGIN, Lab
+from tests.unit.past_lab import BEGIN, Document, Lab, as_json
 
 DAY = 86_400
 
@@ -54,7 +52,6 @@ class Story:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self._archive = lab.archive
-        self._happened = Happened(lab.archive, Register(lab.archive.nodes().values()), lab.past.node_ids)
 
     def tell(self, *events: StoredEvent) -> None:
         """These happen, seconds after the beginning."""
@@ -69,10 +66,8 @@ class Story:
 
     async def ask(self, start: float, end: float | None, *nodes: str, now: float) -> Document:
         """Findings over time."""
-        until = None if end is None else BEGIN + end
-        return await self._happened.finding_spans(
-            start=BEGIN + start, end=until, nodes=nodes, now=BEGIN + now
-        )
+        until = BEGIN + (now if end is None else end)
+        return as_json(await self._lab.reports.finding_spans(start=BEGIN + start, end=until, nodes=nodes))
 
     def held(self) -> list[tuple[str, float, float | None]]:
         """Which finding held from when to when."""
@@ -82,7 +77,7 @@ class Story:
         """These fields of every finding, and from when to when it held."""
         return [
             (
-                *(one.finding[name] for name in names),
+                *(getattr(one.finding, name) for name in names),
                 one.span.start - BEGIN,
                 one.span.end and one.span.end - BEGIN,
             )
@@ -99,7 +94,8 @@ class Story:
 
     async def events(self, start: float, end: float) -> Document:
         """What happened."""
-        return await self._happened.events(start=BEGIN + start, end=BEGIN + end, kinds=(), nodes=())
+        answer = await self._lab.reports.events(start=BEGIN + start, end=BEGIN + end, kinds=(), nodes=())
+        return as_json(answer)
 
 
 @pytest.fixture
@@ -258,17 +254,23 @@ async def test_a_node_that_is_missing_is_a_finding(story: Story) -> None:
 
 
 def test_odd_fields_become_unknown() -> None:
-    """The answer is always of the same form."""
+    """A finding is always of the same form, whatever an agent of another version reported."""
     odd: dict[str, Any] = {
         "id": "x", "label": 3, "gpu": True, "severity": None, "summary": 5, "lost_ratio": "1", "confidence": True,
         "pids": [1, "2", True], "evidence": [1, {}], "advice": {}, "url": 1, "family": [], "cause": 4,
     }  # fmt: skip
 
-    assert {
-        "node": "n1", "gpu": None, "label": None, "id": "x", "family": None, "severity": "info", "summary": "",
-        "lost_ratio": None, "confidence": None, "pids": [1], "from": 10, "to": 99.0, "evidence": [{}], "advice": [],
-        "url": None, "cause": None,
-    } == described(StoredFinding(1, FindingSpan(10, 90, 99.0), odd), "n1")  # fmt: skip
+    found = from_document(odd)
+    assert math.isnan(found.confidence)
+    assert Finding("x", None, "info", 0.0, "", pids=(1,)) == found._replace(confidence=0.0)
+
+
+def test_a_finding_survives_being_stored() -> None:
+    """All of its fields are there again."""
+    whole = node_lost("n1", 100.0, 130.0, was_stopped=False)._replace(
+        gpu=0, label="0", evidence=(Evidence("power", "mean", 1.0, ">", 0.5),), counter_evidence=(), cause="x"
+    )
+    assert whole == from_document(whole.to_dict())
 
 
 async def test_one_finding_is_the_same_in_every_range(story: Story) -> None:
@@ -295,7 +297,7 @@ async def test_many_spans_are_too_many(story: Story, monkeypatch: pytest.MonkeyP
     """The newest are told, and that there are more."""
     story.tell(*(told(time, finding(str(time))) for time in range(30, 600, 30)))
     whole = await story.ask(0, 600, now=600)
-    monkeypatch.setattr(events, "_MAX_FINDINGS", 3)
+    monkeypatch.setattr(findings, "_MAX_FINDINGS", 3)
     part = await story.ask(0, 600, now=600)
 
     assert (False, True) == (whole["truncated"], part["truncated"])
@@ -304,7 +306,7 @@ async def test_many_spans_are_too_many(story: Story, monkeypatch: pytest.MonkeyP
 
 async def test_the_newest_events(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only as many as are told are read, oldest first; that there are more is said when there are."""
-    monkeypatch.setattr(events, "_MOST_EVENTS", 3)
+    monkeypatch.setattr(events, "_MAX_EVENTS", 3)
     story.tell(*(happens(time, "gap") for time in (10, 20, 30, 40)))
 
     cut, whole = await story.events(0, 100), await story.events(15, 100)

@@ -10,9 +10,8 @@ import pytest
 
 from gpulse.errors import RefusedError
 from gpulse.model.frame import DiskReading, FilesystemReading, HostReading, NetworkReading
-from gpulse.reports.chart import grid
-from gpulse.reports.document import Document
-from tests.unit.past_lab import BEGIN, Held, Lab, check_alike
+from gpulse.reports.grid import make_grid
+from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def lines(answer: Document) -> dict[tuple[str, str, str], list[float | None]]:
 )
 def test_steps_are_round_and_few(seconds: float, points: int, pace: float, step: float) -> None:
     """The shortest round step that gives no more points than wanted, and is no shorter than samples are apart."""
-    moments = grid(BEGIN + 7.5, BEGIN + 7.5 + seconds, points, pace)
+    moments = make_grid(BEGIN + 7.5, BEGIN + 7.5 + seconds, points, pace)
     assert (step, True) == (moments.step, 0 < moments.count <= points)
     assert moments.start <= BEGIN + 7.5 < moments.start + step
     assert moments.times()[-1] < BEGIN + 7.5 + seconds <= moments.times()[-1] + step

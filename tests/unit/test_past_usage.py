@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gpulse.cluster.protocol.usage_file import usage_file
 from gpulse.model.frame import Frame
-from gpulse.reports.document import Document
-from tests.unit.past_lab import BEGIN, Held, Lab, check_alike
+from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
 
 MINUTE = range(0, 60, 5)
 
@@ -265,7 +264,8 @@ async def test_rows_add_up_to_the_time_held(spans: list[list[tuple[int, int]]], 
 async def test_the_file_cannot_become_a_formula(lab: Lab) -> None:
     """Texts that a spreadsheet would carry out begin with an apostrophe; what is unknown is empty."""
     lab.fill(MINUTE, Held(7, user='=cmd|"x"', job="-1"), Held(8, ("1",), user=None, name="@SUM(A1)"))
-    file = usage_file(await lab.usage(start=0, end=60, by="job"))
+    report = await lab.reports.usage(start=float(BEGIN), end=BEGIN + 60.0, by="job", nodes=(), users=())
+    file = usage_file(report)
     lines = b"".join([piece async for piece in file.pieces]).decode().splitlines()
     assert "gpulse-usage-20270115T080000Z-20270115T080100Z.csv" == file.name
     assert 3 == len(lines)

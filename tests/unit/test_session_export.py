@@ -12,12 +12,12 @@ import duckdb
 import numpy as np
 import pytest
 
-from gpulse.errors import ExportCancelledError, UsageError
+from gpulse.errors import ExportCancelledError, RefusedError, UsageError
 from gpulse.export.session.files import create_session_file
-from gpulse.export.session.members import members
 from gpulse.export.session.steps import MOST_STEPS, steps
 from gpulse.export.session.write import FORMATS, SessionExport, write_session
 from gpulse.model.session import Interruption, Session
+from gpulse.store.gpu_choice import choose_gpus
 from gpulse.store.store import StoredEvent, StoredGpu
 from tests.unit.session_store import GIB, START, MemoryStore, gpu, session
 
@@ -296,7 +296,7 @@ def test_choosing_gpus(wanted: tuple[str, ...], expected: list[str]) -> None:
         gpu(2, 3),
     ]
 
-    found = members(session(gpus=wanted), known)
+    found = choose_gpus(known, (), wanted)
 
     assert expected == [f"{one.node_name}:{one.label}" for one in found]
 
@@ -313,8 +313,8 @@ def test_choosing_gpus(wanted: tuple[str, ...], expected: list[str]) -> None:
 )
 def test_names_that_match_nothing(changes: dict[str, Any], message: str) -> None:
     """Are refused, with what there is."""
-    with pytest.raises(UsageError, match=message) as refused:
-        members(session(**changes), [gpu(1, 0), gpu(2, 0)])
+    with pytest.raises(RefusedError, match=message) as refused:
+        choose_gpus([gpu(1, 0), gpu(2, 0)], changes.get("nodes", ()), changes.get("gpus", ()))
 
     assert "there are" in (refused.value.hint or "")
 

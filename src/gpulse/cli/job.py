@@ -16,6 +16,7 @@ from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
     from gpulse.reports.document import Document
+    from gpulse.reports.job_report import JobReport
 
 _POINTS = 240
 """Moments of the page's curves."""
@@ -114,12 +115,16 @@ def command(
         "to": end,
         "points": None if page is None else _POINTS,
     }
-    report = _asked(target.taken(given), {name: value for name, value in asked.items() if value is not None})
+    answer = _asked(target.taken(given), {name: value for name, value in asked.items() if value is not None})
+    if as_json and page is None:
+        shell.write(json.dumps(answer, indent=2))
+        return
+    report = _read(answer)
     if page is not None and str(page) == remote.STDOUT:
         shell.write(_page(report).rstrip("\n"))
         return
     if as_json:
-        shell.write(json.dumps(report, indent=2))
+        shell.write(json.dumps(answer, indent=2))
     else:
         shell.write(_text(report, as_line=as_line, no_color=no_color))
     if page is not None:
@@ -139,6 +144,25 @@ def _asked(chosen: target.Target, body: Document) -> Document:
             raise
 
 
+def _read(answer: Document) -> JobReport:
+    """Return the head's answer as a report.
+
+    Raises:
+        GpulseError: It is not one.
+    """
+    import msgspec  # noqa: PLC0415  --help needs none of it
+
+    from gpulse.reports.job_report import JobReport  # noqa: PLC0415
+
+    try:
+        return msgspec.convert(answer, JobReport)
+    except msgspec.ValidationError as error:
+        raise GpulseError(
+            f"the head's answer is not a report that this version can read: {f.plain(str(error))}",
+            hint="use the same version of gpulse here and on the head; --json prints the answer as it is",
+        ) from error
+
+
 def _meant(job: str | None, session: str | None, pid: int | None) -> tuple[str, str | None]:
     """The word to ask for, and what it is."""
     given = [word for word in (job, session, pid) if word is not None]
@@ -152,7 +176,7 @@ def _meant(job: str | None, session: str | None, pid: int | None) -> tuple[str, 
     return (str(pid), "process") if job is None else (job, None)
 
 
-def _text(report: Document, *, as_line: bool, no_color: bool) -> str:
+def _text(report: JobReport, *, as_line: bool, no_color: bool) -> str:
     from gpulse.export.job_words import line  # noqa: PLC0415  --help needs none of it
     from gpulse.terminal.job import job_lines  # noqa: PLC0415
 
@@ -161,7 +185,7 @@ def _text(report: Document, *, as_line: bool, no_color: bool) -> str:
     return "\n".join(job_lines(report, shell.width(), shell.paint(no_color=no_color)))
 
 
-def _page(report: Document) -> str:
+def _page(report: JobReport) -> str:
     from gpulse.export.job_page import page  # noqa: PLC0415  only pages need it
 
     return page(report)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
 
 from gpulse.export import job_words as words
 from gpulse.export.curves import (
@@ -23,27 +22,25 @@ from gpulse.export.curves import (
     time_ticks,
 )
 from gpulse.export.page import svg
-from gpulse.model.finding_group import grouped
 from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.units import long_size, rate, share, watts
+from gpulse.reports.job_report import JobGap, JobReport
+from gpulse.reports.job_series import JobSeries
 
-Document = Mapping[str, Any]
 Values = Sequence[float | None]
-Gap = tuple[str, float, float]
-"""A node, and from when to when nothing is known of it."""
 
 LEVELS = 11
 """Shades of the map: 0 for idle, then tenths; the page has a class `uN` for each."""
-_MOST_MARKS = 12
+_MAX_MARKS = 12
 _WIDE, _LEFT, _RIGHT, _ROW = 1200, 84, 44, 16
 """As wide as the curves above the map, so that moments stand under one another."""
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def severity_color(severity: object) -> str:
-    """The colour of a severity, of whatever is none the least."""
+def severity_color(severity: str) -> str:
+    """Return the colour of a severity; of anything else that of `info`."""
     known = {str(name): color for name, color in SEVERITY_COLORS.items()}
-    return known.get(str(severity), SEVERITY_COLORS["info"])
+    return known.get(severity, SEVERITY_COLORS["info"])
 
 
 def safe(text: object) -> str:
@@ -51,32 +48,25 @@ def safe(text: object) -> str:
     return escape(printable(str(text)))
 
 
-def over_time(report: Document) -> Iterator[str]:
-    """The section of a page; nothing when nothing is told over time."""
-    series = report.get("series") or {}
-    times = [moment for one in series.get("times") or () if (moment := words.number(one)) is not None]
-    step = words.number(series.get("step")) or 0.0
-    if len(times) < 2 or step <= 0:
+def over_time(report: JobReport) -> Iterator[str]:
+    """Yield the section of a page; nothing when the report has no series."""
+    series = report.series
+    if series is None or len(series.times) < 2 or series.step <= 0:
         return
-    metrics = series.get("metrics") or {}
-    start = words.number(report.get("from")) or times[0]
-    end = max(words.number(report.get("to")) or 0.0, start + step)
-    gaps = [_gap(one) for one in report.get("missing") or ()]
-    panels = tuple(
-        panel for panel in _panels(metrics, [one + step / 2 for one in times], gaps, report) if panel.curves
-    )
+    start, end = report.start, max(report.end, report.start + series.step)
+    panels = tuple(panel for panel in _panels(series, report) if panel.curves)
     yield "<h2>Over time</h2>"
     if panels:
         yield '<p class="quiet">The mean of its GPUs; those that were never touched are left out.</p>'
         yield from svg(Chart("", panels, tuple(_marks(report, start, end)), start, end))
-    yield from _map(series.get("gpus") or (), times, step, (start, end), gaps)
+    yield from _map(series, (start, end), report.missing)
 
 
-def _panels(
-    metrics: Mapping[str, Values], times: Sequence[float], gaps: Sequence[Gap], report: Document
-) -> Iterator[Panel]:
+def _panels(series: JobSeries, report: JobReport) -> Iterator[Panel]:
+    middles = [one + series.step / 2 for one in series.times]
+
     def curve(name: str, label: str, color: str, whole: float = 1.0) -> Curve:
-        return Curve(label, color, _runs(times, metrics.get(name) or (), whole, gaps))
+        return Curve(label, color, _runs(middles, series.metrics.get(name) or (), whole, report.missing))
 
     def known(*curves: Curve) -> tuple[Curve, ...]:
         return tuple(one for one in curves if one.runs)
@@ -104,28 +94,22 @@ def _panels(
     yield scaled("PCIe of a GPU", copies, rate, least=1e6)
 
 
-def _memory_total(report: Document) -> float | None:
-    """The memory of its GPUs, where all have as much."""
-    totals = {words.number(row.get("memory_total_bytes")) for row in report.get("gpu_rows") or ()}
+def _memory_total(report: JobReport) -> float | None:
+    """Return the memory of its GPUs, where all have the same."""
+    totals = {row.memory_total_bytes for row in report.gpu_rows}
     return totals.pop() if len(totals) == 1 else None
 
 
-def _gap(missing: Document) -> Gap:
-    start, end = (words.number(missing.get(name)) or 0.0 for name in ("from", "to"))
-    return str(missing.get("node")), start, end
-
-
-def _is_missing(moment: float, gaps: Sequence[Gap]) -> bool:
-    """Whether something is missing then; else a step without a value is only shorter than the samples' pace."""
-    return any(start <= moment < end for _, start, end in gaps)
+def _is_missing(moment: float, gaps: Sequence[JobGap]) -> bool:
+    """Return whether data is missing then; otherwise a step without a value is only shorter than the interval."""
+    return any(gap.start <= moment < gap.end for gap in gaps)
 
 
 def _runs(
-    times: Sequence[float], values: Values, whole: float, gaps: Sequence[Gap]
+    times: Sequence[float], values: Values, whole: float, gaps: Sequence[JobGap]
 ) -> tuple[tuple[Point, ...], ...]:
     runs: list[list[Point]] = [[]]
-    for moment, raw in zip(times, values, strict=False):
-        value = words.number(raw)
+    for moment, value in zip(times, values, strict=False):
         if value is not None:
             runs[-1].append((moment, value / whole))
         elif _is_missing(moment, gaps):
@@ -133,16 +117,15 @@ def _runs(
     return tuple(tuple(run) for run in runs if run)
 
 
-def _marks(report: Document, start: float, end: float) -> Iterator[Mark]:
-    """From the first to the last moment of each kind of finding."""
-    told = [finding for finding in report.get("findings") or () if finding.get("node") is not None]
-    for group in grouped(told)[:_MOST_MARKS]:
-        found = group.members
-        begin = min(words.number(one.get("from")) or start for one in found)
-        ends = [end if (last := words.number(one.get("to"))) is None else last for one in found]
+def _marks(report: JobReport, start: float, end: float) -> Iterator[Mark]:
+    """Yield a mark for each kind of finding, from its first to its last moment."""
+    of_nodes = [finding for finding in report.findings if finding.node is not None]
+    for group in words.group_findings(of_nodes)[:_MAX_MARKS]:
+        begin = min(one["from"] for one in group.members)
+        ends = [end if one["to"] is None else one["to"] for one in group.members]
         yield Mark(
             words.text(group.id, 60),
-            words.text(group.worst.get("summary"), 300),
+            words.text(group.worst["summary"], 300),
             severity_color(group.severity),
             min(max(begin, start), end),
             min(max(*ends, begin), end),
@@ -150,17 +133,12 @@ def _marks(report: Document, start: float, end: float) -> Iterator[Mark]:
         )
 
 
-def _map(
-    gpus: Sequence[Document],
-    times: Sequence[float],
-    step: float,
-    window: tuple[float, float],
-    gaps: Sequence[Gap],
-) -> Iterator[str]:
-    """A row a GPU, darker where it was busier; nothing where nothing is known."""
+def _map(series: JobSeries, shown: tuple[float, float], gaps: Sequence[JobGap]) -> Iterator[str]:
+    """Yield a row per GPU, darker where it was busier; empty where nothing is known."""
+    gpus, times, step = series.gpus, series.times, series.step
     if not gpus:
         return
-    start, end = window
+    start, end = shown
 
     def x(moment: float) -> float:
         return _LEFT + (_WIDE - _LEFT - _RIGHT) * (min(max(moment, start), end) - start) / (end - start)
@@ -172,9 +150,9 @@ def _map(
         top = place * _ROW
         name = words.gpu_name(gpu)
         yield f'<text x="{_LEFT - 8}" y="{top + 12}" text-anchor="end">{safe(words.text(name, 14))}</text>'
-        own = [gap for gap in gaps if gap[0] == gpu.get("node")]
+        own = [gap for gap in gaps if gap.node == gpu.node]
         silent = [_is_missing(moment + step / 2, own) for moment in times]
-        for level, first, last in _levels(gpu.get("values") or (), silent):
+        for level, first, last in _levels(gpu.values, silent):
             left, right = x(times[first]), x(times[last] + step)
             said = (
                 f"{name} {words.moment(times[first])} to {words.moment(times[last] + step, times[first])}: "
@@ -204,8 +182,7 @@ def _legend() -> Iterator[str]:
 def _levels(values: Values, silent: Sequence[bool]) -> Iterator[tuple[int, int, int]]:
     """Stretches of about the same value: its tenths, its first place, its last."""
     current: tuple[int, int, int] | None = None
-    for place, (raw, is_silent) in enumerate(zip(values, silent, strict=False)):
-        value = words.number(raw)
+    for place, (value, is_silent) in enumerate(zip(values, silent, strict=False)):
         if value is None and not is_silent and current is not None:
             current = current[0], current[1], place
             continue

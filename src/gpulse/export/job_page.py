@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from gpulse.export import job_words as words
 from gpulse.export.job_curves import LEVELS, over_time, safe, severity_color
 from gpulse.model.units import UNKNOWN, energy, share, size, sizes, watts
+from gpulse.reports.job_report import JobGpu, JobReport
 
-Document = Mapping[str, Any]
-
-_MOST_GPUS = 512
+_MAX_GPUS = 512
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --quiet: #59636e; --paper: #ffffff; --line: #d1d9e0; --card: #f6f8fa;
   --c0: #e6e9ec; --c1: #dcebf5; --c2: #c3dff0; --c3: #a5d0e8; --c4: #84bfdf; --c5: #62add4; --c6: #4298c6; --c7: #2683b6; --c8: #116ea4; --c9: #075a8c; --c10: #044870; }
@@ -35,7 +33,7 @@ svg .name { fill: #000; } svg .panel { font-weight: 600; fill: var(--ink); } svg
 """ + "\n".join(f".u{place} {{ fill: var(--c{place}); }}" for place in range(LEVELS))
 
 
-def page(report: Document) -> str:
+def page(report: JobReport) -> str:
     """The whole page. Every text that is not our own is escaped."""
     title = words.headline(report)
     body = [
@@ -47,7 +45,7 @@ def page(report: Document) -> str:
         *over_time(report),
         *_findings(report),
         *_gpus(report),
-        *_untold(report),
+        *_data_gaps(report),
     ]
     return "\n".join(
         [
@@ -62,17 +60,19 @@ def page(report: Document) -> str:
     )
 
 
-def _cards(report: Document) -> Iterator[str]:
-    cluster = report.get("cluster") or {}
-    busy, others = (words.number(one.get("utilization_mean")) for one in (report, cluster))
+def _cards(report: JobReport) -> Iterator[str]:
+    others = report.cluster.utilization_mean
     cards = [
-        (words.gpu_hours(report.get("held_seconds")), "held"),
-        (share(busy), "GPU busy" + ("" if others is None else f", cluster {share(others)}")),
+        (words.gpu_hours(report.held_seconds), "held"),
+        (
+            share(report.utilization_mean),
+            "GPU busy" + ("" if others is None else f", cluster {share(others)}"),
+        ),
         (words.idle_share(report), "of the time held but idle"),
-        (energy(words.number(report.get("energy_joules"))), "energy"),
+        (energy(report.energy_joules), "energy"),
     ]
-    if report.get("untouched_gpus") is not None:
-        cards.append((str(report["untouched_gpus"]), "GPUs never touched"))
+    if report.untouched_gpus is not None:
+        cards.append((str(report.untouched_gpus), "GPUs never touched"))
     yield '<div class="cards">'
     yield from (
         f'<div class="card"><b>{safe(said)}</b><span>{safe(what)}</span></div>' for said, what in cards
@@ -80,13 +80,13 @@ def _cards(report: Document) -> Iterator[str]:
     yield "</div>"
 
 
-def _facts(report: Document) -> Iterator[str]:
+def _facts(report: JobReport) -> Iterator[str]:
     yield "<dl>"
     yield from (f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in words.facts(report))
     yield "</dl>"
 
 
-def _metrics(report: Document) -> Iterator[str]:
+def _metrics(report: JobReport) -> Iterator[str]:
     rows = words.measured(report)
     if rows:
         yield "<h2>What the GPUs did</h2>"
@@ -116,11 +116,11 @@ def _table(heads: Sequence[str], rows: Iterator[Sequence[str]], left: int = 1) -
     yield "</tbody></table></div>"
 
 
-def _findings(report: Document) -> Iterator[str]:
-    told = words.findings(report)
-    if told:
+def _findings(report: JobReport) -> Iterator[str]:
+    found = words.findings(report)
+    if found:
         yield "<h2>Findings</h2>"
-    for finding in told:
+    for finding in found:
         place = f"{finding.places}: " if finding.places else ""
         yield (
             f'<h3><span class="badge" style="background:{severity_color(finding.severity)}">{safe(finding.severity)}</span> '
@@ -130,13 +130,13 @@ def _findings(report: Document) -> Iterator[str]:
         if finding.advice:
             yield "<ul>"
             for advice in finding.advice:
-                do, why = (words.text(advice.get(name) or "", 400) for name in ("do", "why"))
+                do, why = (words.text(part, 400) for part in advice)
                 yield f'<li>{safe(do)}<br><span class="quiet">Why: {safe(why)}.</span></li>'
             yield "</ul>"
 
 
-def _gpus(report: Document) -> Iterator[str]:
-    rows = list(report.get("gpu_rows") or ())
+def _gpus(report: JobReport) -> Iterator[str]:
+    rows = report.gpu_rows
     if not rows:
         return
     yield "<h2>GPUs</h2>"
@@ -156,38 +156,32 @@ def _gpus(report: Document) -> Iterator[str]:
         "peak",
         "energy",
     )
-    yield from _table(heads, (_cells(row) for row in rows[:_MOST_GPUS]), left=3)
-    more = words.number(report.get("gpus")) or 0
-    if more > _MOST_GPUS:
-        yield f'<p class="quiet">and {more - _MOST_GPUS:.0f} more</p>'
+    yield from _table(heads, (_cells(row) for row in rows[:_MAX_GPUS]), left=3)
+    if report.gpus > _MAX_GPUS:
+        yield f'<p class="quiet">and {report.gpus - _MAX_GPUS} more</p>'
 
 
-def _cells(row: Document) -> list[str]:
-    metrics = row.get("metrics") or {}
-
-    def figure(name: str, part: str = "mean") -> float | None:
-        return words.number((metrics.get(name) or {}).get(part))
-
-    used, total = figure("memory_used_bytes", "max"), words.number(row.get("memory_total_bytes"))
-    use = str(row.get("use") or "")
+def _cells(row: JobGpu) -> list[str]:
+    used, total = row.peak("memory_used_bytes"), row.memory_total_bytes
+    use = row.use or ""
     return [
         words.gpu_name(row),
-        words.text(row.get("model") or UNKNOWN, 40),
-        "shared" if use == "used" and row.get("shared") else "" if use == "used" else use,
-        words.span_hours(row.get("allocated_seconds")),
-        words.span_hours(row.get("held_seconds")),
-        words.span_hours(row.get("idle_seconds")),
-        share(words.number(row.get("utilization_mean"))),
-        *(share(figure(name)) for name in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")),
+        words.text(row.model or UNKNOWN, 40),
+        "shared" if use == "used" and row.shared else "" if use == "used" else use,
+        words.span_hours(row.allocated_seconds),
+        words.span_hours(row.held_seconds),
+        words.span_hours(row.idle_seconds),
+        share(row.utilization_mean),
+        *(share(row.mean(name)) for name in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")),
         size(used) if total is None else sizes(used, total),
-        watts(figure("power_watts")),
-        watts(figure("power_watts", "max")),
-        energy(words.number(row.get("energy_joules"))),
+        watts(row.mean("power_watts")),
+        watts(row.peak("power_watts")),
+        energy(row.energy_joules),
     ]
 
 
-def _untold(report: Document) -> Iterator[str]:
-    gaps = words.untold(report)
+def _data_gaps(report: JobReport) -> Iterator[str]:
+    gaps = words.data_gaps(report)
     if gaps:
         yield "<h2>What is not known</h2><ul>"
         yield from (f"<li>{safe(gap)}</li>" for gap in gaps)

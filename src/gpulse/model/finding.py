@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 Family = Literal[
     "input", "host", "gpu_use", "memory", "copy", "stall", "contention", "clocks", "link", "fault", "network"
@@ -20,6 +21,8 @@ FindingKey = tuple[str, str | None, str]
 """Id, label of the GPU and cause: what makes two reports of a node reports of the same finding."""
 
 _MAX_CAUSE_CHARACTERS = 64
+_FAMILIES = frozenset(get_args(Family))
+_Kind = TypeVar("_Kind")
 
 
 class Evidence(NamedTuple):
@@ -58,9 +61,11 @@ class Finding(NamedTuple):
     """One verdict about one GPU, or about the node when `gpu` is None."""
 
     id: str
-    family: Family
+    family: Family | None
+    """None when an agent did not report it, or reported one that is unknown here."""
     severity: Severity
     confidence: float
+    """0 to 1; NaN when an agent did not report it."""
     summary: str
     """One sentence with the number in it."""
     gpu: int | None = None
@@ -81,7 +86,7 @@ class Finding(NamedTuple):
     @property
     def key(self) -> FindingKey:
         """What makes another report of the node one of the same finding."""
-        return self.id, self.label, self.cause or ""
+        return self.id, self.label, (self.cause or "")[:_MAX_CAUSE_CHARACTERS]
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as JSON types."""
@@ -89,7 +94,7 @@ class Finding(NamedTuple):
             "id": self.id,
             "family": self.family,
             "severity": self.severity,
-            "confidence": self.confidence,
+            "confidence": None if math.isnan(self.confidence) else self.confidence,
             "summary": self.summary,
             "gpu": self.gpu,
             "label": self.label,
@@ -114,6 +119,57 @@ def finding_key(document: Mapping[str, Any]) -> FindingKey:
         None if label is None else str(label),
         str(cause or "")[:_MAX_CAUSE_CHARACTERS],
     )
+
+
+def from_document(document: Mapping[str, Any]) -> Finding:
+    """Return the finding that a JSON document describes; fields of another type than expected count as unknown."""
+    family, severity = document.get("family"), document.get("severity")
+    return Finding(
+        id=str(document.get("id")),
+        family=cast("Family", family) if _typed(str, family) in _FAMILIES else None,
+        severity=cast("Severity", severity) if severity in SEVERITIES else "info",
+        confidence=math.nan if (sure := _number(document.get("confidence"))) is None else sure,
+        summary=_typed(str, document.get("summary")) or "",
+        gpu=_typed(int, document.get("gpu")),
+        label=_typed(str, document.get("label")),
+        pids=tuple(_items(int, document.get("pids"))),
+        lost_ratio=_number(document.get("lost_ratio")),
+        start=_number(document.get("start")),
+        end=_number(document.get("end")),
+        evidence=_evidence(document.get("evidence")),
+        counter_evidence=_evidence(document.get("counter_evidence")),
+        ruled_out=tuple(_items(str, document.get("ruled_out"))),
+        advice=tuple(
+            Advice(*texts)
+            for item in _items(dict, document.get("advice"))
+            if len(texts := _items(str, [item.get(name) for name in Advice._fields])) == len(Advice._fields)
+        ),
+        url=_typed(str, document.get("url")),
+        cause=_typed(str, document.get("cause")),
+    )
+
+
+def _evidence(listed: Any) -> tuple[Evidence, ...]:
+    """Return the pieces of evidence that are complete."""
+    found = []
+    for item in _items(dict, listed):
+        texts = _items(str, [item.get(name) for name in ("signal", "statistic", "comparison")])
+        value, threshold = _number(item.get("value")), _number(item.get("threshold"))
+        if len(texts) == 3 and value is not None and threshold is not None:
+            found.append(Evidence(texts[0], texts[1], value, texts[2], threshold))
+    return tuple(found)
+
+
+def _items(kind: type[_Kind], listed: Any) -> list[_Kind]:
+    return [item for item in listed if _typed(kind, item) is not None] if isinstance(listed, list) else []
+
+
+def _typed(kind: type[_Kind], value: Any) -> _Kind | None:
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class Diagnosis(NamedTuple):

@@ -1,17 +1,17 @@
-"""How well GPUs were used: figures of each GPU in somebody's time, added up, and beside what everybody had."""
+"""How well GPUs were used: figures of each GPU, and of all of them together."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
+
+from msgspec import Struct
 
 from gpulse.model.idleness import IDLE_RATIO
-from gpulse.model.metric import CATALOGUE
-from gpulse.reports.chart import Grid
-from gpulse.reports.document import Document
-from gpulse.reports.occupancy import Spans, Work, within
-from gpulse.reports.owners import Key, Person
-from gpulse.reports.usage import Tally
+from gpulse.reports.gpu_time import GpuKey, GpuTime
+from gpulse.reports.grid import Grid
+from gpulse.reports.occupancy import Spans, Work, overlap_seconds
+from gpulse.reports.process_index import ProcessInfo, ProcessKey
 from gpulse.store.store import Series, Share, StoredGpu
 
 METRICS = (
@@ -24,12 +24,11 @@ METRICS = (
     "pcie_rx_bytes_per_second",
     "pcie_tx_bytes_per_second",
 )
-"""What matters of a GPU."""
+"""The metrics of a GPU that a report has."""
 BUSY_METRICS = ("gpu_utilization_ratio", "sm_active_ratio")
-_DIGITS = 6
+DIGITS = 6
 
-GpuKey = tuple[int, str]
-"""Node and UUID."""
+Use = Literal["used", "untouched", "unattributed"]
 
 
 class Figure(NamedTuple):
@@ -40,17 +39,13 @@ class Figure(NamedTuple):
     seconds: float
     """For how long it is known."""
 
-    def document(self, metric: str) -> Document:
-        """As the API tells it."""
-        return {"unit": CATALOGUE["gpu"][metric].unit, "mean": _rounded(self.mean), "max": _rounded(self.max)}
-
 
 Figures = Mapping[str, Figure]
 
 
-def figure(steps: Series, moments: Grid, spans: Spans) -> Figure | None:
-    """A metric in some stretches of time; None when nothing is known of it then."""
-    weights = within(steps.times, moments.step, spans)
+def measure(steps: Series, grid: Grid, spans: Spans) -> Figure | None:
+    """Return the figure of a metric in some time spans; None when it is not known there."""
+    weights = overlap_seconds(steps.times, grid.step, spans)
     known = weights > 0
     seconds = float(weights.sum())
     if not seconds:
@@ -59,10 +54,10 @@ def figure(steps: Series, moments: Grid, spans: Spans) -> Figure | None:
     return Figure(mean, float(steps.highs[known].max()), seconds)
 
 
-def together(some: Iterable[Figures]) -> dict[str, Figure]:
-    """The figures of several GPUs as those of one: means by how long each is known."""
+def combine(figures_of_gpus: Iterable[Figures]) -> dict[str, Figure]:
+    """Return the figures of several GPUs as those of one: means weighted by how long each is known."""
     found: dict[str, Figure] = {}
-    for figures in some:
+    for figures in figures_of_gpus:
         for metric, one in figures.items():
             other = found.get(metric)
             if other is None:
@@ -75,52 +70,34 @@ def together(some: Iterable[Figures]) -> dict[str, Figure]:
 
 
 class GpuUse(NamedTuple):
-    """What somebody had of one GPU."""
+    """What the subject of a report had of one GPU."""
 
     key: GpuKey
     gpu: StoredGpu | None
-    tally: Tally
-    """Of their own processes."""
+    time: GpuTime
+    """Of its own processes."""
     held: Work
-    """What it did while these were on it."""
+    """What the GPU did while they were on it."""
     figures: Figures
     granted_seconds: float | None
-    """For how long a scheduler gave it to them; None when nobody knows."""
+    """For how long a scheduler granted it; None when that is unknown."""
     unused_seconds: float | None
-    """For how much of that no process of theirs was on it, as far as anything is known; None when nobody knows."""
-    untabled_seconds: float
-    """For how long there are samples of it, but nobody knows which processes were on it."""
+    """For how much of that none of its processes was on it; None when that is unknown."""
+    unattributed_seconds: float
+    """For how long there are samples of the GPU, but it is unknown which processes were on it."""
     is_shared: bool
     """Whether others held it at the same time."""
-    use: str | None
-    """In a word; None when nobody knows."""
-
-    def document(self, node: str) -> Document:
-        """As the API tells it."""
-        gpu = self.gpu
-        total = None if gpu is None else dict(gpu.device.get("facts") or {}).get("memory_total_bytes")
-        return {
-            "node": node,
-            "gpu": None if gpu is None else gpu.label,
-            "uuid": self.key[1],
-            "model": None if gpu is None else gpu.name,
-            "use": self.use,
-            "shared": self.is_shared,
-            "memory_total_bytes": total,
-            "allocated_seconds": _rounded(self.granted_seconds, 3),
-            "unused_seconds": _rounded(self.unused_seconds, 3),
-            **had(self.tally, [self.held]),
-            "metrics": {metric: one.document(metric) for metric, one in self.figures.items()},
-        }
+    use: Use | None
+    """None when it is unknown."""
 
 
-def used(figures: Figures, *, is_held: bool, by_others: bool, is_known: bool) -> str | None:
-    """How a GPU was used, in a word; None when nobody knows.
+def classify_use(figures: Figures, *, is_held: bool, by_others: bool, is_known: bool) -> Use | None:
+    """Return how a GPU was used; None when that is unknown.
 
     Args:
-        figures: What it did while they had it.
-        is_held: Whether a process of theirs was on it.
-        by_others: Whether others' were meanwhile.
+        figures: What it did in the subject's time.
+        is_held: Whether a process of the subject was on it.
+        by_others: Whether processes of others were.
         is_known: Whether it is known which processes were on it.
     """
     if is_held:
@@ -131,53 +108,97 @@ def used(figures: Figures, *, is_held: bool, by_others: bool, is_known: bool) ->
     return "unattributed" if busy and max(busy) > IDLE_RATIO else None
 
 
-def had(tally: Tally, held: Iterable[Work]) -> Document:
-    """What processes had of GPUs that they held, as the API tells it."""
+class SharedTime(Struct, frozen=True, kw_only=True):
+    """GPU time of processes, divided where several held a GPU."""
+
+    gpu_seconds: float
+    known_seconds: float
+    """For how much of the time the GPUs' utilization is known."""
+    idle_seconds: float | None
+    utilization_mean: float | None
+    energy_joules: float | None
+
+
+class HeldTime(SharedTime, frozen=True, kw_only=True):
+    """GPU time of processes, and the whole time for which they held GPUs."""
+
+    held_seconds: float
+    memory_bytes_max: int | None
+
+
+class ClusterTime(SharedTime, frozen=True, kw_only=True):
+    """What all jobs of the cluster had in the same time."""
+
+    gpus: int
+    capacity_seconds: float
+    gpus_held: int
+    power_watts_mean: float | None
+
+
+class SharedTimeFields(TypedDict):
+    """The fields of `SharedTime`."""
+
+    gpu_seconds: float
+    known_seconds: float
+    idle_seconds: float | None
+    utilization_mean: float | None
+    energy_joules: float | None
+
+
+class HeldTimeFields(SharedTimeFields):
+    """The fields of `HeldTime`."""
+
+    held_seconds: float
+    memory_bytes_max: int | None
+
+
+def held_time(time: GpuTime, held: Iterable[Work]) -> HeldTimeFields:
+    """Return the GPU time of processes, and what the GPUs did while they held them."""
     held = list(held)
     known = sum(work.known for work in held)
     return {
-        **added(tally),
+        **_shared_time(time),
         "held_seconds": round(sum(work.seconds for work in held), 3),
         "known_seconds": round(known, 3),
         "idle_seconds": round(sum(work.idle for work in held), 3) if known else None,
-        "memory_bytes_max": None if tally.memory is None else int(tally.memory),
+        "memory_bytes_max": None if time.memory is None else int(time.memory),
     }
 
 
-def added(tally: Tally) -> Document:
-    """What processes had, divided where several held a GPU, as the API tells it."""
+def _shared_time(time: GpuTime) -> SharedTimeFields:
     return {
-        "gpu_seconds": round(tally.seconds, 3),
-        "known_seconds": round(tally.known, 3),
-        "idle_seconds": round(tally.idle, 3) if tally.known else None,
-        "utilization_mean": round(tally.busy / tally.known, _DIGITS) if tally.known else None,
-        "energy_joules": _rounded(tally.energy, 3),
+        "gpu_seconds": round(time.seconds, 3),
+        "known_seconds": round(time.known, 3),
+        "idle_seconds": round(time.idle, 3) if time.known else None,
+        "utilization_mean": round(time.busy / time.known, DIGITS) if time.known else None,
+        "energy_joules": rounded(time.energy, 3),
     }
 
 
-def everybody(
-    shares: Iterable[Share], harvested: Collection[Key], capacity: Mapping[GpuKey, float]
-) -> Document:
-    """What all jobs had in the same time.
+def cluster_time(
+    shares: Iterable[Share], harvested: Collection[ProcessKey], capacity: Mapping[GpuKey, float]
+) -> ClusterTime:
+    """Return what all jobs had in the same time.
 
     Args:
-        shares: Everybody's.
-        harvested: Processes that do not count.
-        capacity: For how long each GPU was there.
+        shares: Of all processes.
+        harvested: Processes of harvests, which do not count.
+        capacity: For how many seconds each GPU was there.
     """
-    tally, nobody = Tally(), Person((0, 0, None))
+    time, anybody = GpuTime(), ProcessInfo((0, 0, None))
     for share in shares:
         if share.pid is not None and (share.node, share.pid, share.start) not in harvested:
-            tally.add(share, nobody)
-    watts = tally.energy / tally.seconds if tally.energy is not None and tally.seconds else None
-    return {
-        "gpus": len(capacity),
-        "capacity_seconds": round(sum(capacity.values()), 3),
-        "gpus_held": len(tally.gpus),
-        **added(tally),
-        "power_watts_mean": _rounded(watts),
-    }
+            time.add(share, anybody)
+    watts = time.energy / time.seconds if time.energy is not None and time.seconds else None
+    return ClusterTime(
+        gpus=len(capacity),
+        capacity_seconds=round(sum(capacity.values()), 3),
+        gpus_held=len(time.gpus),
+        power_watts_mean=rounded(watts),
+        **_shared_time(time),
+    )
 
 
-def _rounded(value: float | None, digits: int = _DIGITS) -> float | None:
+def rounded(value: float | None, digits: int = DIGITS) -> float | None:
+    """Return a number with fewer digits; None for None."""
     return None if value is None else round(value, digits)

@@ -1,4 +1,4 @@
-"""When nothing is known of a job's nodes, and how that is said."""
+"""Gaps: times in which there are no samples of a job's nodes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gpulse.reports.chart import Grid
+from gpulse.reports.grid import Grid
 from gpulse.store.store import Series
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SHORTEST_SECONDS = 15.0
-"""What is shorter is no gap: frames are on their way."""
-_MISSED = 3
-"""Neither is what is not longer than so many of the silences around it, which are the pace of the samples then."""
-_AROUND = 5
-"""So many of them on either side."""
+_MIN_GAP_SECONDS = 15.0
+"""In a shorter one, frames may be on their way."""
+_MIN_MISSED_SAMPLES = 3
+"""A gap is longer than this many of the intervals around it, which are the pace of the samples then."""
+_INTERVALS_AROUND = 5
+"""On either side."""
 
 
-class Missing(NamedTuple):
-    """A stretch of time in which nothing is known of a node."""
+class Gap(NamedTuple):
+    """A time in which there are no samples of a node."""
 
     node: int
     start: float
@@ -30,60 +30,62 @@ class Missing(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Its length."""
         return self.end - self.start
 
 
-def missing(
+def find_gaps(
     node: int,
     steps: Iterable[Series],
-    moments: Grid,
+    grid: Grid,
     spans: Sequence[tuple[float, float]],
-    pace: float,
-) -> list[Missing]:
-    """When nothing is known of a node's GPUs in some stretches of time.
+    interval_seconds: float,
+) -> list[Gap]:
+    """Return the gaps in the samples of a node's GPUs.
 
     Args:
         node: The node.
         steps: Of its GPUs.
-        moments: Their grid.
-        spans: The time that matters.
-        pace: Seconds between two samples.
+        grid: Their grid.
+        spans: Only gaps in these time spans.
+        interval_seconds: From one sample to the next.
     """
-    last = np.full(moments.count, np.nan)
+    last = np.full(grid.count, np.nan)
     for one in steps:
-        places = moments.places(one.times)
-        inside = (places >= 0) & (places < moments.count)
-        ends = np.where(np.isnan(one.ends), one.times + moments.step, one.ends)
-        last[places[inside]] = np.fmax(last[places[inside]], ends[inside])
-    silences = _silences(last, moments)
+        positions = grid.positions(one.times)
+        inside = (positions >= 0) & (positions < grid.count)
+        ends = np.where(np.isnan(one.ends), one.times + grid.step, one.ends)
+        last[positions[inside]] = np.fmax(last[positions[inside]], ends[inside])
+    silences = _silences(last, grid)
     found = []
     for place, (first, stop) in enumerate(silences):
         for begin, end in spans:
-            part = Missing(node, max(first, begin), min(stop, end))
-            if part.seconds >= max(SHORTEST_SECONDS, _MISSED * pace) and part.seconds > _MISSED * _usual(
-                silences, place
-            ):
+            part = Gap(node, max(first, begin), min(stop, end))
+            shortest = max(_MIN_GAP_SECONDS, _MIN_MISSED_SAMPLES * interval_seconds)
+            if part.seconds >= shortest and part.seconds > _MIN_MISSED_SAMPLES * _usual(silences, place):
                 found.append(part)
     return found
 
 
-def _silences(last: NDArray[np.float64], moments: Grid) -> list[tuple[float, float]]:
-    """The stretches between the last sample of a step and the next step that has one."""
+def _silences(last: NDArray[np.float64], grid: Grid) -> list[tuple[float, float]]:
+    """Return the times between the last sample of a step and the next step that has one."""
     places = np.flatnonzero(~np.isnan(last))
-    begins = [*(moments.start + places * moments.step).tolist(), np.inf]
+    begins = [*(grid.start + places * grid.step).tolist(), np.inf]
     return list(zip([-np.inf, *last[places].tolist()], begins, strict=True))
 
 
 def _usual(silences: Sequence[tuple[float, float]], place: int) -> float:
-    """How long those around one are; 0 when there are none."""
-    near = [*silences[max(1, place - _AROUND) : place], *silences[place + 1 : place + 1 + _AROUND]]
+    """Return the median length of the silences around one; 0 when there are none."""
+    near = [
+        *silences[max(1, place - _INTERVALS_AROUND) : place],
+        *silences[place + 1 : place + 1 + _INTERVALS_AROUND],
+    ]
     known = [stop - first for first, stop in near if np.isfinite(stop)]
     return float(np.median(known)) if known else 0.0
 
 
-def seconds_of(gaps: Iterable[Missing]) -> float:
-    """For how long something is missing of at least one node."""
+def total_gap_seconds(gaps: Iterable[Gap]) -> float:
+    """Return for how long at least one node has a gap."""
     total, until = 0.0, -np.inf
     for gap in sorted(gaps, key=lambda gap: gap.start):
         total += max(0.0, gap.end - max(gap.start, until))

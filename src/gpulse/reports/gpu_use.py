@@ -1,95 +1,74 @@
-"""What somebody had of each of their GPUs, from what a store says about them."""
+"""What the subject of a report had of each of its GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from gpulse.model.natural import NaturalKey, natural_key
 from gpulse.model.packing import SLOW_SECONDS
-from gpulse.reports import chart, efficiency, occupancy
-from gpulse.reports.efficiency import GpuKey, GpuUse
-from gpulse.reports.gaps import Missing
+from gpulse.reports import efficiency, occupancy
+from gpulse.reports.efficiency import GpuUse
+from gpulse.reports.gaps import Gap
+from gpulse.reports.gpu_time import STEP_SECONDS, GpuKey, GpuTime
+from gpulse.reports.grid import Grid
 from gpulse.reports.occupancy import Occupancy, Pace, Work
-from gpulse.reports.owners import Key, People, Person, text
+from gpulse.reports.process_index import ProcessIndex, ProcessInfo, ProcessKey, text
 from gpulse.reports.subject import Subject
-from gpulse.reports.usage import STEP_SECONDS, Tally
 from gpulse.store.store import Series, Share, StoredGpu
 
-LACKING_RATIO = 0.02
-_MOST_DIFFERENCE = 1.2
-"""Whoever had more of a GPU's time than there are samples of them was there when only minutes are left."""
-_LACKING_SECONDS = 120.0
-"""Less than that may be how samples fall."""
+MIN_MISSING_RATIO = 0.02
+"""Of a time; less may be due to where samples fall."""
+_MAX_MISSING_SECONDS = 120.0
+"""The same in seconds, at most."""
+_MAX_TIME_RATIO = 1.2
+"""Processes with more GPU time than this much of their sampled time have samples of a part of it only."""
 
 
-class Occupied(NamedTuple):
-    """Who was on a GPU when, and how far apart its samples are."""
+class GpuOccupancy(NamedTuple):
+    """Which processes were on a GPU when, and the intervals between its samples."""
 
     held: Occupancy
     pace: Pace
 
 
-class Found:
-    """What a store says about a subject."""
+class JobData(NamedTuple):
+    """What a store has about the subject of a report."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        names: Mapping[int, str],
-        shares: Mapping[GpuKey, Sequence[Share]],
-        people: People,
-        harvested: Collection[Key],
-        gpus: Mapping[GpuKey, StoredGpu],
-        moments: chart.Grid,
-        steps: Mapping[GpuKey, Sequence[Series]],
-        occupied: Mapping[GpuKey, Occupied],
-    ) -> None:
-        """Keep it together.
+    subject: Subject
+    keys: Collection[ProcessKey]
+    """Of the subject's own processes."""
+    names: Mapping[int, str]
+    """Of nodes."""
+    shares: Mapping[GpuKey, Sequence[Share]]
+    """Of all processes of the cluster, by GPU."""
+    processes: ProcessIndex
+    """Those that can be the subject's."""
+    harvested: Collection[ProcessKey]
+    """Processes of harvests."""
+    gpus: Mapping[GpuKey, StoredGpu]
+    """All that are known."""
+    grid: Grid
+    """Of the steps."""
+    steps: Mapping[GpuKey, Sequence[Series]]
+    """Of the subject's GPUs."""
+    occupancy: Mapping[GpuKey, GpuOccupancy]
+    """Of the subject's GPUs."""
 
-        Args:
-            subject: What the report is about.
-            names: The nodes'.
-            shares: Everybody's, by GPU.
-            people: Whose its own processes are.
-            harvested: Processes of harvests.
-            gpus: All there are.
-            moments: The grid of the steps.
-            steps: Of the subject's GPUs, by GPU.
-            occupied: Who was on these when.
-        """
-        self.subject = subject
-        self.names = names
-        self.shares = shares
-        self.people = people
-        self.harvested = harvested
-        self.gpus = gpus
-        self.moments = moments
-        self.steps = steps
-        self.occupied = occupied
-        self.incomplete: Sequence[str] = ()
-        """What is elsewhere and not among it, in words."""
-
-    @cached_property
-    def keys(self) -> set[Key]:
-        """What the subject's own processes are known by."""
-        return self.subject.keys
-
-    def is_own(self, person: Person) -> bool:
-        """Whether a process belongs to the subject; everybody's does to a session."""
-        return self.subject.kind == "session" or person.key in self.keys
+    def is_own(self, process: ProcessInfo) -> bool:
+        """Return whether a process belongs to the subject; every process belongs to a session."""
+        return self.subject.kind == "session" or process.key in self.keys
 
 
-def wanted_of(
+def find_gpus(
     subject: Subject,
     shares: Mapping[GpuKey, Sequence[Share]],
-    people: People,
+    processes: ProcessIndex,
     gpus: Mapping[GpuKey, StoredGpu],
 ) -> list[GpuKey]:
-    """The GPUs that a report is about, by node and index.
+    """Return the GPUs that a report is about, by node and index.
 
-    One that was given and is split counts as those of its instances that were held.
+    A GPU that was granted and is split counts as those of its instances that were held.
     """
     keys = subject.keys
     found = {(gpu.node, gpu.uuid) for gpu in subject.gpus}
@@ -97,22 +76,22 @@ def wanted_of(
         found |= {
             key
             for key, some in shares.items()
-            if any(share.pid is not None and people.of(share).key in keys for share in some)
+            if any(share.pid is not None and processes.find(share).key in keys for share in some)
         }
-    split = {(key[0], parent_of(gpus.get(key))) for key in found}
+    split = {(key[0], _parent_uuid(gpus.get(key))) for key in found}
     granted = {(grant.node, uuid) for grant in subject.grants for uuid in grant.gpus}
     return sorted(
         found | (granted - split), key=lambda key: (_node_order(key, gpus), _place(gpus.get(key)), key[1])
     )
 
 
-def parent_of(gpu: StoredGpu | None) -> str | None:
-    """The UUID of the GPU that an instance is a part of."""
+def _parent_uuid(gpu: StoredGpu | None) -> str | None:
+    """Return the UUID of the GPU that an instance is a part of."""
     return None if gpu is None else text(gpu.device.get("parent_uuid"))
 
 
 def _node_order(key: GpuKey, gpus: Mapping[GpuKey, StoredGpu]) -> tuple[bool, NaturalKey, int]:
-    """By the node's name; a GPU that the store does not know comes last."""
+    """Order by the node's name; a GPU that the store does not know comes last."""
     gpu = gpus.get(key)
     return gpu is None, natural_key(gpu.node_name if gpu else ""), key[0]
 
@@ -121,87 +100,89 @@ def _place(gpu: StoredGpu | None) -> tuple[int, ...]:
     return (1 << 30,) if gpu is None else tuple(map(int, gpu.label.split(":")))
 
 
-def uses_of(found: Found, gaps: Sequence[Missing]) -> list[GpuUse]:
-    """What the subject had of each of its GPUs, other than when nothing is known."""
-    return [_use(found, key, [gap for gap in gaps if gap.node == key[0]]) for key in found.steps]
+def measure_uses(data: JobData, gaps: Sequence[Gap]) -> list[GpuUse]:
+    """Return what the subject had of each of its GPUs, apart from the gaps."""
+    return [_measure_use(data, key, [gap for gap in gaps if gap.node == key[0]]) for key in data.steps]
 
 
-def _use(found: Found, key: GpuKey, gaps: Sequence[Missing]) -> GpuUse:
-    subject, occupied, gpu = found.subject, found.occupied[key], found.gpus.get(key)
-    tally = Tally()
-    for share in found.shares.get(key, ()):
-        if share.pid is not None and found.is_own(person := found.people.of(share)):
-            tally.add(share, person)
-    held, names = occupied.held, {key[1], parent_of(gpu)}
-    granted = subject.within(
+def _measure_use(data: JobData, key: GpuKey, gaps: Sequence[Gap]) -> GpuUse:
+    subject, gpu = data.subject, data.gpus.get(key)
+    time = GpuTime()
+    for share in data.shares.get(key, ()):
+        if share.pid is not None and data.is_own(process := data.processes.find(share)):
+            time.add(share, process)
+    held, uuids = data.occupancy[key].held, {key[1], _parent_uuid(gpu)}
+    granted = subject.clip(
         (grant.start, grant.end)
         for grant in subject.grants
-        if grant.node == key[0] and not names.isdisjoint(grant.gpus)
+        if grant.node == key[0] and not uuids.isdisjoint(grant.gpus)
     )
     had = granted or subject.spans(key[0])
     during = held.own if held.own and subject.kind != "session" else had
     figures = {
         steps.metric: figure
-        for steps in found.steps[key]
+        for steps in data.steps[key]
         if steps.metric in efficiency.METRICS
-        and (figure := efficiency.figure(steps, found.moments, during)) is not None
+        and (figure := efficiency.measure(steps, data.grid, during)) is not None
     }
     is_shared = held.shared_seconds(held.own or had) > SLOW_SECONDS
-    untabled = _untabled(found, key)
-    is_known = 2 * untabled <= occupancy.length(had)
-    use = efficiency.used(
-        figures, is_held=bool(tally.processes or held.own), by_others=is_shared, is_known=is_known
+    unattributed = _unattributed_seconds(data, key)
+    use = efficiency.classify_use(
+        figures,
+        is_held=bool(time.processes or held.own),
+        by_others=is_shared,
+        is_known=2 * unattributed <= occupancy.total_seconds(had),
     )
     unused = None
     if granted and use not in ("unattributed", None):
-        seen = subject.within([*held.own, *((gap.start, gap.end) for gap in gaps)])
-        left = occupancy.length(granted) - occupancy.length(occupancy.overlap(granted, seen))
-        sampled = occupancy.length(held.own)
-        unsampled = 0.0 if _is_sampled(tally, sampled) else tally.seconds - sampled
-        unused = max(0.0, left - untabled - unsampled)
+        seen = subject.clip([*held.own, *((gap.start, gap.end) for gap in gaps)])
+        left = occupancy.total_seconds(granted) - occupancy.total_seconds(occupancy.overlap(granted, seen))
+        sampled = occupancy.total_seconds(held.own)
+        unsampled = 0.0 if _is_sampled(time, sampled) else time.seconds - sampled
+        unused = max(0.0, left - unattributed - unsampled)
     return GpuUse(
         key,
         gpu,
-        tally,
-        _settled(found, key, tally, is_shared=is_shared),
+        time,
+        _settle(data, key, time, is_shared=is_shared),
         figures,
-        occupancy.length(granted) if granted else None,
+        occupancy.total_seconds(granted) if granted else None,
         unused,
-        untabled,
+        unattributed,
         is_shared,
         use,
     )
 
 
-def _settled(found: Found, key: GpuKey, tally: Tally, *, is_shared: bool) -> Work:
-    """What a GPU did while it was held; what nobody else had a part of is put right in the tally, too.
+def _settle(data: JobData, key: GpuKey, time: GpuTime, *, is_shared: bool) -> Work:
+    """Return what a GPU did while it was held; correct the GPU time where the subject had it alone.
 
-    Time is divided by the minute. What the subject had alone is known better: from the samples of the time in which it
-    was there.
+    GPU time is divided by the minute. What the subject had alone is known better: from the samples of the time in which
+    it was there.
     """
-    occupied = found.occupied[key]
-    work = occupancy.work(found.steps[key], found.moments, occupied.held, occupied.pace)
-    is_slow = occupied.pace.usual > STEP_SECONDS
-    is_sampled = _is_sampled(tally, work.seconds)
-    if not tally.processes or (is_shared and is_sampled):
+    held, pace = data.occupancy[key]
+    work = occupancy.measure_work(data.steps[key], data.grid, held, pace)
+    is_slow = pace.usual > STEP_SECONDS
+    is_sampled = _is_sampled(time, work.seconds)
+    if not time.processes or (is_shared and is_sampled):
         return work
-    if not is_sampled or not work.seconds or (found.moments.step > STEP_SECONDS and not is_slow):
-        return Work(tally.seconds, tally.known, tally.busy, tally.idle, tally.energy)
-    tally.seconds, tally.known, tally.busy, tally.idle, tally.energy = work
+    if not is_sampled or not work.seconds or (data.grid.step > STEP_SECONDS and not is_slow):
+        return Work(time.seconds, time.known, time.busy, time.idle, time.energy)
+    time.seconds, time.known, time.busy, time.idle, time.energy = work
     return work
 
 
-def _is_sampled(tally: Tally, seconds: float) -> bool:
-    """Whether the samples of processes, by which they were there for so long, are those of all the time they had."""
-    return tally.seconds <= _MOST_DIFFERENCE * seconds + STEP_SECONDS
+def _is_sampled(time: GpuTime, seconds: float) -> bool:
+    """Return whether there are samples of processes, which cover some seconds, for all of their GPU time."""
+    return time.seconds <= _MAX_TIME_RATIO * seconds + STEP_SECONDS
 
 
-def _untabled(found: Found, key: GpuKey) -> float:
-    """For how long there are samples of a GPU, but no tables of processes: they were dropped, or are elsewhere."""
-    subject = found.subject
-    stepped = occupancy.sampled(
-        found.steps[key], found.moments.step, found.occupied[key].pace, (subject.start, subject.end)
+def _unattributed_seconds(data: JobData, key: GpuKey) -> float:
+    """Return for how long there are samples of a GPU, but none of processes: they were dropped, or are elsewhere."""
+    subject = data.subject
+    sampled = occupancy.sampled_seconds(
+        data.steps[key], data.grid.step, data.occupancy[key].pace, (subject.start, subject.end)
     )
-    lacking = stepped - sum(share.seen_seconds for share in found.shares.get(key, ()))
-    least = max(min(_LACKING_SECONDS, stepped / 2), LACKING_RATIO * stepped)
-    return lacking if lacking > least else 0.0
+    missing = sampled - sum(share.seen_seconds for share in data.shares.get(key, ()))
+    least = max(min(_MAX_MISSING_SECONDS, sampled / 2), MIN_MISSING_RATIO * sampled)
+    return missing if missing > least else 0.0

@@ -1,81 +1,92 @@
-"""What was wrong with a job: findings of its GPUs in its time as one each, and what only the whole of it shows."""
+"""What was wrong with a job: findings about its GPUs in its time, and what only the whole of it shows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
-from gpulse.model.finding import SEVERITIES, Advice, FindingKey, finding_key
+from msgspec.structs import replace
+
+from gpulse.model.finding import SEVERITIES, Advice, Finding, FindingKey, Severity
 from gpulse.model.natural import natural_key
-from gpulse.reports import findings
-from gpulse.reports.document import Document
 from gpulse.reports.efficiency import GpuUse
+from gpulse.reports.findings import ReportedFinding, finding_fields
+from gpulse.reports.process_index import ProcessKey
 from gpulse.store.store import StoredFinding
 
-MOST = 200
-_IDLE_SHARE = 0.25
-"""From this share of the time held on it is worth saying that GPUs did nothing."""
-_WASTE_SECONDS = 600.0
-"""Less idle time than that is a start or an end."""
+_MAX_FINDINGS = 200
+_MIN_IDLE_RATIO = 0.25
+"""Of the time held; from this much on it is worth saying that GPUs were idle."""
+_MIN_IDLE_SECONDS = 600.0
+"""Less is the start or the end of a program."""
 
 
-def gathered(
+class JobFinding(ReportedFinding, frozen=True, kw_only=True):
+    """A finding about a job's GPUs, with how often and for how long it held in the job's time."""
+
+    node: str | None
+    """null for a finding about the whole job."""
+    times: int
+    active_seconds: float
+
+
+def merge_findings(
     held: Iterable[StoredFinding],
     names: Mapping[int, str],
     labels: Mapping[int, Collection[str]],
     pids: Mapping[int, Collection[int]] | None,
     start: float,
     end: float,
-) -> list[Document]:
-    """The findings about somebody's GPUs, each once with how often and how long it held.
+) -> list[JobFinding]:
+    """Return the findings about a job's GPUs, each once with how often and for how long it held.
 
     Args:
-        held: The findings of their nodes and time, oldest first.
-        names: The nodes'.
-        labels: Their GPUs, by node.
-        pids: Their processes, by node: what is about others' alone is left out; None for everybody's.
-        start: When their time began.
-        end: When their time was over.
+        held: The findings of its nodes and time, oldest first.
+        names: Names of nodes.
+        labels: Its GPUs, by node.
+        pids: Its processes, by node: findings about other processes alone are left out; None for all.
+        start: When its time began.
+        end: When its time ended.
     """
-    found: dict[tuple[int, FindingKey], Document] = {}
+    found: dict[tuple[int, FindingKey], JobFinding] = {}
     for stored in held:
-        node, span = stored.node, stored.span
+        node, span, finding = stored.node, stored.span, stored.finding
         if node is None or node not in names:
             continue
-        told = findings.described(stored, names[node])
-        theirs = set(told["pids"])
-        if told["label"] is not None and told["label"] not in labels.get(node, ()):
+        if finding.label is not None and finding.label not in labels.get(node, ()):
             continue
-        if pids is not None and theirs and theirs.isdisjoint(pids.get(node, ())):
+        if pids is not None and finding.pids and set(finding.pids).isdisjoint(pids.get(node, ())):
             continue
         until = end if span.end is None else min(span.end, end)
-        seconds = max(0.0, until - max(span.start, start))
-        key = node, finding_key(stored.finding)
+        key = node, finding.key
         before = found.get(key)
-        told |= {"times": 1, "active_seconds": seconds}
-        if before is not None:
-            told["from"] = before["from"]
-            told["times"] += before["times"]
-            told["active_seconds"] += before["active_seconds"]
-        found[key] = told
-    for told in found.values():
-        told["active_seconds"] = round(told["active_seconds"], 3)
-    return list(found.values())
+        found[key] = JobFinding(
+            node=names[node],
+            start=span.start if before is None else before.start,
+            end=span.end,
+            times=1 + (0 if before is None else before.times),
+            active_seconds=max(0.0, until - max(span.start, start))
+            + (0.0 if before is None else before.active_seconds),
+            **finding_fields(finding),
+        )
+    return [replace(finding, active_seconds=round(finding.active_seconds, 3)) for finding in found.values()]
 
 
-def ranked(found: Iterable[Document]) -> list[Document]:
-    """The worst first, and no more than anybody reads."""
-    return sorted(found, key=_rank)[:MOST]
+def rank_findings(found: Iterable[JobFinding]) -> list[JobFinding]:
+    """Return the worst findings first, and no more than anybody reads."""
+    return sorted(found, key=_rank)[:_MAX_FINDINGS]
 
 
-def _rank(told: Document) -> tuple[object, ...]:
-    severity = told["severity"]
-    worth = SEVERITIES.index(severity) if severity in SEVERITIES else -1
-    return -worth, -told["active_seconds"], natural_key(told["node"] or ""), natural_key(told["label"] or "")
+def _rank(finding: JobFinding) -> tuple[object, ...]:
+    return (
+        -SEVERITIES.index(finding.severity),
+        -finding.active_seconds,
+        natural_key(finding.node or ""),
+        natural_key(finding.label or ""),
+    )
 
 
-def of_the_whole(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[Document]:
-    """What is wrong with a job as a whole."""
+def judge_job(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[JobFinding]:
+    """Yield findings about a job as a whole."""
     granted = [use for use in uses if use.granted_seconds is not None]
     untouched = [use for use in granted if use.use == "untouched"]
     if untouched:
@@ -85,7 +96,7 @@ def of_the_whole(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[D
             "high" if 2 * len(untouched) >= len(granted) else "medium",
             f"{len(untouched)} of {len(granted)} allocated GPUs were never touched, {lost / 3600:.1f} GPU-hours",
             Advice(
-                _fewer(len(granted) - len(untouched)),
+                _advise_fewer(len(granted) - len(untouched)),
                 "no process of the job was ever seen on them, and they did nothing",
                 "gpulse job JOB lists them as untouched",
             ),
@@ -94,7 +105,7 @@ def of_the_whole(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[D
         )
     held = sum(use.held.known for use in uses)
     idle = sum(use.held.idle for use in uses)
-    if held and idle >= _IDLE_SHARE * held and idle >= _WASTE_SECONDS:
+    if held and idle >= _MIN_IDLE_RATIO * held and idle >= _MIN_IDLE_SECONDS:
         yield _finding(
             "gpus_held_idle",
             "high" if 2 * idle >= held else "medium",
@@ -109,45 +120,28 @@ def of_the_whole(uses: Sequence[GpuUse], start: float, end: float) -> Iterator[D
         )
 
 
-def _fewer(needed: int) -> str:
-    """What to do about GPUs that nobody needs."""
+def _advise_fewer(needed: int) -> str:
     if not needed:
         return "ask for GPUs only where the program uses them, and see whether it finds them"
     return f"ask for {needed} {'GPU' if needed == 1 else 'GPUs'}, or let the program use all of them"
 
 
 def _finding(
-    number: str,
-    severity: str,
-    summary: str,
-    advice: Advice,
-    span: tuple[float, float],
-    lost: float,
-) -> Document:
-    return {
-        "node": None,
-        "gpu": None,
-        "label": None,
-        "id": number,
-        "cause": None,
-        "family": "gpu_use",
-        "severity": severity,
-        "summary": summary,
-        "lost_ratio": round(lost, 4),
-        "confidence": 1.0,
-        "pids": [],
-        "from": span[0],
-        "to": span[1],
-        "times": 1,
-        "active_seconds": round(span[1] - span[0], 3),
-        "evidence": [],
-        "advice": [advice._asdict()],
-        "url": None,
-    }
+    id_: str, severity: Severity, summary: str, advice: Advice, span: tuple[float, float], lost: float
+) -> JobFinding:
+    finding = Finding(id_, "gpu_use", severity, 1.0, summary, lost_ratio=round(lost, 4), advice=(advice,))
+    return JobFinding(
+        node=None,
+        start=span[0],
+        end=span[1],
+        times=1,
+        active_seconds=round(span[1] - span[0], 3),
+        **finding_fields(finding),
+    )
 
 
-def pids_by_node(keys: Iterable[tuple[int, int, Any]]) -> dict[int, set[int]]:
-    """Processes by their node."""
+def pids_by_node(keys: Iterable[ProcessKey]) -> dict[int, set[int]]:
+    """Return pids by their node."""
     found: dict[int, set[int]] = {}
     for node, pid, _ in keys:
         found.setdefault(node, set()).add(pid)

@@ -1,4 +1,4 @@
-"""When processes were on a GPU, from their samples, and what the GPU did meanwhile."""
+"""When processes were on a GPU, from their samples, and what the GPU did in that time."""
 
 from __future__ import annotations
 
@@ -9,41 +9,40 @@ import numpy as np
 
 from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.packing import SLOW_SECONDS
-from gpulse.reports.chart import Grid
-from gpulse.reports.usage import STEP_SECONDS
+from gpulse.reports.gpu_time import STEP_SECONDS, GpuKey
+from gpulse.reports.grid import Grid
 from gpulse.store.store import Series
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Spans = Sequence[tuple[float, float]]
-"""Stretches of time, in epoch seconds."""
+"""Time spans in epoch seconds."""
 
 HELD_METRICS = ("gpu_memory_bytes", "sm_ratio")
 """One of them is known of a process that is on a GPU."""
 WORK_METRICS = ("gpu_utilization_ratio", "graphics_active_ratio", "sm_active_ratio")
-"""What says how busy a GPU is, the best first."""
-_LONGEST_SECONDS, _SLOWEST_SECONDS = 60.0, 3600.0
-"""Samples are not further apart than the one, unless most of them are, and never than the other."""
-_ENOUGH = 10
-_MISSED = 2.5
-"""A process that is seen again after no more than so many samples was there in between."""
-
-
-_LATE = 1.5
-"""A sample stands for so many times as long as samples are apart until the next."""
+"""Metrics that say how busy a GPU is, the best first."""
+_MAX_USUAL_SECONDS, _MAX_SLOW_SECONDS = 60.0, 3600.0
+"""Samples are not further apart than the first, unless most of them are, and never further than the second."""
+_MIN_INTERVALS = 10
+"""From this many intervals on their median is taken as the usual one."""
+_MAX_MISSED_SAMPLES = 2.5
+"""A process that is seen again after at most this many samples was there in between."""
+_MAX_LATE_INTERVALS = 1.5
+"""A sample is valid for this many intervals, or until the next one."""
 
 
 class Pace(NamedTuple):
-    """How far apart the samples of a GPU are."""
+    """The intervals between the samples of a GPU."""
 
     times: NDArray[np.float64]
-    """When steps with samples begin."""
+    """When the steps that have samples begin."""
     seconds: NDArray[np.float64]
-    """Between two samples in each of them."""
+    """The interval in each of them."""
 
     def at(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
-        """At some times; processes are looked at less often than GPUs may be."""
+        """Return the interval at some times; processes are sampled less often than GPUs may be."""
         if not len(self.times):
             return np.full(len(times), SLOW_SECONDS)
         places = np.clip(np.searchsorted(self.times, times, side="right") - 1, 0, None)
@@ -51,17 +50,17 @@ class Pace(NamedTuple):
 
     @property
     def usual(self) -> float:
-        """The one that most of the samples have."""
+        """The median."""
         return float(np.median(self.seconds)) if len(self.seconds) else SLOW_SECONDS
 
 
 def pace_of(steps: Sequence[Series], step: float, interval_seconds: float) -> Pace:
-    """How far apart a GPU's samples are.
+    """Return the intervals between a GPU's samples.
 
     Args:
         steps: Of the GPU.
-        step: How long each is.
-        interval_seconds: How often agents sample now; they may have had another pace.
+        step: Length of each in seconds.
+        interval_seconds: The interval of agents now; it may have been another one.
     """
     if not steps:
         return Pace(np.zeros(0), np.zeros(0))
@@ -72,19 +71,19 @@ def pace_of(steps: Sequence[Series], step: float, interval_seconds: float) -> Pa
     apart = np.diff(most.times) / counts[:-1]
     before = np.concatenate((apart[:1], apart)) if len(apart) else np.full(1, step) / counts
     after = np.concatenate((apart, apart[-1:])) if len(apart) else before
-    longest = max(_LONGEST_SECONDS, _LATE * interval_seconds)
-    if len(apart) >= _ENOUGH:
-        longest = max(longest, min(_SLOWEST_SECONDS, _LATE * float(np.median(apart))))
+    longest = max(_MAX_USUAL_SECONDS, _MAX_LATE_INTERVALS * interval_seconds)
+    if len(apart) >= _MIN_INTERVALS:
+        longest = max(longest, min(_MAX_SLOW_SECONDS, _MAX_LATE_INTERVALS * float(np.median(apart))))
     return Pace(most.times, np.clip(np.minimum(before, after), SLOW_SECONDS, longest))
 
 
 def spans_of(steps: Sequence[Series], step: float, pace: Pace) -> list[tuple[float, float]]:
-    """From when to when a process was on a GPU.
+    """Return from when to when a process was on a GPU.
 
     Args:
         steps: Of one process on that GPU, one for each metric that is known of it.
-        step: How long each is.
-        pace: How far apart the samples of the GPU are.
+        step: Length of each in seconds.
+        pace: The intervals between the samples of the GPU.
     """
     most = max(steps, key=lambda one: len(one.times))
     times, counts = most.times, most.counts
@@ -95,16 +94,16 @@ def spans_of(steps: Sequence[Series], step: float, pace: Pace) -> list[tuple[flo
     own = np.diff(ends, prepend=np.nan) / np.maximum(counts, 1)
     if len(own) > 1:
         own[0] = own[1]
-    seconds = np.where((own >= usual / 2) & (own <= _MISSED * usual), own, usual)
+    seconds = np.where((own >= usual / 2) & (own <= _MAX_MISSED_SAMPLES * usual), own, usual)
     begins = np.maximum(times, ends - (counts - 1) * seconds)
     stops = ends + seconds
-    is_near = begins[1:] - ends[:-1] <= _MISSED * seconds[:-1]
+    is_near = begins[1:] - ends[:-1] <= _MAX_MISSED_SAMPLES * seconds[:-1]
     stops[:-1] = np.where(is_near, begins[1:], stops[:-1])
     return list(zip(begins.tolist(), stops.tolist(), strict=True))
 
 
-def within(times: NDArray[np.float64], step: float, spans: Spans) -> NDArray[np.float64]:
-    """How much of each step lies in some stretches of time, in seconds."""
+def overlap_seconds(times: NDArray[np.float64], step: float, spans: Spans) -> NDArray[np.float64]:
+    """Return for how many seconds each step lies within some time spans."""
     found = np.zeros(len(times))
     for first, last in spans:
         begin, stop = np.searchsorted(times, (first - step, last))
@@ -115,19 +114,19 @@ def within(times: NDArray[np.float64], step: float, spans: Spans) -> NDArray[np.
     return found
 
 
-def sampled(steps: Sequence[Series], step: float, pace: Pace, during: tuple[float, float]) -> float:
-    """For how long there are samples of a GPU, each of which stands for a minute at most."""
+def sampled_seconds(steps: Sequence[Series], step: float, pace: Pace, during: tuple[float, float]) -> float:
+    """Return for how long there are samples of a GPU; each counts for a minute at most."""
     if not steps:
         return 0.0
     most = max(steps, key=lambda one: len(one.times))
-    seconds = within(most.times, step, [during])
+    seconds = overlap_seconds(most.times, step, [during])
     if most.counts is not None:
         seconds = np.minimum(seconds, most.counts * np.minimum(pace.at(most.times), STEP_SECONDS))
     return float(seconds.sum())
 
 
 def overlap(one: Spans, other: Spans) -> list[tuple[float, float]]:
-    """The time that is in both; each has its stretches in order and apart."""
+    """Return the time that is in both; the spans of each are in order and apart."""
     found = []
     place = 0
     for first, last in one:
@@ -140,73 +139,73 @@ def overlap(one: Spans, other: Spans) -> list[tuple[float, float]]:
     return found
 
 
-def length(spans: Spans) -> float:
-    """How long some stretches are together."""
+def total_seconds(spans: Spans) -> float:
+    """Return the length of some time spans together."""
     return sum(last - first for first, last in spans)
 
 
 class Occupancy(NamedTuple):
-    """Who was on a GPU when."""
+    """When processes of the subject, and of others, were on a GPU."""
 
     own: Spans = ()
-    """When a process of the subject was, in order and apart."""
+    """The subject's, in order and apart."""
     others: Spans = ()
-    """When another's was."""
+    """Those of others."""
     sm: Sequence[Series] = ()
-    """How much each of the subject's processes used of it."""
+    """SM use of each of the subject's processes."""
     is_sm_known: bool = False
-    """Whether that is known of all of them."""
+    """Whether it is known for all of them."""
 
     def shared_seconds(self, during: Spans) -> float:
-        """For how long others were on it in some stretches of time."""
-        return length(overlap(during, self.others))
+        """Return for how long others were on it in some time spans."""
+        return total_seconds(overlap(during, self.others))
 
 
 class Work(NamedTuple):
     """What a GPU did while the subject's processes were on it."""
 
     seconds: float
-    """For how long they were."""
+    """For how long they were on it."""
     known: float = 0.0
-    """For how much of that it is known how busy it was."""
+    """For how much of that its utilization is known."""
     busy: float = 0.0
-    """That time multiplied with the utilization."""
+    """That time multiplied by the utilization."""
     idle: float = 0.0
-    """For how much of it neither it nor, beside others, they did anything."""
+    """For how much of that the GPU was idle, or only others used it."""
     energy: float | None = None
 
 
-def work(steps: Sequence[Series], moments: Grid, held: Occupancy, pace: Pace) -> Work:
-    """What a GPU did while somebody was on it, minute by minute or in longer steps.
+def measure_work(steps: Sequence[Series], grid: Grid, held: Occupancy, pace: Pace) -> Work:
+    """Return what a GPU did while the subject was on it, minute by minute or in longer steps.
 
     Args:
         steps: Of the GPU.
-        moments: Their grid.
+        grid: Their grid.
         held: Who was on it.
-        pace: How far apart its samples are.
+        pace: The intervals between its samples.
     """
-    seconds = length(held.own)
-    if not moments.count or not held.own:
+    seconds = total_seconds(held.own)
+    if not grid.count or not held.own:
         return Work(seconds)
-    times = np.array(moments.times())
-    weights = within(times, moments.step, held.own)
+    times = np.array(grid.times())
+    weights = overlap_seconds(times, grid.step, held.own)
     reach = pace.at(times)
-    rows = {one.metric: _filled(row(one, moments), moments.step, reach) for one in steps}
-    used = np.full(moments.count, np.nan)
+    rows = {one.metric: _filled(on_grid(one, grid), grid.step, reach) for one in steps}
+    used = np.full(grid.count, np.nan)
     for metric in WORK_METRICS:
         used = np.where(np.isnan(used), rows.get(metric, used), used)
     known = np.where(np.isnan(used), 0.0, weights)
     busy = np.where(np.isnan(used), 0.0, used) * known
-    power = rows.get("power_watts", np.full(moments.count, np.nan))
+    power = rows.get("power_watts", np.full(grid.count, np.nan))
     powered = np.where(np.isnan(power), 0.0, weights)
     energy = float((np.nan_to_num(power) * powered).sum()) if powered.any() else None
-    minutes = np.floor(times / max(STEP_SECONDS, moments.step)).astype(np.int64)
+    minutes = np.floor(times / max(STEP_SECONDS, grid.step)).astype(np.int64)
     groups = minutes - minutes[0]
     held_known, worked = _sums(groups, known), _sums(groups, busy)
     is_idle = (held_known > 0) & (worked <= IDLE_RATIO * held_known)
     if held.is_sm_known and held.others:
-        beside = _sums(groups, within(times, moments.step, held.others))
-        own = _sums(groups, _sm(held, moments, reach) * known)
+        beside = _sums(groups, overlap_seconds(times, grid.step, held.others))
+        own = _sums(groups, _sm(held, grid, reach) * known)
         is_idle |= (held_known > 0) & (beside > SLOW_SECONDS) & (own <= IDLE_RATIO * held_known)
     return Work(
         seconds,
@@ -217,28 +216,28 @@ def work(steps: Sequence[Series], moments: Grid, held: Occupancy, pace: Pace) ->
     )
 
 
-def _sm(held: Occupancy, moments: Grid, reach: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much all of the subject's processes used."""
-    total = np.zeros(moments.count)
+def _sm(held: Occupancy, grid: Grid, reach: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the SM use of all of the subject's processes together."""
+    total = np.zeros(grid.count)
     for one in held.sm:
-        total += np.nan_to_num(_filled(row(one, moments), moments.step, _MISSED * reach))
+        total += np.nan_to_num(_filled(on_grid(one, grid), grid.step, _MAX_MISSED_SAMPLES * reach))
     return total
 
 
 def _filled(values: NDArray[np.float64], step: float, reach: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values of steps that are shorter than samples are apart: each holds until the next, for a while."""
+    """Fill steps that are shorter than the interval between samples: a value is valid until the next, for a while."""
     places = np.arange(len(values))
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, places))
-    is_near = (last >= 0) & ((places - last) * step < _LATE * reach)
+    is_near = (last >= 0) & ((places - last) * step < _MAX_LATE_INTERVALS * reach)
     return np.where(is_near, values[last], np.nan)
 
 
-def row(steps: Series, moments: Grid) -> NDArray[np.float64]:
-    """The means of steps on their grid, NaN where nothing is known."""
-    found = np.full(moments.count, np.nan)
-    places = moments.places(steps.times)
-    inside = (places >= 0) & (places < moments.count)
-    found[places[inside]] = steps.values[inside]
+def on_grid(steps: Series, grid: Grid) -> NDArray[np.float64]:
+    """Return the means of steps on their grid, NaN where nothing is known."""
+    found = np.full(grid.count, np.nan)
+    positions = grid.positions(steps.times)
+    inside = (positions >= 0) & (positions < grid.count)
+    found[positions[inside]] = steps.values[inside]
     return found
 
 
@@ -246,9 +245,9 @@ def _sums(groups: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.
     return np.bincount(groups, weights=values).astype(np.float64)
 
 
-def by_process(steps: Iterable[Series]) -> dict[tuple[int, str], dict[int, list[Series]]]:
-    """The steps of processes by node and GPU, then by pid."""
-    found: dict[tuple[int, str], dict[int, list[Series]]] = {}
+def by_process(steps: Iterable[Series]) -> dict[GpuKey, dict[int, list[Series]]]:
+    """Return the steps of processes by GPU, then by pid."""
+    found: dict[GpuKey, dict[int, list[Series]]] = {}
     for one in steps:
         pid, _, uuid = one.key.subject.partition("@")
         if uuid and pid.isdecimal():
@@ -256,41 +255,41 @@ def by_process(steps: Iterable[Series]) -> dict[tuple[int, str], dict[int, list[
     return found
 
 
-def occupancy(
+def find_occupancy(
     processes: Mapping[int, Sequence[Series]],
     step: float,
     pace: Pace,
-    lives: Callable[[int], Spans | None],
-    merged: Callable[[Iterable[tuple[float, float]]], list[tuple[float, float]]],
+    own_spans: Callable[[int], Spans | None],
+    clip: Callable[[Iterable[tuple[float, float]]], list[tuple[float, float]]],
 ) -> Occupancy:
-    """Who was on a GPU when.
+    """Return when processes were on a GPU.
 
     Args:
-        processes: Everybody's steps there, by pid.
-        step: How long each is.
-        pace: How far apart the samples of the GPU are.
-        lives: When a process with some pid was the subject's; None for always.
-        merged: Cuts stretches to the subject's time, and makes one of those that meet.
+        processes: All steps there, by pid.
+        step: Length of each in seconds.
+        pace: The intervals between the samples of the GPU.
+        own_spans: When a process with some pid was the subject's; None for always.
+        clip: Cuts time spans to the subject's time, and merges those that meet.
     """
     own: list[tuple[float, float]] = []
     others: list[tuple[float, float]] = []
     used: list[Series] = []
     is_sm_known = True
     for pid, steps in processes.items():
-        there, alive = merged(spans_of(steps, step, pace)), lives(pid)
+        there, alive = clip(spans_of(steps, step, pace)), own_spans(pid)
         mine = there if alive is None else overlap(there, alive)
         own += mine
         if alive is not None:
-            others += _without(there, alive)
+            others += _subtract(there, alive)
         if mine:
             known = [one for one in steps if one.metric == "sm_ratio"]
             used += known
             is_sm_known &= bool(known)
-    return Occupancy(merged(own), merged(others), used, is_sm_known and bool(used))
+    return Occupancy(clip(own), clip(others), used, is_sm_known and bool(used))
 
 
-def _without(spans: Spans, taken: Spans) -> list[tuple[float, float]]:
-    """What is left of some stretches; both are in order and apart."""
+def _subtract(spans: Spans, taken: Spans) -> list[tuple[float, float]]:
+    """Return the spans without the time that is taken; both are in order and apart."""
     found = []
     for first, last in spans:
         begin = first

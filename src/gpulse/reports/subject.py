@@ -1,4 +1,4 @@
-"""What a report is about: whose processes and GPUs, and when."""
+"""The subject of a report: a job, a session or a process tree, and when it was where."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gpulse.reports.grants import Grant
-from gpulse.reports.owners import Key
+from gpulse.reports.process_index import ProcessKey, key_of
 from gpulse.store.store import StoredGpu, StoredProcess
 
 JobState = Literal["running", "ended", "lost"]
-"""Lost is what was not over when its nodes were heard of last."""
-Window = tuple[float | None, float | None]
-"""From when on and until when something is asked for, in epoch seconds; None for no bound."""
-
+"""Lost: it had not ended when its nodes were last heard."""
+TimeRange = tuple[float | None, float | None]
+"""Start and end in epoch seconds; None for no bound."""
 JobKind = Literal["job", "session", "process"]
 """Subject of a report: a scheduler's job, a session, or a process and its descendants."""
 
-
 _SLACK_SECONDS = 60.0
-"""A process is seen on a GPU a little before or after the book knows it."""
+"""A process is seen on a GPU a little before or after the store knows it."""
 
 
 class Subject(NamedTuple):
@@ -32,38 +30,38 @@ class Subject(NamedTuple):
     end: float = 0.0
     state: JobState = "ended"
     is_now: bool = False
-    """Whether it ends now for want of an end."""
-    told: Mapping[str, Any] = {}
-    """What a scheduler says of the job."""
+    """Whether it goes on: its end is the present."""
+    job: Mapping[str, Any] = {}
+    """What a scheduler says about the job: fields of `model.job.Job`."""
     processes: Sequence[StoredProcess] = ()
     """Its own; a session has none."""
     grants: Sequence[Grant] = ()
     gpus: Sequence[StoredGpu] = ()
     """Those of a session."""
-    untold: Sequence[str] = ()
+    gaps: Sequence[str] = ()
     """What its figures leave out, in words."""
 
     @property
-    def keys(self) -> set[Key]:
-        """What its own processes are known by."""
+    def keys(self) -> set[ProcessKey]:
+        """The keys of its own processes."""
         return {key_of(process) for process in self.processes}
 
     @property
     def nodes(self) -> set[int]:
-        """Where it is."""
-        some: tuple[Sequence[Any], ...] = self.processes, self.grants, self.gpus
-        return {one.node for part in some for one in part}
+        """The nodes on which it was."""
+        parts: tuple[Sequence[Any], ...] = self.processes, self.grants, self.gpus
+        return {one.node for part in parts for one in part}
 
     def spans(self, node: int) -> list[tuple[float, float]]:
-        """From when to when it was on a node, within its time."""
+        """Return from when to when it was on a node, within its time."""
         if self.kind == "session":
             return [(self.start, self.end)]
         found = [(grant.start, grant.end) for grant in self.grants if grant.node == node]
         found += [(one.first_seen, one.ended) for one in self.processes if one.node == node]
-        return self.within(found)
+        return self.clip(found)
 
-    def lives(self, node: int) -> Callable[[int], list[tuple[float, float]] | None]:
-        """Tells when a process of a node with some pid was its own; None for always, as in a session."""
+    def process_spans(self, node: int) -> Callable[[int], list[tuple[float, float]] | None]:
+        """Return a function that says when a process with some pid was its own; None for always, as in a session."""
         by_pid: dict[int, list[tuple[float, float | None]]] = {}
         for one in self.processes:
             if one.node == node:
@@ -71,10 +69,10 @@ class Subject(NamedTuple):
                 by_pid.setdefault(one.pid, []).append((one.first_seen - _SLACK_SECONDS, last))
         if self.kind == "session":
             return lambda _: None
-        return lambda pid: self.within(by_pid.get(pid, ()))
+        return lambda pid: self.clip(by_pid.get(pid, ()))
 
-    def within(self, spans: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
-        """Stretches of its time in order, those that meet as one."""
+    def clip(self, spans: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
+        """Return time spans cut to the subject's time, in order; those that meet are merged."""
         cut = [
             (max(first, self.start), min(self.end if last is None else last, self.end))
             for first, last in spans
@@ -86,8 +84,3 @@ class Subject(NamedTuple):
             else:
                 found.append((first, last))
         return found
-
-
-def key_of(process: StoredProcess) -> Key:
-    """What makes a process one."""
-    return process.node, process.pid, process.start

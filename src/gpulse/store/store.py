@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from gpulse.errors import UsageError
+from gpulse.model.finding import Finding
 from gpulse.model.finding_span import FindingSpan
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.session import Session
@@ -163,8 +164,8 @@ class StoredFinding(NamedTuple):
     node: int | None
     """None for a node that was expected and never reported."""
     span: FindingSpan
-    finding: Mapping[str, Any]
-    """As it was reported last (`model.finding.Finding.to_dict`)."""
+    finding: Finding
+    """As it was reported last."""
 
 
 class StoredProcess(NamedTuple):

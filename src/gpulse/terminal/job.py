@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from gpulse.export import job_words as words
+from gpulse.reports.job_report import JobGpu, JobReport
 from gpulse.terminal import format as f
 from gpulse.terminal.table import Cell, Column, Paint, cut, render, wrapped
 
-Document = Mapping[str, Any]
-
 _STYLES = {"critical": "warn", "high": "warn", "medium": "notice", "low": "notice"}
 _USES = {"untouched": "notice", "unattributed": "notice"}
-_MOST_GPUS = 128
+_MAX_GPUS = 128
 _GPU_COLUMNS = (
     Column("Node", right=False, least=8),
     Column("GPU", right=False),
@@ -38,7 +36,7 @@ _METRIC_COLUMNS = (
 )
 
 
-def job_lines(report: Document, width: int, paint: Paint) -> Iterator[str]:
+def job_lines(report: JobReport, width: int, paint: Paint) -> Iterator[str]:
     """The whole report, as lines no wider than `width`."""
     yield paint("title", cut(f.plain(words.headline(report)), width))
     yield from wrapped(f.plain(words.subtitle(report)), width)
@@ -47,7 +45,7 @@ def job_lines(report: Document, width: int, paint: Paint) -> Iterator[str]:
         _metrics(report, width, paint),
         _gpus(report, width, paint),
         _findings(report, width, paint),
-        _untold(report, width, paint),
+        _data_gaps(report, width, paint),
     ):
         lines = list(section)
         if lines:
@@ -55,71 +53,65 @@ def job_lines(report: Document, width: int, paint: Paint) -> Iterator[str]:
             yield from lines
 
 
-def _facts(report: Document, width: int) -> Iterator[str]:
-    told = list(words.facts(report))
-    wide = max(len(name) for name, _ in told) + 2
-    for name, text in told:
+def _facts(report: JobReport, width: int) -> Iterator[str]:
+    facts = list(words.facts(report))
+    wide = max(len(name) for name, _ in facts) + 2
+    for name, text in facts:
         yield from wrapped(f"{name:<{wide}}{f.plain(text)}", width, " " * wide)
 
 
-def _metrics(report: Document, width: int, paint: Paint) -> Iterator[str]:
+def _metrics(report: JobReport, width: int, paint: Paint) -> Iterator[str]:
     rows = [[one.title, one.mean, one.peak, one.cluster] for one in words.measured(report)]
     if rows:
         yield from render(_METRIC_COLUMNS, rows, width, paint)
 
 
-def _gpus(report: Document, width: int, paint: Paint) -> Iterator[str]:
-    rows = report.get("gpu_rows") or []
+def _gpus(report: JobReport, width: int, paint: Paint) -> Iterator[str]:
+    rows = report.gpu_rows
     if rows:
-        yield from render(_GPU_COLUMNS, (_gpu(row) for row in rows[:_MOST_GPUS]), width, paint)
-    more = (report.get("gpus") or 0) - _MOST_GPUS
+        yield from render(_GPU_COLUMNS, (_gpu(row) for row in rows[:_MAX_GPUS]), width, paint)
+    more = report.gpus - _MAX_GPUS
     if more > 0:
         yield paint("dim", f"and {more} more")
 
 
-def _gpu(row: Document) -> list[Cell | str]:
-    metrics = row.get("metrics") or {}
-
-    def mean(name: str) -> float | None:
-        return words.number((metrics.get(name) or {}).get("mean"))
-
-    used = words.number((metrics.get("memory_used_bytes") or {}).get("max"))
-    total = words.number(row.get("memory_total_bytes"))
-    use = str(row.get("use") or "")
-    remark = use if use in _USES else "shared" if row.get("shared") else ""
+def _gpu(row: JobGpu) -> list[Cell | str]:
+    used, total = row.peak("memory_used_bytes"), row.memory_total_bytes
+    use = row.use or ""
+    remark = use if use in _USES else "shared" if row.shared else ""
     return [
-        f.plain(words.text(row.get("node"), 60)),
-        f.plain(words.text(row.get("gpu") or f.UNKNOWN, 10)),
-        f.plain(words.text(row.get("model") or f.UNKNOWN, 40)),
-        words.span_hours(row.get("allocated_seconds")),
-        words.span_hours(row.get("held_seconds")),
-        words.span_hours(row.get("idle_seconds")),
-        f.share(words.number(row.get("utilization_mean"))),
-        f.share(mean("sm_active_ratio")),
-        f.share(mean("tensor_active_ratio")),
-        f.share(mean("dram_active_ratio")),
+        f.plain(words.text(row.node, 60)),
+        f.plain(words.text(row.gpu or f.UNKNOWN, 10)),
+        f.plain(words.text(row.model or f.UNKNOWN, 40)),
+        words.span_hours(row.allocated_seconds),
+        words.span_hours(row.held_seconds),
+        words.span_hours(row.idle_seconds),
+        f.share(row.utilization_mean),
+        f.share(row.mean("sm_active_ratio")),
+        f.share(row.mean("tensor_active_ratio")),
+        f.share(row.mean("dram_active_ratio")),
         f.size(used) if total is None else f.sizes(used, total),
-        f.watts(mean("power_watts")),
-        f.energy(words.number(row.get("energy_joules"))),
+        f.watts(row.mean("power_watts")),
+        f.energy(row.energy_joules),
         Cell(remark, _USES.get(remark, "dim")),
     ]
 
 
-def _findings(report: Document, width: int, paint: Paint) -> Iterator[str]:
-    told = words.findings(report)
-    if told:
+def _findings(report: JobReport, width: int, paint: Paint) -> Iterator[str]:
+    found = words.findings(report)
+    if found:
         yield paint("title", "Findings")
-    for finding in told:
+    for finding in found:
         place = f"{finding.places}: " if finding.places else ""
         text = f"  {finding.severity}: {place}{finding.summary} ({finding.id}; {finding.when})"
         style = _STYLES.get(finding.severity, "dim")
         yield from (paint(style, line) for line in wrapped(f.plain(text), width, "    "))
-        for advice in finding.advice[:1]:
-            yield from wrapped(f.plain(f"    try: {words.text(advice.get('do'), 300)}"), width, "      ")
+        for do, _ in finding.advice[:1]:
+            yield from wrapped(f.plain(f"    try: {words.text(do, 300)}"), width, "      ")
 
 
-def _untold(report: Document, width: int, paint: Paint) -> Iterator[str]:
-    gaps = words.untold(report)
+def _data_gaps(report: JobReport, width: int, paint: Paint) -> Iterator[str]:
+    gaps = words.data_gaps(report)
     if gaps:
         yield paint("title", "What is not known")
     for gap in gaps:

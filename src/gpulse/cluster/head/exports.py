@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from gpulse.cluster.protocol.interface import Download, Format
-from gpulse.errors import ExportCancelledError, GpulseError, RefusedError
+from gpulse.errors import ExportCancelledError, GpulseError
 from gpulse.export.session.files import create_session_file, free_path, remove_stale_drafts
-from gpulse.export.session.members import members
 from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.write import MEDIA_TYPES, SessionExport, write_session
 from gpulse.model.session import Session
 from gpulse.reports.document import Document
 from gpulse.store.disk import disk_error
-from gpulse.store.store import Store, StoredGpu
+from gpulse.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +53,6 @@ class Exports:
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._cancelled = False
         remove_stale_drafts(directory)
-
-    def gpus(self, nodes: Sequence[str], gpus: Sequence[str]) -> list[StoredGpu]:
-        """The GPUs that these words mean.
-
-        Raises:
-            RefusedError: Some of them mean none.
-        """
-        wish = Session("", "", 0.0, 0.0, 1000, nodes=tuple(nodes), gpus=tuple(gpus))
-        try:
-            return members(wish, self._store.gpus())
-        except GpulseError as error:
-            raise RefusedError(404, error.message, hint=error.hint) from error
 
     async def plan(self, session: Session) -> None:
         """Choose the file that a session will be written to, so that it can be told before it is there."""

@@ -336,7 +336,7 @@ class Fleet:
         spans: dict[int, dict[FindingKey, FindingSpan]] = {}
         for stored in store.findings(Query(0.0, now + 1.0, limit=_MAX_SPANS)):
             if stored.node is not None:
-                spans.setdefault(stored.node, {})[finding_key(stored.finding)] = stored.span
+                spans.setdefault(stored.node, {})[stored.finding.key] = stored.span
         return spans
 
     @staticmethod

@@ -199,9 +199,9 @@ class Head:
         self._fleet.restore(archive, now())
         self._missing = MissingNodes(
             {
-                str(stored.finding.get("cause")): stored.span.start
+                str(stored.finding.cause): stored.span.start
                 for stored in archive.findings(Query(now(), now() + 1.0))
-                if stored.node is None and stored.finding.get("id") == "node_missing"
+                if stored.node is None and stored.finding.id == "node_missing"
             }
         )
         self._ingest = Ingest(

@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from gpulse._version import __version__
 from gpulse.cluster.head import documents
 from gpulse.cluster.head.commit import Committer
@@ -16,6 +18,7 @@ from gpulse.cluster.head.expected import missing
 from gpulse.cluster.head.exports import Exports
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.cluster.head.sessions import (
     LONGEST_INTERVAL_MS,
     SHORTEST_INTERVAL_MS,
@@ -30,13 +33,15 @@ from gpulse.model.finding import Finding
 from gpulse.model.metric import Scope
 from gpulse.model.session import Session
 from gpulse.reports.document import Document
-from gpulse.reports.events import Happened
-from gpulse.reports.interruptions import Interruptions
-from gpulse.reports.job import Jobs
-from gpulse.reports.past import Past
+from gpulse.reports.events import EventReport
+from gpulse.reports.findings import FindingReport
+from gpulse.reports.history import HistoryReport, QueryReport
+from gpulse.reports.job_report import JobReport
+from gpulse.reports.processes import ProcessReport
 from gpulse.reports.subject import JobKind
-from gpulse.reports.usage import Grouping
+from gpulse.reports.usage import Grouping, UsageReport
 from gpulse.store.entry import Entry
+from gpulse.store.gpu_choice import choose_gpus
 from gpulse.store.store import Statistic, Store
 
 log = logging.getLogger(__name__)
@@ -80,12 +85,8 @@ class Service:
         self._missing_findings = missing_findings
         self._now = now
         self._stop = stop
-        self._past = Past(store, fleet.register, exports.gpus, lambda: settings.interval_seconds)
-        self._happened = Happened(store, fleet.register, self._past.node_ids)
-        self._jobs = Jobs(
-            store, fleet.register, self._past.node_ids, exports.gpus, lambda: settings.interval_seconds
-        )
-        self._interruptions = Interruptions(store, fleet.register, lambda: settings.interval_seconds)
+        self._store = store
+        self._reports = ReportRunner(store, fleet.register, lambda: settings.interval_seconds)
         self._started = now()
         self._session_lock = asyncio.Lock()
         self._work: set[asyncio.Task[Document]] = set()
@@ -217,9 +218,9 @@ class Service:
         end: float | None = None,
         step: float | None = None,
         statistic: Statistic = "mean",
-    ) -> Document:
+    ) -> QueryReport:
         """The history of one metric."""
-        return await self._past.query(
+        return await self._reports.query(
             metric=metric,
             scope=scope,
             nodes=nodes,
@@ -241,9 +242,9 @@ class Service:
         end: float | None = None,
         points: int = 600,
         spread: bool = False,
-    ) -> Document:
+    ) -> HistoryReport:
         """Several metrics over time, all at the same moments."""
-        return await self._past.history(
+        return await self._reports.history(
             metrics=metrics,
             scope=scope,
             nodes=nodes,
@@ -263,9 +264,9 @@ class Service:
         gpus: Sequence[str] = (),
         users: Sequence[str] = (),
         jobs: Sequence[str] = (),
-    ) -> Document:
+    ) -> ProcessReport:
         """The processes that held GPUs, newest first."""
-        return await self._past.processes(
+        return await self._reports.processes(
             start=start,
             end=self._now() if end is None else end,
             nodes=nodes,
@@ -282,9 +283,9 @@ class Service:
         by: Grouping = "user",
         nodes: Sequence[str] = (),
         users: Sequence[str] = (),
-    ) -> Document:
+    ) -> UsageReport:
         """Who held GPUs, for how long, and how much of that they did nothing."""
-        return await self._past.usage(
+        return await self._reports.usage(
             start=start, end=self._now() if end is None else end, by=by, nodes=nodes, users=users
         )
 
@@ -297,9 +298,9 @@ class Service:
         start: float | None = None,
         end: float | None = None,
         points: int = 0,
-    ) -> Document:
+    ) -> JobReport:
         """How well a job, a session or a process used its GPUs."""
-        return await self._jobs.job(
+        return await self._reports.job(
             job=job, kind=kind, node=node, start=start, end=end, points=points, now=self._now()
         )
 
@@ -310,17 +311,19 @@ class Service:
         end: float | None = None,
         kinds: Sequence[str] = (),
         nodes: Sequence[str] = (),
-    ) -> Document:
+    ) -> EventReport:
         """What happened."""
-        return await self._happened.events(
+        return await self._reports.events(
             start=start, end=self._now() if end is None else end, kinds=kinds, nodes=nodes
         )
 
     async def finding_spans(
         self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
-    ) -> Document:
+    ) -> FindingReport:
         """From when to when findings held, oldest first."""
-        return await self._happened.finding_spans(start=start, end=end, nodes=nodes, now=self._now())
+        return await self._reports.finding_spans(
+            start=start, end=self._now() if end is None else end, nodes=nodes
+        )
 
     # --- sessions
 
@@ -336,8 +339,8 @@ class Service:
     ) -> Document:
         """Begin a session, in the past when asked to."""
         if nodes or gpus:
-            self._past.node_ids(nodes)
-            self._exports.gpus(nodes, gpus)
+            self._reports.node_ids(nodes)
+            choose_gpus(self._store.gpus(), nodes, gpus)
         async with self._session_lock:
             session = self._sessions.begin(
                 secrets.token_hex(8),
@@ -483,9 +486,9 @@ class Service:
         """The session with what is missing of its interruptions, which takes a look into the store."""
         document = self._described(session, self._now())
         if session.interruptions:
-            found = await asyncio.to_thread(self._interruptions.coverage, session)
+            found = await self._reports.coverage(session)
             document["interruptions"] = [
-                {**told, **(coverage.to_dict() if coverage else {})}
+                {**told, **(msgspec.to_builtins(coverage) if coverage else {})}
                 for told, coverage in zip(document["interruptions"], found, strict=True)
             ]
         return document

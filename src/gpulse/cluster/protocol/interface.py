@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from gpulse.model.device import Device
 from gpulse.model.finding import Finding
@@ -12,9 +12,16 @@ from gpulse.model.metric import Scope
 from gpulse.model.process import ProcessIdentity
 from gpulse.model.xid import XidLedger
 from gpulse.reports.document import Document
-from gpulse.reports.subject import JobKind
-from gpulse.reports.usage import Grouping
 from gpulse.store.store import Statistic
+
+if TYPE_CHECKING:  # clients need none of them
+    from gpulse.reports.events import EventReport
+    from gpulse.reports.findings import FindingReport
+    from gpulse.reports.history import HistoryReport, QueryReport
+    from gpulse.reports.job_report import JobReport
+    from gpulse.reports.processes import ProcessReport
+    from gpulse.reports.subject import JobKind
+    from gpulse.reports.usage import Grouping, UsageReport
 
 Format = Literal["json", "jsonl", "csv", "parquet"]
 NodeState = Literal["healthy", "late", "lost"]
@@ -124,7 +131,7 @@ class HeadInterface(Protocol):
         end: float | None = None,
         step: float | None = None,
         statistic: Statistic = "mean",
-    ) -> Document:
+    ) -> QueryReport:
         """The history of one metric."""
 
     async def history(
@@ -138,7 +145,7 @@ class HeadInterface(Protocol):
         end: float | None = None,
         points: int = 600,
         spread: bool = False,
-    ) -> Document:
+    ) -> HistoryReport:
         """Several metrics over time, all at the same moments."""
 
     async def processes(
@@ -150,7 +157,7 @@ class HeadInterface(Protocol):
         gpus: Sequence[str] = (),
         users: Sequence[str] = (),
         jobs: Sequence[str] = (),
-    ) -> Document:
+    ) -> ProcessReport:
         """The processes that held GPUs, newest first."""
 
     async def usage(
@@ -161,7 +168,7 @@ class HeadInterface(Protocol):
         by: Grouping = "user",
         nodes: Sequence[str] = (),
         users: Sequence[str] = (),
-    ) -> Document:
+    ) -> UsageReport:
         """Who held GPUs, for how long, and how much of that they did nothing."""
 
     async def job(
@@ -173,7 +180,7 @@ class HeadInterface(Protocol):
         start: float | None = None,
         end: float | None = None,
         points: int = 0,
-    ) -> Document:
+    ) -> JobReport:
         """How well a job, a session or a process used its GPUs."""
 
     async def events(
@@ -183,7 +190,7 @@ class HeadInterface(Protocol):
         end: float | None = None,
         kinds: Sequence[str] = (),
         nodes: Sequence[str] = (),
-    ) -> Document:
+    ) -> EventReport:
         """What happened."""
 
     def findings(self) -> Document:
@@ -191,7 +198,7 @@ class HeadInterface(Protocol):
 
     async def finding_spans(
         self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
-    ) -> Document:
+    ) -> FindingReport:
         """From when to when findings held, oldest first."""
 
     async def change_settings(

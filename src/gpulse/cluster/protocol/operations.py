@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
+import msgspec
+
 from gpulse.cluster.protocol import fields as f
 from gpulse.cluster.protocol import schemas
 from gpulse.cluster.protocol.answers import failure, refusal
@@ -15,11 +17,12 @@ from gpulse.errors import RefusedError, UsageError
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.reports.document import Document
 from gpulse.reports.subject import JobKind
-from gpulse.reports.usage import Grouping
+from gpulse.reports.usage import Grouping, UsageReport
 from gpulse.store.store import Statistic
 
 Method = Literal["GET", "POST"]
-Run = Callable[[HeadInterface, dict[str, Any]], Document | Awaitable[Document]]
+Answer = Document | msgspec.Struct
+Run = Callable[[HeadInterface, dict[str, Any]], Answer | Awaitable[Answer]]
 Fetch = Callable[[HeadInterface, dict[str, Any]], Download | Awaitable[Download]]
 
 
@@ -77,7 +80,7 @@ def _start(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
     return head.start_session(name=given.pop("name", None), since_seconds=since, **given)
 
 
-def _query(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
+def _query(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Answer]:
     metric = given.pop("metric")
     step = given.pop("step", None) or None
     scope = given.pop("scope", None) or scope_of(metric)
@@ -92,7 +95,7 @@ def _query(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
     )
 
 
-def _history(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
+def _history(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Answer]:
     scope, metrics = given.pop("scope", "gpu"), given.pop("metrics")
     _check_homes(scope, metrics)
     return head.history(
@@ -100,14 +103,14 @@ def _history(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
     )
 
 
-def _whole_usage(head: HeadInterface, given: dict[str, Any]) -> Awaitable[Document]:
+def _whole_usage(head: HeadInterface, given: dict[str, Any]) -> Awaitable[UsageReport]:
     return head.usage(start=given.pop("from", None), end=given.pop("to", None), **given)
 
 
-async def _usage(head: HeadInterface, given: dict[str, Any]) -> Document:
-    document = await _whole_usage(head, given)
-    rows = document["rows"]
-    return {**document, "truncated": len(rows) > _MOST_ROWS, "rows": rows[:_MOST_ROWS]}
+async def _usage(head: HeadInterface, given: dict[str, Any]) -> UsageReport:
+    report = await _whole_usage(head, given)
+    is_long = len(report.rows) > _MOST_ROWS
+    return msgspec.structs.replace(report, truncated=is_long, rows=report.rows[:_MOST_ROWS])
 
 
 async def _usage_file(head: HeadInterface, given: dict[str, Any]) -> Download:
@@ -431,7 +434,7 @@ async def call(
         return 404, refusal(f"there is no operation {operation[:60]!a}", f"there are: {', '.join(BY_NAME)}")
     try:
         answer = known.run(head, checked(known, body, now))
-        return 200, await answer if inspect.isawaitable(answer) else answer
+        return 200, msgspec.to_builtins(await answer if inspect.isawaitable(answer) else answer)
     except Exception as error:  # noqa: BLE001  whatever happens, the caller gets an answer
         return failure(error)
 

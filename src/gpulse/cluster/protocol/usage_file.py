@@ -11,39 +11,20 @@ from typing import Any
 from gpulse.cluster.protocol.fields import LATEST
 from gpulse.cluster.protocol.interface import Download
 from gpulse.export.csv import safe_text
-from gpulse.reports.document import Document
+from gpulse.reports.usage import UsageReport, UsageRow
 
-COLUMNS = (
-    "user",
-    "job",
-    "program",
-    "node",
-    "pid",
-    "start_time",
-    "gpu_seconds",
-    "idle_seconds",
-    "harvested_seconds",
-    "utilization_mean",
-    "memory_bytes_max",
-    "energy_joules",
-    "harvested_energy_joules",
-    "gpus",
-    "nodes",
-    "processes",
-    "first",
-    "last",
-)
+COLUMNS = UsageRow.__struct_fields__
 _TIMES = frozenset({"start_time", "first", "last"})
 _ROWS_A_PIECE = 500
 
 
-def usage_file(document: Document) -> Download:
-    """The file of an answer about usage; an empty cell is an unknown value."""
-    name = f"gpulse-usage-{_day(document['from'])}-{_day(document['to'])}.csv"
-    return Download(name, "text/csv", _pieces(document["rows"]))
+def usage_file(report: UsageReport) -> Download:
+    """Return the file of an answer about usage; an empty cell is an unknown value."""
+    name = f"gpulse-usage-{_day(report.start)}-{_day(report.end)}.csv"
+    return Download(name, "text/csv", _pieces(report.rows))
 
 
-async def _pieces(rows: Sequence[Document]) -> AsyncIterator[bytes]:
+async def _pieces(rows: Sequence[UsageRow]) -> AsyncIterator[bytes]:
     yield _lines([COLUMNS])
     for place in range(0, len(rows), _ROWS_A_PIECE):
         yield _lines([[_cell(row, name) for name in COLUMNS] for row in rows[place : place + _ROWS_A_PIECE]])
@@ -55,8 +36,8 @@ def _lines(rows: Sequence[Sequence[Any]]) -> bytes:
     return stream.getvalue().encode("utf-8", "replace")
 
 
-def _cell(row: Document, name: str) -> Any:
-    value = row[name]
+def _cell(row: UsageRow, name: str) -> Any:
+    value = getattr(row, name)
     if name == "nodes":
         value = " ".join(value)
     elif name in _TIMES and value is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpulse.model.finding import SEVERITIES, FindingKey, finding_key
+from gpulse.model.finding import SEVERITIES, FindingKey
 from gpulse.model.iso_time import iso
 from gpulse.model.natural import natural_key
 from gpulse.store.store import Query, Store, StoredFinding, StoredGpu
@@ -26,10 +26,10 @@ def findings(
     for stored in store.findings(Query(start, end, nodes=frozenset(names))):
         if stored.node is None or stored.node not in names:
             continue
-        label = stored.finding.get("label")
-        if label is not None and (stored.node, str(label)) not in places:
+        label = stored.finding.label
+        if label is not None and (stored.node, label) not in places:
             continue
-        key = stored.node, finding_key(stored.finding)
+        key = stored.node, stored.finding.key
         found[key] = _told(stored, names[stored.node], start, end, found.get(key))
     return sorted(
         found.values(),
@@ -40,14 +40,14 @@ def findings(
 def _told(
     stored: StoredFinding, node: str, start: float, end: float, before: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    span, detail = stored.span, stored.finding
+    span, finding = stored.span, stored.finding
     until = end if span.end is None else min(span.end, end)
     seconds = max(0.0, until - max(span.start, start))
     told = {
-        "id": str(detail.get("id")),
+        "id": finding.id,
         "node": node,
-        "gpu": detail.get("gpu"),
-        "label": detail.get("label"),
+        "gpu": finding.gpu,
+        "label": finding.label,
         "first_time": before["first_time"] if before else iso(span.start),
         "last_time": iso(until),
         "is_ongoing": span.end is None or span.end > end,
@@ -56,12 +56,11 @@ def _told(
         "start": span.start,
         "end": until,
     }
-    return told | {name: value for name, value in detail.items() if name not in told}
+    return told | {name: value for name, value in finding.to_dict().items() if name not in told}
 
 
 def _rank(item: Mapping[str, Any]) -> int:
-    severity = item.get("severity")
-    return SEVERITIES.index(severity) if severity in SEVERITIES else -1
+    return SEVERITIES.index(item["severity"])
 
 
 class Events(NamedTuple):

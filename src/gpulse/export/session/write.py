@@ -13,12 +13,13 @@ from gpulse.export.session import quantities
 from gpulse.export.session.energy import Energy
 from gpulse.export.session.grid import Grid, Rows, Table
 from gpulse.export.session.gswarm_json import json_pieces, jsonl_pieces
-from gpulse.export.session.members import members, present, unique_ids
+from gpulse.export.session.members import present, unique_ids
 from gpulse.export.session.outline import Document, Plan, Tally
 from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.tables import csv_pieces, parquet_pieces
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
+from gpulse.store.gpu_choice import choose_gpus
 from gpulse.store.store import Query, Samples, Store, StoredGpu
 
 Format = Literal["json", "jsonl", "csv", "parquet"]
@@ -226,7 +227,7 @@ def plan(store: Store, session: Session, *, now: float | None = None) -> Plan:
 
 
 def _present(store: Store, session: Session, end: float) -> list[StoredGpu]:
-    chosen = members(session, store.gpus(), strict=False)
+    chosen = choose_gpus(store.gpus(), session.nodes, session.gpus, strict=False)
     if end <= session.start or not chosen:
         return []
     query = Query(

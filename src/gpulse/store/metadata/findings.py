@@ -7,9 +7,9 @@ import sqlite3
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpulse.model.finding import NODE_FINDINGS, FindingKey, finding_key
+from gpulse.model.finding import NODE_FINDINGS, FindingKey, finding_key, from_document
 from gpulse.model.finding_span import FindingSpan, new_span
-from gpulse.store.metadata.lazy_json import Told
+from gpulse.store.metadata.values import read_object
 from gpulse.store.store import Query, StoredFinding
 
 if TYPE_CHECKING:  # the file makes this table
@@ -72,7 +72,7 @@ def find_findings(file: MetadataFile, query: Query) -> list[StoredFinding]:
         f'WHERE {chosen} ORDER BY start, node, "key"'
     )
     return [
-        StoredFinding(node, FindingSpan(began, last, over, bool(is_over)), Told(detail))
+        StoredFinding(node, FindingSpan(began, last, over, bool(is_over)), from_document(read_object(detail)))
         for node, detail, began, last, over, is_over in file.rows(statement, values)
     ]
 
