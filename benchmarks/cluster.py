@@ -32,8 +32,8 @@ from benchmarks.processes import (
     workplace,
 )
 from gpulse.model.session import Session
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.store import Query
 
 NAME = "cluster"

@@ -21,14 +21,14 @@ from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.reports.history import HistoryReport
 from gpulse.reports.usage import UsageReport
-from gpulse.store.entry import Entry, step_of
 from gpulse.store.history import day_summaries, gpu_time, rollup
 from gpulse.store.history.parquet import QUICK, connect, write_file
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, read_segments, write_meta
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, Entry
 from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.step import step_of
 from gpulse.store.reader import StoreReader
 from gpulse.store.registry import Register
 

@@ -33,16 +33,15 @@ from gpulse.model.columns import (
 )
 from gpulse.model.metric import CATALOGUE, Metric
 from gpulse.sources.recording import Recording
-from gpulse.store.entry import Entry, step_of
 from gpulse.store.history.blocks import make_stack
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.log.log import Log
-from gpulse.store.log.records import BATCH, Batch
+from gpulse.store.log.records import BATCH, Batch, Entry
 from gpulse.store.metadata.metadata import Metadata
-from gpulse.store.metadata.step import Step
+from gpulse.store.metadata.step import Step, step_of
 from gpulse.store.store import Query
 
 if TYPE_CHECKING:

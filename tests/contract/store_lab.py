@@ -22,9 +22,8 @@ from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess
 from gpulse.model.series import subject_label
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, Entry
 from gpulse.store.metadata.step import events_of
 from gpulse.store.store import Store
 from tests.integration.engines import Written

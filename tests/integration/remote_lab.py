@@ -18,8 +18,8 @@ import cramjam
 from gpulse.model.columns import Layout, layout_id
 from gpulse.model.metric import CATALOGUE
 from gpulse.model.series import EXPOSED, subject_label
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.tsdb.config import Engine
 from gpulse.store.tsdb.durable_mark import Wakes
 from gpulse.store.tsdb.forwarder import Forwarder

@@ -19,9 +19,8 @@ from gpulse.model.device import Device, Node
 from gpulse.model.frame import CgroupReading, Frame, GpuReading, HostReading, NetworkReading
 from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, Entry
 from gpulse.store.tsdb.config import Engine
 from gpulse.store.tsdb.forwarder import Forwarder
 from tests.integration.cluster import cluster_in, is_gone, until

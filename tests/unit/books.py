@@ -8,8 +8,8 @@ from typing import Any
 
 from gpulse.model.columns import Column, Layout, PackedFrame, layout_id
 from gpulse.store.log.record import Record
-from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
-from gpulse.store.metadata.metadata import FrameEvents, Metadata
+from gpulse.store.log.records import BATCH, FACT, Batch, FrameEvents, fact_bytes
+from gpulse.store.metadata.metadata import Metadata
 from tests.queries import query
 
 RUN = bytes(range(16))

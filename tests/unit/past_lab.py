@@ -17,9 +17,8 @@ from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, Entry
 from gpulse.store.metadata.step import events_of
 from gpulse.store.registry import Register
 

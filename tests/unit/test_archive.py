@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import DiskError, LogError
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.metadata.metadata import Metadata
 from gpulse.store.metadata.step import Step
 from tests.queries import query

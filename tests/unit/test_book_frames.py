@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpulse.store.metadata.metadata import FrameEvents, Metadata, Step
+from gpulse.store.log.records import FrameEvents
+from gpulse.store.metadata.metadata import Metadata, Step
 from gpulse.store.store import StoredEvent
 from tests.queries import query
 from tests.unit.books import LATER_RUN, RUN, frame_events, process

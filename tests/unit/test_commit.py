@@ -8,7 +8,7 @@ import pytest
 
 from gpulse.cluster.head.commit import Committer
 from gpulse.errors import DiskError
-from gpulse.store.entry import Entry
+from gpulse.store.log.records import Entry
 from gpulse.store.outage import Outage
 
 

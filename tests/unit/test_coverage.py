@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from gpulse.store.coverage import Coverage, Hole, apart
+from gpulse.store.coverage import Coverage, CoverageLoader, Hole, apart
 from gpulse.store.history.segments import SealedFile, Segment
-from gpulse.store.learning import Learner
 from gpulse.store.store import Query, Series, SeriesKey
 
 NOW = 120_000.0
@@ -47,18 +46,18 @@ def test_what_is_on_disk_is_looked_at_once_a_day_of_it() -> None:
 
     disk: Any = Disk(10 * DAY + 600.0, 13 * DAY)
     coverage, began = Coverage(), 13 * DAY
-    learner = Learner(disk, coverage, began)
+    loader = CoverageLoader(disk, coverage, began)
 
-    learner.learn(0.0, began, began)
+    loader.load(0.0, began, began)
     assert [] == coverage.holes(10 * DAY + 900.0, began - 60.0, [1], began)
     assert [(0.0, 10 * DAY + 900.0)] == [hole[:2] for hole in coverage.holes(0.0, began - 60.0, [1], began)]
     looked = len(disk.asked)
     assert 3 == looked
 
-    learner.learn(0.0, began - DAY, began + 30.0)
+    loader.load(0.0, began - DAY, began + 30.0)
     assert looked == len(disk.asked)
-    learner.learn(0.0, began + 100.0, began + 500.0)
-    learner.learn(0.0, began + 100.0, began + 900.0)
+    loader.load(0.0, began + 100.0, began + 500.0)
+    loader.load(0.0, began + 100.0, began + 900.0)
     assert len(disk.asked) <= looked + 2
 
 
@@ -67,12 +66,12 @@ def test_what_a_store_drops_while_it_runs_is_noticed() -> None:
 
     disk: Any = Disk(10 * DAY, 13 * DAY)
     coverage, began = Coverage(), 13 * DAY
-    learner = Learner(disk, coverage, began)
-    learner.learn(11 * DAY, 12 * DAY, began)
+    loader = CoverageLoader(disk, coverage, began)
+    loader.load(11 * DAY, 12 * DAY, began)
     assert [] == coverage.holes(11 * DAY, 12 * DAY, [1], began)
 
     disk.segments = disk.segments[1:]
-    learner.learn(11 * DAY, 12 * DAY, began)
+    loader.load(11 * DAY, 12 * DAY, began)
 
     assert [(11 * DAY, 12 * DAY)] == [hole[:2] for hole in coverage.holes(11 * DAY, 12 * DAY, [1], began)]
 
@@ -83,13 +82,13 @@ def test_what_is_thin_does_not_count_as_here() -> None:
     disk: Any = Disk(10 * DAY, 13 * DAY)
     began = 13 * DAY
     running = Coverage()
-    learner = Learner(disk, running, began)
-    learner.learn(11 * DAY, 12 * DAY, began)
+    loader = CoverageLoader(disk, running, began)
+    loader.load(11 * DAY, 12 * DAY, began)
     first, *others = disk.segments
     disk.segments = (first._replace(thinned=int(11.5 * DAY * 1e6)), *others)
     started = Coverage()
-    for coverage, one in ((running, learner), (started, Learner(disk, started, began))):
-        one.learn(11 * DAY, 12 * DAY, began)
+    for coverage, one in ((running, loader), (started, CoverageLoader(disk, started, began))):
+        one.load(11 * DAY, 12 * DAY, began)
         holes = coverage.holes(11 * DAY, 12 * DAY, [1], began)
         assert [(11 * DAY, 11.5 * DAY + 60.0)] == [hole[:2] for hole in holes]
         assert [] == coverage.holes(11 * DAY, 12 * DAY, [1], began, of_samples=False)
@@ -113,7 +112,7 @@ def test_what_came_without_a_gap_is_here() -> None:
 
     coverage = Coverage()
     for number in range(1, 11):
-        coverage.saw(1, RUN, range(number, number + 1), NOW - 20 + number, NOW - 20 + number)
+        coverage.add_frames(1, RUN, range(number, number + 1), NOW - 20 + number, NOW - 20 + number)
 
     assert [] == holes(coverage, NOW - 19, NOW)
     assert [(NOW - 90, NOW, [1])] == holes(coverage, NOW - 90, NOW)
@@ -124,7 +123,7 @@ def test_a_node_that_fell_silent_may_have_gone_elsewhere() -> None:
     """Since its last frame."""
 
     coverage = Coverage()
-    coverage.saw(1, RUN, range(1, 61), NOW - 400, NOW - 140)
+    coverage.add_frames(1, RUN, range(1, 61), NOW - 400, NOW - 140)
 
     assert [(NOW - 180, NOW, [1])] == holes(coverage, NOW - 400, NOW)
 
@@ -133,8 +132,8 @@ def test_frames_that_did_not_come_here_are_a_hole_however_short() -> None:
     """Their numbers tell: another head has them."""
 
     coverage = Coverage()
-    coverage.saw(1, RUN, range(1, 61), NOW - 300, NOW - 150)
-    coverage.saw(1, RUN, range(64, 121), NOW - 146, NOW)
+    coverage.add_frames(1, RUN, range(1, 61), NOW - 300, NOW - 150)
+    coverage.add_frames(1, RUN, range(64, 121), NOW - 146, NOW)
 
     assert [(NOW - 180, NOW - 120, [1])] == holes(coverage, NOW - 300, NOW)
 
@@ -143,8 +142,8 @@ def test_another_run_begins_another_stretch() -> None:
     """Nobody knows whether the run before ended here."""
 
     coverage = Coverage()
-    coverage.saw(1, RUN, range(1, 61), NOW - 300, NOW - 150)
-    coverage.saw(1, OTHER, range(1, 51), NOW - 146, NOW)
+    coverage.add_frames(1, RUN, range(1, 61), NOW - 300, NOW - 150)
+    coverage.add_frames(1, OTHER, range(1, 51), NOW - 146, NOW)
 
     assert [(NOW - 180, NOW - 120, [1])] == holes(coverage, NOW - 300, NOW)
 
@@ -153,8 +152,8 @@ def test_nodes_with_the_same_hole_share_it_and_others_have_their_own() -> None:
     """A node that has been away for long makes no hole for those that have not."""
 
     coverage = Coverage()
-    coverage.learn(1, np.arange(540.0, 6060.0, 60.0), np.full(92, 60))
-    coverage.learn(2, np.arange(540.0, 6060.0, 60.0), np.full(92, 60))
+    coverage.add_steps(1, np.arange(540.0, 6060.0, 60.0), np.full(92, 60))
+    coverage.add_steps(2, np.arange(540.0, 6060.0, 60.0), np.full(92, 60))
 
     assert [(0.0, 600.0, [1, 2]), (0.0, 6000.0, [3])] == holes(coverage, 0.0, 6000.0, 1, 2, 3)
     assert [(0.0, 6000.0, [1, 2, 3])] == [
@@ -168,8 +167,8 @@ def test_what_was_found_on_disk_is_here_minute_by_minute() -> None:
 
     coverage = Coverage()
     counts = np.array([60, 60, 60, 41, 59, 60, 60])
-    coverage.learn(1, np.arange(540.0, 960.0, 60.0), counts)
-    coverage.learn(2, np.array([600.0]), np.array([7]))
+    coverage.add_steps(1, np.arange(540.0, 960.0, 60.0), counts)
+    coverage.add_steps(2, np.array([600.0]), np.array([7]))
 
     assert [(720.0, 780.0, [1])] == holes(coverage, 600.0, 900.0)
     assert [(500.0, 600.0, [1]), (720.0, 780.0, [1]), (900.0, 1000.0, [1])] == holes(coverage, 500.0, 1000.0)
@@ -180,8 +179,8 @@ def test_what_was_dropped_is_elsewhere() -> None:
     """However it was known to be here."""
 
     coverage = Coverage()
-    coverage.learn(1, np.arange(540.0, 1260.0, 60.0), np.full(12, 60))
-    coverage.saw(2, RUN, range(1, 601), 600.0, 1200.0)
+    coverage.add_steps(1, np.arange(540.0, 1260.0, 60.0), np.full(12, 60))
+    coverage.add_frames(2, RUN, range(1, 601), 600.0, 1200.0)
     coverage.forget_before(900.0)
 
     assert [(600.0, 900.0, [1, 2])] == holes(coverage, 600.0, 1200.0, 1, 2)
@@ -194,8 +193,8 @@ def test_holes_of_many_nodes_are_few_and_miss_nothing() -> None:
 
     coverage = Coverage()
     for node in range(1, 41):
-        coverage.saw(node, RUN, range(1, 2), 0.0, 1000.0 * node)
-        coverage.saw(node, RUN, range(9, 10), 1000.0 * node + 5.0, NOW)
+        coverage.add_frames(node, RUN, range(1, 2), 0.0, 1000.0 * node)
+        coverage.add_frames(node, RUN, range(9, 10), 1000.0 * node + 5.0, NOW)
 
     found = coverage.holes(0.0, NOW, range(1, 41), NOW)
 

@@ -29,12 +29,11 @@ from gpulse.model.packing import FramePacker
 from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.agent_events import decode_events
-from gpulse.store.entry import Entry
 from gpulse.store.history.blocks import clipped
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.local import LocalStore
 from gpulse.store.log.reader import LogReader
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, Entry
 from gpulse.store.tsdb.layout_cache import Known
 from gpulse.store.tsdb.log_follower import Tail
 from gpulse.store.tsdb.requests import Requests

@@ -18,7 +18,7 @@ from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Lay
 from gpulse.errors import DiskError
 from gpulse.model.columns import Block, BlockPacker, PackedFrame, layout_id, split
 from gpulse.model.metric import Scope
-from gpulse.store.entry import Entry
+from gpulse.store.log.records import Entry
 
 RUN = b"r" * 16
 NOW = 1_800_000_000.0

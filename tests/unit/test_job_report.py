@@ -15,7 +15,7 @@ from gpulse.export.job_words import line
 from gpulse.model.frame import Frame
 from gpulse.model.job import Job
 from gpulse.model.session import Session
-from gpulse.store.entry import Entry
+from gpulse.store.log.records import Entry
 from tests.unit.job_documents import read
 from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
 

@@ -15,8 +15,8 @@ from gpulse.model.device import Node
 from gpulse.model.frame import Frame, HostReading
 from gpulse.model.job import Job, from_document
 from gpulse.model.packing import FramePacker
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.store import StoredNode
 from tests.unit.books import node_fact
 

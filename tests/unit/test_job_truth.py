@@ -13,8 +13,8 @@ from gpulse.errors import RefusedError
 from gpulse.export.job_words import facts, line
 from gpulse.model.session import Session
 from gpulse.reports.same_name_jobs import User
-from gpulse.store.entry import Entry
 from gpulse.store.incomplete import left_out
+from gpulse.store.log.records import Entry
 from gpulse.store.store import Query, Series
 from tests.unit.job_documents import read
 from tests.unit.past_lab import BEGIN, Held, Lab

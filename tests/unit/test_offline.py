@@ -14,10 +14,10 @@ import pytest
 from gpulse.cluster.client import offline
 from gpulse.errors import GpulseError, LogError, RefusedError
 from gpulse.model.session import Session
-from gpulse.store.entry import Entry
-from gpulse.store.holder import holder
 from gpulse.store.local import LocalStore
+from gpulse.store.log.lock import writer_of
 from gpulse.store.log.log import Log
+from gpulse.store.log.records import Entry
 from gpulse.store.offline import open_offline
 from tests.unit.books import RUN, batch, node_fact
 
@@ -105,14 +105,14 @@ def test_a_session_becomes_a_file(left: Path) -> None:
 
 def test_who_holds_a_store_is_known(left: Path) -> None:
     """While a head writes it, it is that head's business."""
-    assert holder(str(left)) is None
+    assert writer_of(str(left)) is None
 
     with LocalStore(str(left)):
-        assert os.getpid() == holder(str(left))
+        assert os.getpid() == writer_of(str(left))
         with pytest.raises(LogError, match="is being written"):
             offline.recover(str(left), name="week_long", session_id=None, now=300.0)
 
-    assert holder(str(left / "nothing")) is None
+    assert writer_of(str(left / "nothing")) is None
 
 
 def test_errors_name_the_file_of_the_user(left: Path) -> None:

@@ -16,7 +16,7 @@ from gpulse.errors import RefusedError
 from gpulse.model.finding import Evidence, Finding, from_document
 from gpulse.model.finding_span import MAX_GAP_SECONDS, MAX_SILENCE_SECONDS
 from gpulse.reports import events, findings
-from gpulse.store.entry import Entry
+from gpulse.store.log.records import Entry
 from gpulse.store.metadata.metadata import Metadata, Step
 from gpulse.store.store import StoredEvent
 from tests.queries import query

@@ -9,11 +9,10 @@ from gpulse.cluster.head.fleet import Fleet as HeadFleet
 from gpulse.cluster.head.maintenance import Maintenance, Rules
 from gpulse.model.columns import Block, BlockPacker, PackedFrame, split
 from gpulse.model.series import MOST_SUBJECTS
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
-from gpulse.store.log.records import BATCH, Batch, fact_bytes
+from gpulse.store.log.records import BATCH, Batch, Entry, fact_bytes
 from gpulse.store.tsdb import log_follower as tail_module
 from gpulse.store.tsdb.layout_cache import Known
 from gpulse.store.tsdb.log_follower import Tail

@@ -160,9 +160,9 @@ def _export(asked: Asked, directory: Path) -> None:
 
 def holder_of(directory: Path) -> int | None:
     """The process that holds the data of a head, 0 when it does not say; None when nobody does."""
-    from gpulse.store.holder import holder  # noqa: PLC0415  --help needs none of it
+    from gpulse.store.log.lock import writer_of  # noqa: PLC0415  --help needs none of it
 
-    return holder(str(directory))
+    return writer_of(str(directory))
 
 
 def _list(asked: Asked, sessions: Sequence[Document]) -> None:

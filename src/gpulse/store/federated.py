@@ -14,11 +14,10 @@ from gpulse.model.columns import time_span
 from gpulse.model.metric import Scope
 from gpulse.model.series import EXPOSED
 from gpulse.model.session import Session
-from gpulse.store.coverage import Coverage, Hole, apart, outside
-from gpulse.store.entry import Entry
+from gpulse.store.coverage import Coverage, CoverageLoader, Hole, apart, outside
 from gpulse.store.incomplete import left_out
-from gpulse.store.learning import Learner
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.merge import better_series, interleaved, merged_holdings, merged_shares, united_series
 from gpulse.store.outage import Outage
 from gpulse.store.store import (
@@ -129,7 +128,7 @@ class FederatedStore(Store):
         self._tsdb = Backend(tsdb, now)
         self._database = Backend(database, now)
         self._coverage = Coverage()
-        self._learner = Learner(local, self._coverage, now())
+        self._loader = CoverageLoader(local, self._coverage, now())
         self._now = now
         self.is_strict = False
 
@@ -162,7 +161,7 @@ class FederatedStore(Store):
             if batch is not None and batch.frames:
                 first, last = (time + batch.shift_us for time in time_span(batch.frames))
                 numbers = range(batch.first, batch.last + 1)
-                self._coverage.saw(batch.node, batch.run, numbers, first / 1e6, last / 1e6)
+                self._coverage.add_frames(batch.node, batch.run, numbers, first / 1e6, last / 1e6)
 
     # --- samples
 
@@ -241,7 +240,7 @@ class FederatedStore(Store):
         if self._backend(scope).store is None or not query.start < query.end:
             return []
         now = self._now()
-        self._learner.learn(query.start, query.end, now)
+        self._loader.load(query.start, query.end, now)
         first, last = max(0.0, query.start), min(query.end, now + _MAX_AHEAD_SECONDS)
         return self._coverage.holes(first, last, self._known(query), now, of_samples=scope in EXPOSED)
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Self
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.model.columns import Layout
-from gpulse.store.entry import Entry, step_of
 from gpulse.store.format import prepare_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
@@ -22,8 +21,9 @@ from gpulse.store.history.seal_client import Sealed, Sealer
 from gpulse.store.history.segments import Segment
 from gpulse.store.log.log import Log
 from gpulse.store.log.record import Record
-from gpulse.store.log.records import BATCH, NOTHING, Batch
+from gpulse.store.log.records import BATCH, NOTHING, Batch, Entry
 from gpulse.store.metadata.metadata import Metadata, StoredRun
+from gpulse.store.metadata.step import entry_of, step_of
 from gpulse.store.reader import StoreReader
 from gpulse.store.store import StoredGpu
 from gpulse.store.tsdb.forwarder import Forwarder
@@ -167,7 +167,7 @@ class LocalStore(StoreReader):
             self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
             self._log.append(NOTHING, bytes(probe_bytes))
             self._log.sync()
-            found = [_entry(record) for record in self._log.read(accepted + 1)]
+            found = [entry_of(record) for record in self._log.read(accepted + 1)]
             self._accept(accepted + 1, found)
             return found
 
@@ -373,14 +373,6 @@ class LocalStore(StoreReader):
             if version == self._gpus_version:  # else others came while this was read
                 self._gpus = known
         return list(known)
-
-
-def _entry(record: Record) -> Entry:
-    """The entry of a record; one that cannot be read means nothing."""
-    try:
-        return Entry.of_record(record)
-    except ValueError:
-        return Entry(record.kind, record.payload)
 
 
 _ABOUT_GPUS = frozenset({"devices", "node", "shared"})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulse.store.history.gpu_holders import joined
-from gpulse.store.history.series import join_samples
 from gpulse.store.store import Holding, Samples, Series, SeriesKey, Share, Statistic
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _milliseconds(times: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def merged_shares(shares: Iterable[Share]) -> list[Share]:
-    """One share a process and GPU, of parts that are of different times."""
+    """Return one share a process and GPU, from parts of different times."""
     found: dict[tuple[object, ...], Share] = {}
     for share in shares:
         before = found.get(share[:4])
@@ -124,8 +123,30 @@ def merged_shares(shares: Iterable[Share]) -> list[Share]:
     )
 
 
+def joined(one: Share, other: Share) -> Share:
+    """Add up the shares of one process and GPU in two stretches of time."""
+    return Share(
+        *one[:4],
+        _either(min, one.first, other.first),
+        _either(max, one.last, other.last),
+        one.seconds + other.seconds,
+        one.known_seconds + other.known_seconds,
+        one.busy_seconds + other.busy_seconds,
+        one.idle_seconds + other.idle_seconds,
+        _either(add, one.energy_joules, other.energy_joules),
+        _either(max, one.memory_max, other.memory_max),
+        one.seen_seconds + other.seen_seconds,
+    )
+
+
+def _either(both: Callable[[float, float], float], one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return both(one, other)
+
+
 def merged_holdings(holdings: Iterable[Holding]) -> list[Holding]:
-    """One holding a process and GPU, of parts that are of different times; means count for as long as they are of."""
+    """Return one holding a process and GPU, from parts of different times; means are weighted by their times."""
     found: dict[tuple[object, ...], list[Holding]] = {}
     for holding in holdings:
         found.setdefault(holding[:4], []).append(holding)
@@ -150,10 +171,30 @@ def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | N
     return sum(value * weight for value, weight in known) / total if known else None
 
 
+def join_samples(parts: Sequence[Samples], metrics: Sequence[str]) -> Samples:
+    """Bring the samples of several sources together, in the order of time."""
+    keys = sorted({key for part in parts for key in part.keys})
+    places = {key: place for place, key in enumerate(keys)}
+    series = np.concatenate(
+        [np.array([places[key] for key in part.keys], np.int32)[part.series] for part in parts]
+    )
+    times = np.concatenate([part.times for part in parts])
+    sequences = np.concatenate([part.sequences for part in parts])
+    order = np.lexsort((sequences, series, times))
+    return Samples(
+        keys,
+        series[order],
+        times[order],
+        np.concatenate([part.runs for part in parts])[order],
+        sequences[order],
+        {metric: np.concatenate([part.values[metric] for part in parts])[order] for metric in metrics},
+    )
+
+
 def interleaved(
     here: Iterator[Samples], there: Iterator[Samples], metrics: Sequence[str]
 ) -> Iterator[Samples]:
-    """Every sample that one of two knows, once, in the order of time; each gives stretches in that order."""
+    """Yield every sample of two sources once, in the order of time, in which each of them yields."""
     waiting: list[Samples | None] = [None, None]
     sources: list[Iterator[Samples] | None] = [here, there]
     while True:

@@ -13,7 +13,7 @@ from gpulse.store.disk import disk_errors
 from gpulse.store.format import check_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
-from gpulse.store.holder import holder
+from gpulse.store.log.lock import writer_of
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, Batch
 from gpulse.store.metadata.metadata import Metadata
@@ -92,7 +92,7 @@ def _book(directory: str, log: LogReader, stack: ExitStack) -> Metadata:
         for suffix in ("", "-wal"):
             if os.path.exists(path + suffix):
                 shutil.copyfile(path + suffix, copy + suffix)
-    if holder(directory) is not None:
+    if writer_of(directory) is not None:
         raise GpulseError(f"a head has begun to write {directory}", hint="try again, it will be asked")
     book = stack.enter_context(Metadata(copy, shown=path))
     book.replay(log.read(book.applied + 1))

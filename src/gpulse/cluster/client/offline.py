@@ -12,8 +12,8 @@ from gpulse.cluster.protocol.interface import Format
 from gpulse.export.session.write import SessionExport
 from gpulse.model.session import Session
 from gpulse.reports.document import Document
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.offline import OfflineStore, open_offline
 
 

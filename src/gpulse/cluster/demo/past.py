@@ -19,11 +19,9 @@ from gpulse.model.frame import Frame
 from gpulse.model.packing import FramePacker
 from gpulse.model.session import Session
 from gpulse.sources.simulated import DemoMachine
-from gpulse.store.entry import Entry
 from gpulse.store.format import prepare_format
 from gpulse.store.log.log import Log
-from gpulse.store.log.records import Batch
-from gpulse.store.metadata.frames import FrameEvents
+from gpulse.store.log.records import Batch, Entry, FrameEvents
 
 MOST_FRAMES = 5600
 """So many frames of the past are made for the whole cluster: large ones have a shorter past."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
 from gpulse.reports.document import Document
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.outage import Outage
 from gpulse.store.store import Store
 from gpulse.store.tsdb.config import Engine

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
 
 from gpulse.errors import DiskError, GpulseError
-from gpulse.store.entry import Entry
+from gpulse.store.log.records import Entry
 from gpulse.store.outage import Outage
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from gpulse.model.finding import Finding
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
 from gpulse.reports.document import Document
-from gpulse.store.entry import Entry
 from gpulse.store.local import LocalStore
+from gpulse.store.log.records import Entry
 from gpulse.store.store import Query
 
 if TYPE_CHECKING:

@@ -35,9 +35,7 @@ from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, S
 from gpulse.model.codec import plain
 from gpulse.model.columns import BlockPacker, Layout, PackedFrame, layout_id
 from gpulse.model.device import Device
-from gpulse.store.entry import Entry
-from gpulse.store.log.records import Batch
-from gpulse.store.metadata.frames import FrameEvents
+from gpulse.store.log.records import Batch, Entry, FrameEvents
 from gpulse.store.outage import Outage
 from gpulse.store.registry import node_fact
 from gpulse.store.store import HEARSAY, StoredNode

@@ -40,8 +40,8 @@ from gpulse.reports.job_report import JobReport
 from gpulse.reports.processes import ProcessReport
 from gpulse.reports.subject import JobKind
 from gpulse.reports.usage import Grouping, UsageReport
-from gpulse.store.entry import Entry
 from gpulse.store.gpu_choice import choose_gpus
+from gpulse.store.log.records import Entry
 from gpulse.store.store import Statistic, Store
 
 log = logging.getLogger(__name__)

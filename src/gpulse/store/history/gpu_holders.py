@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import add
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from gpulse.store.history.gpu_time import (
 from gpulse.store.history.query import History, Window
 from gpulse.store.history.relation import Relation, Sources, edges_of, relation
 from gpulse.store.history.rollup import COARSE, FINE, MINUTE_US
+from gpulse.store.merge import merged_shares
 from gpulse.store.store import Holding, Share
 
 if TYPE_CHECKING:
@@ -65,20 +65,13 @@ def shares(history: History, sources: Sources, window: Window) -> list[Share]:
 
     Whole hours are added up from files of shares, the rest is divided anew.
     """
-    found: dict[tuple[Any, ...], Share] = {}
     files = _SharedFiles(history, sources, window)
     inner = files.hours()
     anew = [window] if inner is None else [*edges_of(window, inner), *files.anew(inner)]
     questions = [_Question(*_both(sources, part)) for some in anew for part in _stretches(sources, some)]
     if inner is not None:
         questions += [files.question(part) for part in files.parts(inner)]
-    for question in questions:
-        for share in _answered(history, question, window):
-            before = found.get(share[:4])
-            found[share[:4]] = share if before is None else joined(before, share)
-    return sorted(
-        found.values(), key=lambda share: (share.node, share.pid or 0, share.start or 0.0, share.uuid)
-    )
+    return merged_shares(share for question in questions for share in _answered(history, question, window))
 
 
 class _Question(NamedTuple):
@@ -273,28 +266,6 @@ def _stretches(sources: Sources, window: Window) -> Iterator[Window]:
         stop = min(end, (begin // MINUTE_US) * MINUTE_US + length)
         yield window._replace(start=begin, end=stop)
         begin = stop
-
-
-def joined(one: Share, other: Share) -> Share:
-    """The shares of one process and GPU in two stretches of time."""
-    return Share(
-        *one[:4],
-        _either(min, one.first, other.first),
-        _either(max, one.last, other.last),
-        one.seconds + other.seconds,
-        one.known_seconds + other.known_seconds,
-        one.busy_seconds + other.busy_seconds,
-        one.idle_seconds + other.idle_seconds,
-        _either(add, one.energy_joules, other.energy_joules),
-        _either(max, one.memory_max, other.memory_max),
-        one.seen_seconds + other.seen_seconds,
-    )
-
-
-def _either(both: Callable[[float, float], float], one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return both(one, other)
 
 
 def _seconds(microseconds: int | None) -> float | None:

@@ -11,7 +11,8 @@ from gpulse.store.history.query import History, Window
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.relation import Sources, relation
 from gpulse.store.history.segments import counted, sealed_to
-from gpulse.store.history.series import grain_of, join_samples, select_series, series_of
+from gpulse.store.history.series import grain_of, select_series, series_of
+from gpulse.store.merge import join_samples
 from gpulse.store.store import Holding, Query, Samples, Series, Share
 
 _SCAN_ROWS = 200_000

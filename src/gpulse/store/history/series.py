@@ -1,8 +1,8 @@
-"""Select series over time from a relation of samples, and bring the samples of several sources together."""
+"""Select series over time from a relation of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gpulse.store.history.query import plain
 from gpulse.store.history.rollup import COARSE, FINE
-from gpulse.store.store import Query, Samples, Series, SeriesKey, Statistic
+from gpulse.store.store import Query, Series, SeriesKey, Statistic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,23 +95,3 @@ def _steps(found: Mapping[str, NDArray[Any]], query: Query) -> list[Series]:
         counts = plain(found[f"n{place}"], np.int64)
         columns.append(Series(_NOBODY, metric, times, values, lows, highs, ends, counts))
     return columns
-
-
-def join_samples(parts: Sequence[Samples], metrics: Sequence[str]) -> Samples:
-    """Bring the samples of several sources together, in the order of time."""
-    keys = sorted({key for part in parts for key in part.keys})
-    places = {key: place for place, key in enumerate(keys)}
-    series = np.concatenate(
-        [np.array([places[key] for key in part.keys], np.int32)[part.series] for part in parts]
-    )
-    times = np.concatenate([part.times for part in parts])
-    sequences = np.concatenate([part.sequences for part in parts])
-    order = np.lexsort((sequences, series, times))
-    return Samples(
-        keys,
-        series[order],
-        times[order],
-        np.concatenate([part.runs for part in parts])[order],
-        sequences[order],
-        {metric: np.concatenate([part.values[metric] for part in parts])[order] for metric in metrics},
-    )

@@ -41,3 +41,22 @@ def take_lock(directory: str) -> int:
         os.ftruncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
     return file
+
+
+def writer_of(directory: str) -> int | None:
+    """Return the process that writes a data directory, 0 when its pid is unknown, and None when there is none.
+
+    The lock is not taken.
+    """
+    try:
+        file = os.open(f"{directory}/log/lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(file, 20, 0).strip()
+        return int(text) if text.isdigit() else 0
+    finally:
+        os.close(file)
+    return None

@@ -1,9 +1,10 @@
-"""What the records of a head's log hold: batches of frames as they came, and facts that change the book."""
+"""Payloads of the records of a head's log: batches of frames as they came, and facts that change the metadata."""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 NOTHING = 0
@@ -22,7 +23,7 @@ class Batch(NamedTuple):
     run: bytes
     """Sixteen random bytes that the agent made when it started."""
     node: int
-    """The node's number in the book."""
+    """The node's number in the metadata."""
     first: int
     """The sequence number of the first frame; they count from 1 without gaps."""
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
@@ -53,6 +54,41 @@ class Batch(NamedTuple):
             raise ValueError("it is not a batch of frames")
         run, node, first, count, received_us, shift_us = _HEAD.unpack_from(payload)
         return cls(run, node, first, count, received_us, shift_us, payload[_HEAD.size :])
+
+
+class FrameEvents(NamedTuple):
+    """What happened in one frame."""
+
+    node: int
+    run: bytes
+    sequence: int
+    time: float
+    """Epoch seconds, on the head's clock."""
+    events: bytes
+    """A JSON array of objects, as it came."""
+
+
+class Entry(NamedTuple):
+    """One record that is to be written, or was, together with what its payload means."""
+
+    kind: int
+    payload: bytes
+    batch: Batch | None = None
+    """What the payload is, when it is a batch."""
+    fact: Mapping[str, Any] | None = None
+    """What the payload is, when it is a fact."""
+    events: tuple[FrameEvents, ...] = ()
+    """What happened in the batch's frames."""
+
+    @classmethod
+    def of_batch(cls, batch: Batch, events: tuple[FrameEvents, ...]) -> Entry:
+        """Return the entry for frames."""
+        return cls(BATCH, batch.to_bytes(), batch, events=events)
+
+    @classmethod
+    def of_fact(cls, fact: str, **fields: Any) -> Entry:
+        """Return the entry for a fact."""
+        return cls(FACT, fact_bytes(fact, **fields), fact={"fact": fact, **fields})
 
 
 def fact_bytes(fact: str, **fields: Any) -> bytes:

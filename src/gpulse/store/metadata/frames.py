@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpulse.store.agent_events import decode_events
+from gpulse.store.log.records import FrameEvents
 from gpulse.store.metadata.events import add_event
 from gpulse.store.metadata.values import UNREADABLE, number, spelled, text, whole, without
 
@@ -36,18 +37,6 @@ ON CONFLICT (kind, node) DO UPDATE SET time = excluded.time, detail = excluded.d
 _END_EARLIER = """
 UPDATE processes SET ended = max(?, first_seen) WHERE node = ? AND ended IS NULL AND run <> ?
 """
-
-
-class FrameEvents(NamedTuple):
-    """What happened in one frame."""
-
-    node: int
-    run: bytes
-    sequence: int
-    time: float
-    """Epoch seconds, on the head's clock."""
-    events: bytes
-    """A JSON array of objects, as it came."""
 
 
 def apply_frame(database: sqlite3.Connection, frame: FrameEvents) -> None:

@@ -24,13 +24,13 @@ from gpulse.store.metadata.events import find_events, job_events
 from gpulse.store.metadata.facts import apply_fact
 from gpulse.store.metadata.file import MetadataFile
 from gpulse.store.metadata.findings import find_findings
-from gpulse.store.metadata.frames import FrameEvents, apply_frame
+from gpulse.store.metadata.frames import apply_frame
 from gpulse.store.metadata.lazy_json import Told
 from gpulse.store.metadata.step import Step, Unreadable, steps_of
 from gpulse.store.metadata.values import read_object
 from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
-__all__ = ("FrameEvents", "Metadata", "Step", "StoredRun")
+__all__ = ("Metadata", "Step", "StoredRun")
 
 _RECORDS_AT_ONCE = 5_000
 _ROWS_AT_ONCE = 10_000

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from gpulse.model.columns import split
 from gpulse.store.log.record import Record
-from gpulse.store.log.records import BATCH, FACT, Batch, read_fact
+from gpulse.store.log.records import BATCH, FACT, Batch, Entry, FrameEvents, read_fact
 from gpulse.store.metadata.facts import Fact
-from gpulse.store.metadata.frames import FrameEvents
 
 _BYTES_AT_ONCE = 64 << 20
 """A step of so much of the log is long enough, however few records that is."""
@@ -82,6 +81,33 @@ def events_of(batch: Batch) -> Iterator[FrameEvents]:
             sequence += 1
     except ValueError:  # the rest cannot be read; what is no JSON becomes an event that says so
         yield FrameEvents(batch.node, batch.run, sequence, batch.received_us / 1e6, b"?")
+
+
+def entry_of(record: Record) -> Entry:
+    """Return the entry that was written as this record; one that cannot be read means nothing."""
+    try:
+        if record.kind == BATCH:
+            batch = Batch.from_bytes(record.payload)
+            return Entry(BATCH, record.payload, batch, events=tuple(events_of(batch)))
+        if record.kind == FACT:
+            return Entry(FACT, record.payload, fact=read_fact(record.payload))
+    except ValueError:
+        pass
+    return Entry(record.kind, record.payload)
+
+
+def step_of(position: int, entries: Iterable[Entry]) -> Step:
+    """Return what entries up to a position mean to the metadata."""
+    watermarks: dict[bytes, int] = {}
+    facts: list[Fact] = []
+    events: list[FrameEvents] = []
+    for entry in entries:
+        if entry.batch is not None:
+            watermarks[entry.batch.run] = entry.batch.last
+            events += entry.events
+        elif entry.fact is not None:
+            facts.append(entry.fact)
+    return Step(position, facts, watermarks, events)
 
 
 def steps_of(records: Iterable[Record], at_once: int) -> Iterator[tuple[Step, int]]:
