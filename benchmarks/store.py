@@ -334,6 +334,7 @@ def _day(samples: HistoryReader, hours: int) -> int:
             nodes=frozenset({3}),
             subjects=frozenset({_uuid(3, 5)}),
             step=hours * _HOUR / 1000,
+            spread=False,
         )
     )
     return sum(len(series.times) for series in found)
@@ -341,7 +342,9 @@ def _day(samples: HistoryReader, hours: int) -> int:
 
 def _fleet(samples: HistoryReader, seconds: int, step: float) -> int:
     start = _BEGIN + 7
-    found = samples.series(Query(start, start + seconds, "gpu", ("sm_active_ratio",), step=step))
+    found = samples.series(
+        Query(start, start + seconds, "gpu", ("sm_active_ratio",), step=step, spread=False)
+    )
     return sum(len(series.times) for series in found)
 
 

@@ -94,7 +94,7 @@ def query_report(context: Context, query: Query) -> QueryReport:
     found: list[Series] = []
     with noticing() as incomplete:
         if query.start < query.end:
-            found = context.store.series(replace(query, step=step))
+            found = context.store.series(replace(query, step=step, spread=False))
     return QueryReport(
         metric=metric,
         scope=query.scope,

@@ -74,6 +74,7 @@ def interruption_coverage(context: Context, session: Session, start: float, end:
             nodes=frozenset(names),
             step=step,
             statistic="last",
+            spread=False,
         )
         for series in context.store.series(query):
             times.setdefault(series.key.node, []).append(series.times)

@@ -92,7 +92,7 @@ def _last_heard(
     while left and stop > first:
         begin = max(first, stop - length)
         step = float(max(5, 60 * int((stop - begin) / _MAX_STEPS / 60)))
-        query = Query(begin, stop, "gpu", _PRESENCE_METRICS, nodes=frozenset(left), step=step)
+        query = Query(begin, stop, "gpu", _PRESENCE_METRICS, nodes=frozenset(left), step=step, spread=False)
         for one in context.store.series(query):
             ends = np.where(np.isnan(one.ends), one.times + step, one.ends)
             node = one.key.node

@@ -306,7 +306,7 @@ class CoverageLoader:
         best: dict[int, tuple[int, Series]] = {}
         length = MINUTE if (day + 2) * _DAY > self._until else _COARSE_SECONDS
         start, end = day * _DAY - length, min((day + 1) * _DAY + length, self._until)
-        for series in self._local.series(Query(start, end, scope, metrics, nodes, step=length)):
+        for series in self._local.series(Query(start, end, scope, metrics, nodes, step=length, spread=False)):
             known = 0 if series.counts is None else int(series.counts.sum())
             if known > best.get(series.key.node, (0,))[0]:
                 best[series.key.node] = known, series

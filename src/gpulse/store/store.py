@@ -55,6 +55,8 @@ class Query:
     """Seconds, at whose multiples steps begin; None for every sample."""
     statistic: Statistic = "mean"
     """What `Series.values` are of the samples of a step."""
+    spread: bool = True
+    """Whether `Series.lows` and `Series.highs` are needed; without them, steps of many subjects are found sooner."""
     kinds: frozenset[str] | None = None
     """Events only: of these kinds."""
     pids: frozenset[int] | None = None
@@ -201,6 +203,7 @@ class Series(NamedTuple):
     unknown."""
     lows: NDArray[np.float64]
     highs: NDArray[np.float64]
+    """The extremes of each step; the values where a query does not need them."""
     ends: NDArray[np.float64]
     """When the last sample of each step was taken; NaN where that is unknown."""
     counts: NDArray[np.int64] | None = None

@@ -238,6 +238,7 @@ def _present(store: Store, session: Session, end: float) -> list[StoredGpu]:
         nodes=frozenset(gpu.node for gpu in chosen),
         step=max(1.0, end - session.start),
         statistic="last",
+        spread=False,
     )
     heard = {(series.key.node, series.key.subject) for series in store.series(query)}
     return present(chosen, session, heard)

@@ -15,13 +15,19 @@ from gpulse.store.store import Query, Series, SeriesKey, Statistic
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_VALUES: Mapping[Statistic, str] = {
+_OF_SAMPLES: Mapping[Statistic, str] = {
+    "mean": "avg(m{0})",
+    "min": "min(m{0})",
+    "max": "max(m{0})",
+    "last": "arg_max(m{0}, time)",
+}
+"""The value of a step whose rows are samples, for the metric of a number."""
+_OF_ROWS: Mapping[Statistic, str] = {
     "mean": "sum(m{0} * n{0}) / nullif(sum(n{0}), 0)",
     "min": "min(l{0})",
     "max": "max(h{0})",
-    "last": "arg_max(m{0}, time)",
 }
-"""The value of a step, by statistic, for the metric of a number."""
+"""The same where a row may stand for several samples."""
 
 
 def grain_of(query: Query) -> int:
@@ -38,17 +44,18 @@ def select_series(relation: str, query: Query) -> str:
         relation: A statement with the columns of `relation.Relation`.
         query: What is wanted of it.
     """
-    places = range(len(query.metrics))
-    step = query.step_us
+    step, places = query.step_us, range(len(query.metrics))
     if step is None:
         values = "".join(f", m{place}" for place in places)
         return f"SELECT node_id, subject, time{values} FROM ({relation}) ORDER BY node_id, subject, time"
+    expressions = _OF_ROWS if grain_of(query) else _OF_SAMPLES
+    count = "sum(n{0})::BIGINT" if grain_of(query) else "count(m{0})"
     wanted = [f"node_id, subject, time // {step} * {step} AS step, max(last) AS last"]
-    wanted += [
-        f"{_VALUES[query.statistic].format(place)} AS m{place}, "
-        f"min(l{place}) AS l{place}, max(h{place}) AS h{place}, sum(n{place})::BIGINT AS n{place}"
-        for place in places
-    ]
+    for place in places:
+        columns = {"m": expressions[query.statistic], "n": count}
+        if query.spread:
+            columns |= {"l": expressions["min"], "h": expressions["max"]}
+        wanted += [f"{column.format(place)} AS {side}{place}" for side, column in columns.items()]
     return (
         f"SELECT {', '.join(wanted)} FROM ({relation}) GROUP BY node_id, subject, step "
         "ORDER BY node_id, subject, step"
@@ -91,7 +98,8 @@ def _steps(found: Mapping[str, NDArray[Any]], query: Query) -> list[Series]:
     times, ends = plain(found["step"], np.int64) / 1e6, plain(found["last"], np.int64) / 1e6
     columns = []
     for place, metric in enumerate(query.metrics):
-        values, lows, highs = (plain(found[f"{side}{place}"], np.float64) for side in "mlh")
+        sides = "mlh" if query.spread else "mmm"
+        values, lows, highs = (plain(found[f"{side}{place}"], np.float64) for side in sides)
         counts = plain(found[f"n{place}"], np.int64)
         columns.append(Series(_NOBODY, metric, times, values, lows, highs, ends, counts))
     return columns

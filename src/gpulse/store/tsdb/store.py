@@ -88,7 +88,7 @@ class TsdbStore(Store):
                 if step_us is None:
                     found += [series_of(line, metric, query.start) for line in lines]
                 else:
-                    found += self._stepped(target, metric, settled, step_us, query.statistic)
+                    found += self._stepped(target, metric, settled, step_us, query)
                     found += [
                         steps_of(line, metric, query.start_us, step_us, query.statistic) for line in lines
                     ]
@@ -144,21 +144,22 @@ class TsdbStore(Store):
         ]
 
     def _stepped(
-        self, target: Target, metric: str, span: tuple[int, int], step_us: int, statistic: Statistic
+        self, target: Target, metric: str, span: tuple[int, int], step_us: int, query: Query
     ) -> Iterator[Series]:
         """One entry a step, as the database makes it."""
+        low: Statistic = "min" if query.spread else query.statistic
+        high: Statistic = "max" if query.spread else query.statistic
         pieces = list(step_pieces(*span, step_us, target.series))
         counts = self._asking.evaluated(target, metric, _COUNT, pieces)
         if not counts:
             return
         lines = {
-            wanted: self._values(target, metric, wanted, pieces)
-            for wanted in dict.fromkeys((statistic, "min", "max"))
+            wanted: self._values(target, metric, wanted, pieces) for wanted in {query.statistic, low, high}
         }
         ends = self._asking.evaluated(target, metric, _END, pieces)
         long = [piece for piece in pieces if piece.window > _LOOK_BACK_MS]
         earlier = self._asking.evaluated(target, metric, _EARLIER_END, long) if long else {}
-        for signature, line in lines[statistic].items():
+        for signature, line in lines[query.statistic].items():
             begins = line.times * 1000 // step_us * step_us
             end = np.fmax(at(ends.get(signature), line.times), at(earlier.get(signature), line.times))
             yield Series(
@@ -166,8 +167,8 @@ class TsdbStore(Store):
                 metric,
                 begins / 1e6,
                 line.values,
-                at(lines["min"].get(signature), line.times),
-                at(lines["max"].get(signature), line.times),
+                at(lines[low].get(signature), line.times),
+                at(lines[high].get(signature), line.times),
                 np.where(end >= np.maximum(begins // 1000, span[0]) / 1000, end, np.nan),
                 at(counts.get(signature), line.times, 1).astype(np.int64),
             )
