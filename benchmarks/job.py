@@ -18,6 +18,8 @@ from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
 from benchmarks.past import Maker, Size, make_book, make_recent
 from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.protocol.requests import GetJob
+from gpulse.cluster.protocol.values import Time
 from gpulse.errors import RefusedError
 from gpulse.export.job_page import page
 from gpulse.model.metric import CATALOGUE
@@ -74,13 +76,13 @@ def _asked(
 ) -> tuple[float, Spread, Spread, JobReport | RefusedError]:
     """The first answer's time, the spread of later ones in time and CPU time, and an answer; a refusal is one, too."""
     kind: JobKind | None = asked.pop("kind", None)
-    wanted = {"node": None, "start": float(size.end - _DAY), "end": None, "points": 0, **asked}
+    wanted = GetJob(**{"kind": kind, "start": Time(size.end - _DAY), **asked})
     times, spent = [], []
     answer: JobReport | RefusedError
     for _ in range(takes + 1):
         begun, used = time.perf_counter(), time.process_time()
         try:
-            answer = asyncio.run(reports.job(kind=kind, now=float(size.end), **wanted))
+            answer = asyncio.run(reports.job(wanted, float(size.end)))
             msgspec.json.encode(answer)
         except RefusedError as error:
             answer = error

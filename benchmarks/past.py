@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeVar
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
 from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.protocol.requests import GetHistory, GetUsage
+from gpulse.cluster.protocol.values import Time
 from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.reports.history import HistoryReport
@@ -387,19 +389,13 @@ def _questions(report: Report, reports: ReportRunner, size: Size, takes: int) ->
     month = float(size.end - size.days * _DAY + _HOUR)
 
     async def chart() -> HistoryReport:
-        return await reports.history(
-            metrics=(*_CHART, _COUNTER),
-            scope="gpu",
-            nodes=(),
-            gpus=("node-3:5",),
-            start=month,
-            end=float(size.end),
-            points=600,
-            spread=True,
+        request = GetHistory(
+            metrics=(*_CHART, _COUNTER), gpus=("node-3:5",), start=Time(month), points=600, spread=True
         )
+        return await reports.history(request, float(size.end))
 
     async def usage(start: float) -> UsageReport:
-        return await reports.usage(start=start, end=float(size.end), by="user", nodes=(), users=())
+        return await reports.usage(GetUsage(start=Time(start)), float(size.end))
 
     table = Table("Time of the first answer and CPU time of later ones:", ("what", "first", "CPU", "answer"))
     gpus = size.nodes * _GPUS

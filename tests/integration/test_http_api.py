@@ -25,6 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from gpulse.cluster.ports import who_listens
 from gpulse.cluster.security import Access, TlsFiles
 from gpulse.errors import GpulseError
+from gpulse.model.finding import Finding
 from gpulse.web import protocol, server
 from gpulse.web.app import make_app
 from gpulse.web.protocol import PatientHttp, PatientWebSocket
@@ -184,7 +185,7 @@ async def test_details_when_they_change(port: int, head: FakeHead) -> None:
         assert {"name", "up", "rx_bytes_per_second"} <= set(details["network"][0])
         await head.advance()
         assert "details" not in (await message(stream))["nodes"][0]
-        found = {"id": "input.workers", "severity": "high", "gpu": 0, "summary": "<b>starved</b>"}
+        found = Finding("input.workers", "input", "high", 0.9, "<b>starved</b>", gpu=0)
         head.nodes = [node._replace(findings=[found]) for node in head.nodes]
         await head.advance()
         later = (await message(stream))["nodes"][0]["details"]

@@ -4,27 +4,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpulse.cluster.protocol.interface import Download, Format, LiveNode
+from gpulse.cluster.head import documents
+from gpulse.cluster.protocol import answers as a
+from gpulse.cluster.protocol import requests as r
+from gpulse.cluster.protocol.interface import Download, LiveNode
 from gpulse.errors import RefusedError
 from gpulse.model.frame import Frame
 from gpulse.model.iso_time import iso
-from gpulse.model.metric import Scope
 from gpulse.model.session import Session
-from gpulse.reports.document import Document
 from gpulse.reports.events import EventReport
 from gpulse.reports.findings import FindingReport
 from gpulse.reports.history import HistoryReport, QueryReport
 from gpulse.reports.job_report import JobReport
 from gpulse.reports.processes import ProcessReport
-from gpulse.reports.subject import JobKind
-from gpulse.reports.usage import Grouping, UsageReport
+from gpulse.reports.usage import UsageReport
 from gpulse.sources.simulated import DemoMachine
-from gpulse.store.store import Statistic
 from gpulse.web.access import CLIENT_USER
 from tests.unit.job_documents import job_document
 
@@ -52,7 +51,21 @@ class FakeHead:
         self.news = asyncio.Condition()
         self.stored: list[Session] = []
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.storage: Document = {"state": "ok", "error": None}
+        self.storage = a.Storage(
+            state="ok",
+            error=None,
+            hint=None,
+            since=None,
+            directory="/var/lib/gpulse",
+            waiting_bytes=0,
+            commit_seconds=0.001,
+            log_bytes=1,
+            history_bytes=1,
+            book_bytes=1,
+            free_bytes=1,
+            unsealed_bytes=1,
+            is_behind=False,
+        )
         self.failure: Exception | None = None
         self.was_ended = False
         self.absent: list[str] = []
@@ -83,132 +96,120 @@ class FakeHead:
         async with self.news:
             self.news.notify_all()
 
-    def info(self) -> Document:
+    def info(self) -> a.Info:
         self._heard("info")
-        return {"name": "gpulse head", "version": "1", "endpoints": ["/status"]}
+        return a.Info(message="gpulse head", name="gpulse", version="1", api="/", endpoints=["/status"])
 
-    def status(self) -> Document:
+    def status(self) -> a.Status:
         active = [session for session in self.stored if session.is_active]
-        return {
-            "freq": 1000,
-            "enable_bandwidth_profiling": False,
-            "enable_nvlink_profiling": False,
-            "is_profiling": bool(active),
-            "output_filename": f"{active[-1].name}.json" if active else None,
-            "frame_id_counter": self.sequence,
-            "connected_clients": [node.name for node in self.nodes],
-            "total_gpus": sum(len(node.frame.gpus) for node in self.nodes if node.frame),
-            "gpu_info": {},
-            "active_sessions": [session.name for session in active],
-            "version": "1",
-            "uptime_seconds": 1.5,
-            "storage": self.storage,
-            "nodes": [{"name": node.name, "state": node.state, "since": NOW} for node in self.nodes],
-        }
+        return a.Status(
+            freq=1000,
+            enable_bandwidth_profiling=False,
+            enable_nvlink_profiling=False,
+            is_profiling=bool(active),
+            output_filename=f"{active[-1].name}.json" if active else "",
+            frame_id_counter=self.sequence,
+            connected_clients=[node.name for node in self.nodes],
+            total_gpus=sum(len(node.devices) for node in self.nodes),
+            gpu_info={},
+            active_sessions=[self._session(session) for session in active],
+            recoverable_sessions=[],
+            version="1",
+            time=iso(self.now),
+            uptime_seconds=1.5,
+            frames_received=self.sequence,
+            nodes=[documents.node_status(node, self.now) for node in self.nodes],
+            missing_nodes=self.absent,
+            findings=[],
+            storage=self.storage,
+        )
 
-    def clients(self) -> Document:
-        clients = [
-            {
-                "client_id": node.name,
-                "hostname": node.name,
-                "gpu_count": len(node.frame.gpus) if node.frame else 0,
-                "gpus": [
-                    {
-                        "id": f"{node.name}:{gpu.device.label}",
-                        "name": gpu.device.name,
-                        "physical_idx": gpu.device.index,
-                    }
-                    for gpu in (node.frame.gpus if node.frame else ())
-                ],
-                "state": node.state,
-            }
-            for node in self.nodes
-        ]
-        return {"total_clients": len(clients), "clients": clients}
+    def clients(self) -> a.Clients:
+        clients = [documents.client(node, self.now) for node in self.nodes]
+        return a.Clients(total_clients=len(clients), clients=clients)
 
-    def latest(self) -> Document:
-        return {
-            "timestamp": self.now,
-            "client_data": {
-                node.name: {
-                    "gpus": [{"gpu_id": f"{node.name}:0:GPU", "gpu_util": 97.0, "gpu_memory": float("nan")}],
-                    "time": self.now,
-                    "age_seconds": 0.0,
-                }
+    def latest(self) -> a.Latest:
+        return a.Latest(
+            timestamp=iso(self.now),
+            client_data={
+                node.name: a.NodeValues(
+                    hostname=node.name,
+                    state=node.state,
+                    time=iso(self.now),
+                    age_seconds=0.0,
+                    gpus=[
+                        a.GpuValues(
+                            gpu_id=f"{node.name}:0:GPU",
+                            physical_idx=0,
+                            name="GPU",
+                            gpu_util=97.0,
+                            gpu_memory=float("nan"),
+                            values={},
+                        )
+                    ],
+                    host=None,
+                )
                 for node in self.nodes
             },
-        }
-
-    def sessions(self) -> Document:
-        return {
-            "total_sessions": len(self.stored),
-            "active_sessions": sum(session.is_active for session in self.stored),
-            "sessions": [self._session(session) for session in self.stored],
-        }
-
-    async def session(self, name: str) -> Document:
-        return self._session(self._found(name))
-
-    async def start_session(
-        self,
-        *,
-        name: str | None,
-        since_seconds: float | None = None,
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        labels: Mapping[str, str] | None = None,
-        interval_ms: int | None = None,
-    ) -> Document:
-        self._heard(
-            "start",
-            name=name,
-            since_seconds=since_seconds,
-            nodes=nodes,
-            gpus=gpus,
-            labels=labels,
-            interval_ms=interval_ms,
         )
+
+    def sessions(self) -> a.Sessions:
+        return a.Sessions(
+            total_sessions=len(self.stored),
+            active_sessions=sum(session.is_active for session in self.stored),
+            sessions=[self._session(session) for session in self.stored],
+        )
+
+    async def session(self, request: r.GetSession) -> a.SessionAnswer:
+        return self._session(self._found(request.name))
+
+    async def start_session(self, request: r.StartSession) -> a.OneSession:
+        self._heard("start", request)
+        name = request.name
         if any(session.name == name and session.is_active for session in self.stored):
             raise RefusedError(409, f"a session called {name} is active already", hint="choose another name")
         number = len(self.stored) + 1
         session = Session(
             f"s{number}",
             name or f"session-{number}",
-            self.now - (since_seconds or 0),
+            self.now - (request.since or 0),
             self.now,
-            interval_ms or 1000,
+            request.interval_ms or 1000,
         )
         self.stored.append(session)
-        return {
-            "success": True,
-            "message": "started",
-            "output_file": f"{session.name}.json",
-            "session": self._session(session),
-        }
+        return a.OneSession(
+            success=True,
+            message="started",
+            output_file=f"{session.name}.json",
+            session=self._session(session),
+        )
 
-    async def stop_sessions(self, *, name: str | None = None, output_format: Format = "json") -> Document:
-        self._heard("stop", name=name, output_format=output_format)
-        if name is not None:
-            self._found(name)
-        stopped = [s for s in self.stored if s.is_active and name in {None, s.name}]
+    async def stop_sessions(self, request: r.StopSessions) -> a.SeveralSessions:
+        self._heard("stop", request)
+        if request.name:
+            self._found(request.name)
+        stopped = [s for s in self.stored if s.is_active and request.name in {"", s.name}]
         self.stored = [s._replace(state="finished", end=self.now) if s in stopped else s for s in self.stored]
-        return {
-            "success": True,
-            "message": f"{len(stopped)} stopped",
-            "output_file": None,
-            "sessions": [s.name for s in stopped],
-        }
+        return a.SeveralSessions(
+            success=True,
+            message=f"{len(stopped)} stopped",
+            output_file=None,
+            sessions=[self._session(s) for s in stopped],
+        )
 
-    async def recover_session(self, *, name: str | None = None, session_id: str | None = None) -> Document:
-        self._heard("recover", name=name, session_id=session_id)
-        return {"success": True, "session": self._session(self._found(session_id or name or ""))}
+    async def recover_session(self, request: r.RecoverSession) -> a.OneSession:
+        self._heard("recover", request)
+        session = self._session(self._found(request.session_id or request.name or ""))
+        return a.OneSession(success=True, message="goes on", output_file=None, session=session)
 
-    async def export_session(self, *, name: str, output_format: Format = "json") -> Document:
-        self._heard("export", name=name, output_format=output_format)
-        return {"success": True, "output_file": f"{self._found(name).name}.{output_format}"}
+    async def export_session(self, request: r.GetSessionFile) -> a.SeveralSessions:
+        self._heard("export", request)
+        session = self._session(self._found(request.name))
+        file = f"{session.name}.{request.format}"
+        return a.SeveralSessions(success=True, message="exported", output_file=file, sessions=[session])
 
-    def download(self, *, name: str, output_format: Format = "json") -> Download:
-        session = self._found(name)
+    def download(self, request: r.GetSessionFile) -> Download:
+        session = self._found(request.name)
 
         async def pieces() -> AsyncIterator[bytes]:
             yield b'{"session_name":'
@@ -220,104 +221,40 @@ class FakeHead:
             "csv": "text/csv",
             "parquet": "application/vnd.apache.parquet",
         }
-        return Download(f"{session.name}.{output_format}", kinds[output_format], pieces())
+        return Download(f"{session.name}.{request.format}", kinds[request.format], pieces())
 
-    async def query(
-        self,
-        *,
-        metric: str,
-        scope: Scope = "gpu",
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        start: float | None = None,
-        end: float | None = None,
-        step: float | None = None,
-        statistic: Statistic = "mean",
-    ) -> QueryReport:
-        self._heard(
-            "query",
-            metric=metric,
-            scope=scope,
-            nodes=nodes,
-            gpus=gpus,
-            start=start,
-            end=end,
-            step=step,
-            statistic=statistic,
-        )
-        return msgspec.convert(
-            {
-                "metric": metric,
-                "scope": scope,
-                "incomplete": [],
-                "series": [
-                    {"node": "alpha", "subject": "GPU-0", "gpu": "0", "times": [NOW], "values": [0.5]}
-                ],
-                "unit": "1",
-                "from": NOW,
-                "to": NOW,
-                "step": step,
-                "statistic": statistic,
-            },
-            QueryReport,
-        )
+    async def query(self, request: r.QueryMetric) -> QueryReport:
+        self._heard("query", request)
+        series = {"node": "alpha", "subject": "GPU-0", "gpu": "0", "times": [NOW], "values": [0.5]}
+        told: dict[str, Any] = {
+            "metric": request.metric,
+            "scope": request.scope,
+            "incomplete": [],
+            "series": [series],
+        }
+        told |= {"unit": "1", "from": NOW, "to": NOW, "step": None, "statistic": request.statistic}
+        return msgspec.convert(told, QueryReport)
 
-    async def history(
-        self,
-        *,
-        metrics: Sequence[str],
-        scope: Scope = "gpu",
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        start: float | None = None,
-        end: float | None = None,
-        points: int = 600,
-        spread: bool = False,
-    ) -> HistoryReport:
-        self._heard(
-            "history",
-            metrics=metrics,
-            scope=scope,
-            nodes=nodes,
-            gpus=gpus,
-            start=start,
-            end=end,
-            points=points,
-            spread=spread,
-        )
+    async def history(self, request: r.GetHistory) -> HistoryReport:
+        self._heard("history", request)
         series = [
             {"node": "alpha", "subject": "GPU-0", "gpu": "0", "metric": metric, "unit": "1", "values": [None]}
-            for metric in metrics
+            for metric in request.metrics
         ]
         span = {"from": NOW - 1, "to": NOW, "step": 1.0, "times": [NOW - 1]}
-        return msgspec.convert({"scope": scope, **span, "incomplete": [], "series": series}, HistoryReport)
+        return msgspec.convert(
+            {"scope": request.scope, **span, "incomplete": [], "series": series}, HistoryReport
+        )
 
-    async def processes(
-        self,
-        *,
-        start: float | None = None,
-        end: float | None = None,
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        users: Sequence[str] = (),
-        jobs: Sequence[str] = (),
-    ) -> ProcessReport:
-        self._heard("processes", start=start, end=end, nodes=nodes, gpus=gpus, users=users, jobs=jobs)
+    async def processes(self, request: r.GetProcesses) -> ProcessReport:
+        self._heard("processes", request)
         return msgspec.convert(
             {"from": NOW - 3600, "to": NOW, "truncated": False, "incomplete": [], "processes": []},
             ProcessReport,
         )
 
-    async def usage(
-        self,
-        *,
-        start: float | None = None,
-        end: float | None = None,
-        by: Grouping = "user",
-        nodes: Sequence[str] = (),
-        users: Sequence[str] = (),
-    ) -> UsageReport:
-        self._heard("usage", start=start, end=end, by=by, nodes=nodes, users=users)
+    async def usage(self, request: r.GetUsage) -> UsageReport:
+        self._heard("usage", request)
         row = {
             **dict.fromkeys(("job", "program", "node", "pid", "start_time", "energy_joules")),
             "harvested_energy_joules": None,
@@ -333,61 +270,36 @@ class FakeHead:
             "first": NOW - 60,
             "last": NOW,
         }
-        return msgspec.convert(
-            {
-                "from": NOW - 3600,
-                "to": NOW,
-                "step": 60.0,
-                "by": by,
-                "gpus": 3,
-                "capacity_seconds": 10_800.0,
-                "gpu_seconds": 60.0,
-                "idle_seconds": 0.0,
-                "harvested_seconds": 0.0,
-                "truncated": False,
-                "incomplete": [],
-                "rows": [row],
-            },
-            UsageReport,
-        )
+        told = {
+            "from": NOW - 3600,
+            "to": NOW,
+            "step": 60.0,
+            "by": request.by,
+            "gpus": 3,
+            "capacity_seconds": 10_800.0,
+            "gpu_seconds": 60.0,
+            "idle_seconds": 0.0,
+            "harvested_seconds": 0.0,
+            "truncated": False,
+            "incomplete": [],
+            "rows": [row],
+        }
+        return msgspec.convert(told, UsageReport)
 
-    async def job(
-        self,
-        *,
-        job: str,
-        kind: JobKind | None = None,
-        node: str | None = None,
-        start: float | None = None,
-        end: float | None = None,
-        points: int = 0,
-    ) -> JobReport:
-        self._heard("job", job=job, kind=kind, node=node, start=start, end=end, points=points)
-        return msgspec.convert({**job_document(), "job": job}, JobReport)
+    async def job(self, request: r.GetJob) -> JobReport:
+        self._heard("job", request)
+        return msgspec.convert({**job_document(), "job": request.job}, JobReport)
 
-    async def events(
-        self,
-        *,
-        start: float | None = None,
-        end: float | None = None,
-        kinds: Sequence[str] = (),
-        nodes: Sequence[str] = (),
-    ) -> EventReport:
-        self._heard("events", start=start, end=end, kinds=kinds, nodes=nodes)
-        return msgspec.convert(
-            {
-                "truncated": False,
-                "events": [{"time": iso(NOW), "kind": "node_joined", "node": "alpha", "detail": {}}],
-            },
-            EventReport,
-        )
+    async def events(self, request: r.GetEvents) -> EventReport:
+        self._heard("events", request)
+        event = {"time": iso(NOW), "kind": "node_joined", "node": "alpha", "detail": {}}
+        return msgspec.convert({"truncated": False, "events": [event]}, EventReport)
 
-    def findings(self) -> Document:
-        return {"findings": []}
+    def findings(self) -> a.Findings:
+        return a.Findings(time=iso(self.now), findings=[])
 
-    async def finding_spans(
-        self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
-    ) -> FindingReport:
-        self._heard("finding_spans", start=start, end=end, nodes=nodes)
+    async def finding_spans(self, request: r.GetFindingSpans) -> FindingReport:
+        self._heard("finding_spans", request)
         span = {
             **dict.fromkeys(("family", "cause", "lost_ratio", "confidence", "to", "url")),
             "node": "alpha",
@@ -402,14 +314,13 @@ class FakeHead:
             "advice": [],
         }
         return msgspec.convert(
-            {"from": NOW - 3600, "to": NOW, "step": 30.0, "truncated": False, "spans": [span]}, FindingReport
+            {"from": NOW - 3600, "to": NOW, "truncated": False, "spans": [span]}, FindingReport
         )
 
-    async def change_settings(
-        self, *, interval_ms: int | None = None, bandwidth: bool | None = None, nvlink: bool | None = None
-    ) -> Document:
-        self._heard("settings", interval_ms=interval_ms, bandwidth=bandwidth, nvlink=nvlink)
-        return {"success": True, "freq": interval_ms or 1000}
+    async def change_settings(self, request: r.ChangeSettings) -> a.SettingsChanged:
+        self._heard("settings", request)
+        settings = a.AgentSettings(interval_ms=request.interval_ms or 1000, bandwidth=False, nvlink=False)
+        return a.SettingsChanged(success=True, settings=settings)
 
     def live(self) -> list[LiveNode]:
         return self.nodes
@@ -429,14 +340,14 @@ class FakeHead:
                 pass
         return self.sequence
 
-    def shut_down(self) -> Document:
+    def shut_down(self) -> a.Done:
         self.was_ended = True
-        return {"success": True, "message": "the head ends"}
+        return a.Done(success=True, message="the head ends")
 
-    def _heard(self, operation: str, **given: Any) -> None:
+    def _heard(self, operation: str, request: r.Request | None = None) -> None:
         if self.failure is not None:
             raise self.failure
-        self.asked.append((operation, given))
+        self.asked.append((operation, {} if request is None else msgspec.structs.asdict(request)))
 
     def _found(self, name: str) -> Session:
         for session in reversed(self.stored):
@@ -444,22 +355,8 @@ class FakeHead:
                 return session
         raise RefusedError(404, f"there is no session {name}", hint="GET /profiling/sessions lists them")
 
-    def _session(self, session: Session) -> Document:
-        return {
-            "name": session.name,
-            "session_id": session.id,
-            "state": session.state,
-            "is_active": session.is_active,
-            "start_time": "2026-01-01T00:00:00Z",
-            "end_time": None,
-            "frame_count": 0,
-            "output_file": session.output,
-            "labels": dict(session.labels),
-            "nodes": list(session.nodes),
-            "gpus": list(session.gpus),
-            "recoverable": False,
-            "interruptions": [],
-        }
+    def _session(self, session: Session) -> a.SessionAnswer:
+        return documents.session(session, self.now, output_file=session.output)
 
 
 def seen_as(app: ASGIApp, user: int) -> ASGIApp:

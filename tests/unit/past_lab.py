@@ -11,6 +11,7 @@ import pytest
 
 from gpulse.cluster.agent.changes import Changes
 from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.protocol import requests as r
 from gpulse.model.columns import Layout, PackedFrame, layout_id
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
@@ -25,6 +26,8 @@ from gpulse.store.registry import Register
 Document = dict[str, Any]
 """An answer as JSON."""
 
+NO_TIME = 0.0
+"""The time now, where a request says when it ends."""
 BEGIN = 1_800_000_000
 """Epoch seconds; the beginning of an hour."""
 
@@ -162,26 +165,23 @@ class Lab:
 
     async def history(self, metrics: Sequence[str], **asked: Any) -> Document:
         """Several metrics; seconds count from the beginning."""
-        given = {"scope": "gpu", "nodes": (), "gpus": (), "points": 600, "spread": False, **_times(asked)}
-        return as_json(await self.reports.history(metrics=metrics, **given))
+        request = r.GetHistory(metrics=tuple(metrics), **_times(asked))
+        return as_json(await self.reports.history(request, NO_TIME))
 
     async def processes(self, **asked: Any) -> Document:
         """Who held GPUs."""
-        given = {"nodes": (), "gpus": (), "users": (), "jobs": (), **_times(asked)}
-        return as_json(await self.reports.processes(**given))
+        return as_json(await self.reports.processes(r.GetProcesses(**_times(asked)), NO_TIME))
 
     async def usage(self, **asked: Any) -> Document:
         """How much of them."""
-        given = {"by": "user", "nodes": (), "users": (), **_times(asked)}
-        return as_json(await self.reports.usage(**given))
+        return as_json(await self.reports.usage(r.GetUsage(**_times(asked)), NO_TIME))
 
     async def job(self, job: str, *, now: int, **asked: Any) -> Document:
         """How well somebody used their GPUs; seconds count from the beginning."""
-        given: dict[str, Any] = {"kind": None, "node": None, "points": 0, **asked}
         for name in ("start", "end"):
-            second = given.pop(name, None)
-            given[name] = None if second is None else float(BEGIN + second)
-        return as_json(await self.reports.job(job=job, now=float(BEGIN + now), **given))
+            second = asked.pop(name, None)
+            asked[name] = None if second is None else float(BEGIN + second)
+        return as_json(await self.reports.job(r.GetJob(job=job, **asked), float(BEGIN + now)))
 
 
 def as_json(report: msgspec.Struct) -> Document:

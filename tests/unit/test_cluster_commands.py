@@ -12,8 +12,8 @@ import pytest
 from gpulse.cli import agent, recover, remote, service, session, target
 from gpulse.cli.compat import gsprof
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.protocol.fields import duration
 from gpulse.errors import GpulseError, RefusedError, UsageError
+from gpulse.model.time_text import parse_duration
 
 if TYPE_CHECKING:
     from gpulse.cluster.agent.agent import AgentConfig
@@ -216,7 +216,7 @@ def test_gsprof_rewords_what_its_commands_fail_with(asked: Asked) -> None:
 @pytest.mark.parametrize("text", ["90", "1.5", "10m", "1h30m", "30D", " 2w ", "250ms"])
 def test_lengths_of_time_are_the_same_everywhere(text: str) -> None:
     """On the command line as in requests."""
-    assert duration(text.strip().lower()) == service.duration(text)
+    assert parse_duration(text.strip().lower()) == service.duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "10 m", "10m5", "nan"])

@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import pytest
 
-from gpulse.cluster.protocol import schemas
 from gpulse.errors import RefusedError
 from gpulse.export.job_words import line
 from gpulse.model.frame import Frame
 from gpulse.model.job import Job
 from gpulse.model.session import Session
+from gpulse.reports.job_report import JobReport
 from gpulse.store.log.records import Entry
 from tests.unit.job_documents import read
 from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
 
 HOUR = range(0, 3600, 5)
+SCHEMA = msgspec.json.schema(JobReport)
 BUSY = {
     "gpu_utilization_ratio": 0.8,
     "sm_active_ratio": 0.6,
@@ -62,7 +64,7 @@ async def test_a_job_alone(lab: Lab) -> None:
 
     answer = await lab.job("4711", now=1800, points=10)
 
-    jsonschema_rs.validate(schemas.JOB, answer)
+    jsonschema_rs.validate(SCHEMA, answer)
     assert ("slurm:4711", "job", "ended", "ada", ["n1"], 1, 1) == told(
         answer, "job", "kind", "state", "user", "nodes", "gpus", "processes"
     )
@@ -468,7 +470,7 @@ async def test_findings_of_its_own_gpus_and_processes(lab: Lab) -> None:
     assert (3, 120.0 + 60.0 + 20.0, BEGIN + 180, None) == told(
         found["mine"], "times", "active_seconds", "from", "to"
     )
-    jsonschema_rs.validate(schemas.JOB, answer)
+    jsonschema_rs.validate(SCHEMA, answer)
 
 
 async def test_the_same_from_memory_files_and_minutes(lab: Lab) -> None:
@@ -505,5 +507,5 @@ async def test_nothing_that_agents_say_breaks_a_report(lab: Lab) -> None:
     lab.fill(range(0, 60, 5), Held(7, job="slurm:1"))
     answer = await lab.job("1", now=60)
 
-    jsonschema_rs.validate(schemas.JOB, answer)
+    jsonschema_rs.validate(SCHEMA, answer)
     assert ("ada", 60.0) == told(answer, "user", "gpu_seconds")

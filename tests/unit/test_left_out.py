@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.protocol import requests as r
+from gpulse.cluster.protocol.values import Duration
 from gpulse.errors import DiskError, GpulseError
 from gpulse.store.federated import FederatedStore
 from gpulse.store.incomplete import left_out, noticing
@@ -49,16 +51,17 @@ class Joined:
 
     async def answers(self) -> dict[str, Any]:
         """To each question."""
-        span: dict[str, Any] = {"start": float(BEGIN), "end": NOW, "nodes": ()}
-        asked: dict[str, Any] = {**span, "gpus": ()}
-        chart: dict[str, Any] = {**asked, "points": 10, "spread": False}
-        point: dict[str, Any] = {**asked, "step": 60.0, "statistic": "mean"}
+        span: dict[str, Any] = {"start": float(BEGIN), "end": NOW}
+        chart: dict[str, Any] = {**span, "points": 10}
+        processes = r.GetHistory(metrics=("sm_ratio",), scope="process", **chart)
+        power = r.GetHistory(metrics=("power_watts",), **chart)
+        point = r.QueryMetric(metric="power_watts", step=Duration(60.0), **span)
         return {
-            "usage": await self._reports.usage(by="user", users=(), **span),
-            "processes": await self._reports.processes(users=(), jobs=(), **asked),
-            "process history": await self._reports.history(metrics=["sm_ratio"], scope="process", **chart),
-            "history": await self._reports.history(metrics=["power_watts"], scope="gpu", **chart),
-            "query": await self._reports.query(metric="power_watts", scope="gpu", **point),
+            "usage": await self._reports.usage(r.GetUsage(**span), NOW),
+            "processes": await self._reports.processes(r.GetProcesses(**span), NOW),
+            "process history": await self._reports.history(processes, NOW),
+            "history": await self._reports.history(power, NOW),
+            "query": await self._reports.query(point, NOW),
         }
 
 

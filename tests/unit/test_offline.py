@@ -74,11 +74,11 @@ def test_a_directory_that_cannot_be_written_can_be_read(left: Path) -> None:
 
 def test_a_session_of_a_killed_head_can_be_recovered(left: Path) -> None:
     """It ended, as far as is known, when the last frames came."""
-    described = {session["name"]: session for session in offline.described(str(left), 1000.0)}
+    described = {session.name: session for session in offline.described(str(left), 1000.0)}
 
-    assert described["week_long"]["recoverable"]
-    assert "1970-01-01T00:03:20.000Z" == described["week_long"]["interruptions"][0]["start_time"]
-    assert not described["done"]["recoverable"]
+    assert described["week_long"].recoverable
+    assert "1970-01-01T00:03:20.000Z" == described["week_long"].interruptions[0].start_time
+    assert not described["done"].recoverable
 
 
 def test_a_session_is_marked_to_go_on(left: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_session_is_marked_to_go_on(left: Path) -> None:
 
     assert session.is_active
     assert [(200.0, 300.0)] == [tuple(gap) for gap in session.interruptions]
-    assert not any(session["recoverable"] for session in offline.described(str(left), 400.0))
+    assert not any(session.recoverable for session in offline.described(str(left), 400.0))
     with pytest.raises(RefusedError, match="was stopped, and is complete"):
         offline.recover(str(left), name="done", session_id=None, now=300.0)
 

@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.cluster.protocol import fields
-from gpulse.cluster.protocol.answers import LARGEST_BODY, read_body
+from gpulse.cluster.protocol.answers import Error
+from gpulse.cluster.protocol.codec import MAX_BODY_BYTES, encode, read_body
 from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.protocol.operations import BY_NAME, OPERATIONS, call, fetch
+from gpulse.cluster.protocol.values import Duration, Time
 from gpulse.errors import CollectionError, DiskError, RefusedError, UsageError
 from gpulse.model.metric import CATALOGUE
+from gpulse.model.time_text import MAX_DURATION_SECONDS, MAX_TIME_SECONDS, parse_duration, parse_time
 from tests.unit.fake_head import NOW, FakeHead
 
 ANY_JSON = st.recursive(
@@ -25,10 +29,10 @@ ANY_JSON = st.recursive(
 
 async def refused(head: HeadInterface, operation: str, body: dict[str, Any]) -> tuple[int, str]:
     """The status and the message of a request that is refused."""
-    status, document = await call(head, operation, body, now=NOW)
-    assert {"error", "hint", "detail"} == set(document)
-    assert document["error"] == document["detail"]
-    return status, document["error"]
+    status, answer = await call(head, operation, body, now=NOW)
+    assert isinstance(answer, Error)
+    assert answer.error == answer.detail
+    return status, answer.error
 
 
 async def test_every_operation_answers() -> None:
@@ -46,9 +50,11 @@ async def test_every_operation_answers() -> None:
     }
     for operation in OPERATIONS:
         if not operation.is_file and operation.name != "start":
-            status, document = await call(head, operation.name, needed.get(operation.name, {}), now=NOW)
-            assert (200, True) == (status, isinstance(document, dict)), operation.name
-            assert set(operation.response.get("required", ())) <= set(document), operation.name
+            status, answer = await call(head, operation.name, needed.get(operation.name, {}), now=NOW)
+            assert 200 == status, operation.name
+            if isinstance(operation.answer, type):
+                assert isinstance(answer, operation.answer), operation.name
+                assert encode(answer) == encode(msgspec.json.decode(encode(answer), type=operation.answer))
 
 
 async def test_a_session_with_everything() -> None:
@@ -70,7 +76,7 @@ async def test_a_session_with_everything() -> None:
             "start",
             {
                 "name": "a.b-c_1",
-                "since_seconds": 5400.0,
+                "since": 5400.0,
                 "nodes": ("alpha",),
                 "gpus": ("alpha:0",),
                 "labels": {"k": "v", "e": ""},
@@ -90,17 +96,17 @@ async def test_a_name_may_be_left_out(body: dict[str, Any]) -> None:
 
     assert 200 == (await call(head, "start", body, now=NOW))[0]
     assert 200 == (await call(head, "stop", body if "nodes" not in body else {}, now=NOW))[0]
-    assert head.asked[0][1]["name"] is None
+    assert "" == head.asked[0][1]["name"]
 
 
 @pytest.mark.parametrize(
     ("operation", "body", "word"),
     [
-        ("start", {"name": "../../x"}, "cannot be called"),
-        ("start", {"name": "x" * 10_000}, "cannot be called"),
-        ("start", {"name": 7}, "name: 7 is not a name"),
-        ("start", {"name": ["a"]}, "list is not a name"),
-        ("start", {"name": "a\n"}, "cannot be called"),
+        ("start", {"name": "../../x"}, "name must be a session's name (letters, digits, dots,"),
+        ("start", {"name": "x" * 10_000}, "at most 100"),
+        ("start", {"name": 7}, ", not 7"),
+        ("start", {"name": ["a"]}, ", not ['a']"),
+        ("start", {"name": "a\n"}, ", not 'a\\n'"),
         ("start", {"nmae": "x"}, "there is no field 'nmae'"),
         ("start", {"x" * 5000: 1}, "there is no field"),
         ("start", {"since": -1}, "not a length of time"),
@@ -114,51 +120,51 @@ async def test_a_name_may_be_left_out(body: dict[str, Any]) -> None:
         ("start", {"since": 3650 * 86400 + 1}, "ten years"),
         ("start", {"since": "3651d"}, "ten years"),
         ("start", {"since": "999999999w"}, "ten years"),
-        ("start", {"nodes": ["a\nb"]}, "control character"),
+        ("start", {"nodes": ["a\nb"]}, "nodes[0] must be a text of 1 to 200 characters without control characters"),
+        ("start", {"nodes": ["a", "b\n"]}, "nodes[1] must be"),
         ("start", {"gpus": ["\x1b[31m0"]}, "control character"),
         ("start", {"labels": {"a": "b\x00"}}, "control character"),
         ("start", {"labels": {"a\x7f": "b"}}, "control character"),
         ("start", {"labels": {"a": "b\u2028c"}}, "control character"),
         ("events", {"kinds": ["a\tb"]}, "control character"),
-        ("start", {"nodes": 5}, "not a list"),
-        ("start", {"nodes": [5]}, "5 is not a text"),
-        ("start", {"nodes": [""]}, "it is empty"),
-        ("start", {"nodes": ["x" * 201]}, "200 are the most"),
-        ("start", {"nodes": ["\ud800"]}, "half a character"),
-        ("start", {"nodes": ["x"] * 10_001}, "10,000 are the most"),
-        ("start", {"labels": ["a"]}, "not an object"),
-        ("start", {"labels": {"a": 1}}, "1 is not a text"),
-        ("start", {"labels": {"": "x"}}, "it is empty"),
-        ("start", {"labels": {str(n): "x" for n in range(51)}}, "50 are the most"),
+        ("start", {"nodes": 5}, "nodes must be a list of at most 10,000 texts, not 5"),
+        ("start", {"nodes": [5]}, "must be a text of 1 to 200 characters"),
+        ("start", {"nodes": [""]}, "of 1 to 200 characters"),
+        ("start", {"nodes": ["x" * 201]}, "of 1 to 200 characters"),
+        ("start", {"nodes": ["x"] * 10_001}, "at most 10,000 texts"),
+        ("start", {"labels": ["a"]}, "labels must be an object of at most 50 texts"),
+        ("start", {"labels": {"a": 1}}, ", not {'a': 1}"),
+        ("start", {"labels": {"": "x"}}, ", not {'': 'x'}"),
+        ("start", {"labels": {str(n): "x" for n in range(51)}}, "at most 50 texts"),
         ("start", {"interval_ms": 0}, "whole number from 50 to"),
         ("start", {"interval_ms": 10.5}, "whole number"),
         ("start", {"interval_ms": "ten"}, "whole number"),
         ("start", {"interval_ms": True}, "whole number"),
         ("start", {"interval_ms": math.inf}, "whole number"),
-        ("stop", {"format": "pickle"}, "none of: json, jsonl, csv, parquet"),
-        ("settings", {"bandwidth": "yes"}, "neither true nor false"),
-        ("settings", {"bandwidth": 1}, "neither true nor false"),
+        ("stop", {"format": "pickle"}, "format must be one of: csv, json, jsonl, parquet, not 'pickle'"),
+        ("settings", {"bandwidth": "yes"}, "must be true or false, not"),
+        ("settings", {"bandwidth": 1}, "must be true or false, not"),
         ("recover", {}, "name or session_id is missing"),
         ("session", {}, "name is missing"),
-        ("session", {"name": ""}, "cannot be called"),
+        ("session", {"name": ""}, "name must be a session's name"),
         ("query", {}, "metric is missing"),
         ("history", {}, "metrics is missing"),
-        ("history", {"metrics": "power_watts,nothing"}, "'nothing' is none of"),
+        ("history", {"metrics": "power_watts,nothing"}, "metrics[1] must be one of: "),
         ("history", {"metrics": "power_watts", "points": 9}, "whole number from 10 to 2,000"),
         ("history", {"metrics": "power_watts", "points": 2001}, "whole number from 10 to 2,000"),
-        ("history", {"metrics": "power_watts", "spread": "yes"}, "neither true nor false"),
-        ("history", {"metrics": list(CATALOGUE["gpu"])[:33]}, "32 are the most"),
-        ("usage", {"by": "team"}, "none of: user, job"),
+        ("history", {"metrics": "power_watts", "spread": "yes"}, "must be true or false, not"),
+        ("history", {"metrics": list(CATALOGUE["gpu"])[:33]}, "a list of 1 to 32 texts"),
+        ("usage", {"by": "team"}, "by must be one of: job, user"),
         ("usage.csv", {}, "a download is a stream"),
-        ("query", {"metric": "power_watts; drop"}, "none of"),
+        ("query", {"metric": "power_watts; drop"}, ", …, not 'power_watts; drop'"),
         ("query", {"metric": "power_watts", "from": "yesterday"}, "not a time"),
         ("query", {"metric": "power_watts", "from": "-10"}, "not a time"),
         ("query", {"metric": "power_watts", "from": 1e300}, "after the year 9999"),
         ("query", {"metric": "power_watts", "from": "253402300800"}, "after the year 9999"),
         ("query", {"metric": "power_watts", "to": "-999999999w"}, "ten years"),
         ("query", {"metric": "power_watts", "step": 1e10}, "ten years"),
-        ("query", {"metric": "power_watts", "statistic": "sum"}, "none of: mean"),
-        ("events", {"kinds": [{}]}, "is not a text"),
+        ("query", {"metric": "power_watts", "statistic": "sum"}, "one of: last, max, mean, min"),
+        ("events", {"kinds": [{}]}, "kinds[0] must be a text"),
         ("status", {"verbose": True}, "there is no field"),
         ("download", {"name": "x"}, "a stream"),
     ],
@@ -269,10 +275,10 @@ async def test_usage_as_a_file() -> None:
 async def test_no_body_breaks_it(operation: str, body: dict[str, Any]) -> None:
     """Whatever JSON can hold, the answer is a document and never a failure of the head."""
 
-    status, document = await call(FakeHead(gpus=1), operation, body, now=NOW)
+    status, answer = await call(FakeHead(gpus=1), operation, body, now=NOW)
 
     assert status in {200, 400, 404}
-    json.dumps(document).encode()
+    json.loads(encode(answer))
 
 
 @given(st.binary(max_size=200) | ANY_JSON.map(lambda value: json.dumps(value).encode()))
@@ -290,10 +296,11 @@ def test_no_bytes_break_the_reader(raw: bytes) -> None:
     ("raw", "word"),
     [
         (b"{", "not JSON"),
-        (b"[]", "not an object"),
-        (b"null", "not an object"),
-        (b'{"a": NaN}', "NaN is no number"),
-        (b'{"a": -Infinity}', "Infinity is no number"),
+        (b"[]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b'{"a": NaN}', "not JSON"),
+        (b'{"a": -Infinity}', "not JSON"),
+        (b'{"a": "\\ud800"}', "not JSON"),
         (b'{"a": "\xff"}', "not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
         (b"[" * 200_000, "nested too deeply"),
@@ -312,19 +319,19 @@ def test_bodies_that_are_too_large() -> None:
     """A megabyte is the most."""
 
     with pytest.raises(RefusedError) as caught:
-        read_body(b" " * (LARGEST_BODY + 1))
+        read_body(b" " * (MAX_BODY_BYTES + 1))
     assert 413 == caught.value.status
     assert {} == read_body(b" \n")
 
 
 @pytest.mark.parametrize(
     ("given_text", "seconds"),
-    [(600, 600.0), ("600", 600.0), ("10m", 600.0), ("1h30m", 5400.0), ("500ms", 0.5), ("1.5h", 5400.0), ("2d", 172800.0), ("1w", 604800.0), (0, 0.0), ("3650d", fields.LONGEST_SECONDS)],
+    [(600, 600.0), ("600", 600.0), ("10m", 600.0), ("1h30m", 5400.0), ("500ms", 0.5), ("1.5h", 5400.0), ("2d", 172800.0), ("1w", 604800.0), (0, 0.0), ("3650d", MAX_DURATION_SECONDS)],
 )  # fmt: skip
 def test_durations(given_text: object, seconds: float) -> None:
     """Lengths of time are read as people write them."""
 
-    assert seconds == fields.duration(given_text)
+    assert seconds == parse_duration(given_text)
 
 
 @pytest.mark.parametrize(
@@ -341,24 +348,24 @@ def test_durations(given_text: object, seconds: float) -> None:
         ("-10m", NOW - 600),
         ("now", NOW),
         ("0001-01-01T00:00:00+14:00", 0.0),
-        ("9999-12-31T23:59:59-12:00", fields.LATEST),
-        (fields.LATEST, fields.LATEST),
-        ("-3650d", NOW - fields.LONGEST_SECONDS),
+        ("9999-12-31T23:59:59-12:00", MAX_TIME_SECONDS),
+        (MAX_TIME_SECONDS, MAX_TIME_SECONDS),
+        ("-3650d", NOW - MAX_DURATION_SECONDS),
     ],
 )
 def test_times(given_text: object, seconds: float) -> None:
     """Times are read as people write them; without an offset they are UTC."""
 
-    assert seconds == fields.moment(given_text, NOW)
+    assert seconds == parse_time(given_text, NOW)
 
 
 @given(st.text(max_size=30) | st.floats() | st.integers())
 def test_times_are_finite(given_text: object) -> None:
     """Whatever is read as a time or a length is a finite number that is not negative."""
 
-    for read in (fields.duration, lambda value: fields.moment(value, NOW)):
+    for read in (parse_duration, lambda value: parse_time(value, NOW)):
         try:
-            assert 0 <= read(given_text) <= fields.LATEST
+            assert 0 <= read(given_text) <= MAX_TIME_SECONDS
         except ValueError:
             continue
 
@@ -367,10 +374,10 @@ def test_times_are_finite(given_text: object) -> None:
 def test_what_schemas_allow_is_read(data: st.DataObject) -> None:
     """Every text that the document's patterns let through is a length of time, or a time."""
 
-    for kind, place in ((fields.DURATION, 1), (fields.TIME, 2)):
-        pattern = kind.schema["anyOf"][place]["pattern"]
+    for kind, place in ((Duration, 1), (Time, 2)):
+        pattern = str(kind.SCHEMA["anyOf"][place]["pattern"])
         written = data.draw(st.from_regex(pattern, fullmatch=True, alphabet=st.characters(codec="ascii")))
-        assert kind.parse(written.rstrip("\n"), NOW) >= 0
+        assert kind.decode(written.rstrip("\n"), NOW) >= 0
 
 
 def test_the_table_is_whole() -> None:
@@ -379,6 +386,10 @@ def test_the_table_is_whole() -> None:
     places = [(operation.method, path) for operation in OPERATIONS for path in operation.paths]
     assert len(places) == len(set(places))
     assert len(BY_NAME) == len(OPERATIONS)
-    assert all(operation.writes == (operation.method == "POST") for operation in OPERATIONS)
-    metric = next(field for field in BY_NAME["query"].fields if field.name == "metric")
-    assert {name for names in CATALOGUE.values() for name in names} == set(metric.kind.schema["enum"])
+    metric = BY_NAME["query"].fields["metric"].type
+    assert isinstance(metric, msgspec.inspect.LiteralType)
+    assert {name for names in CATALOGUE.values() for name in names} == set(metric.values)
+    for operation in OPERATIONS:
+        assert all(field.help for field in operation.fields.values()), operation.name
+        for path in operation.paths:
+            assert set(re.findall(r"{(\w+)}", path)) <= set(operation.fields), path

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from gpulse.cluster.head.fleet import Fleet
+from gpulse.cluster.protocol import requests as r
+from gpulse.cluster.protocol.values import Time
 from gpulse.diagnosis.rules.node import node_lost, node_missing
 from gpulse.errors import RefusedError
 from gpulse.model.finding import Evidence, Finding, from_document
@@ -66,8 +68,9 @@ class Story:
 
     async def ask(self, start: float, end: float | None, *nodes: str, now: float) -> Document:
         """Findings over time."""
-        until = BEGIN + (now if end is None else end)
-        return as_json(await self._lab.reports.finding_spans(start=BEGIN + start, end=until, nodes=nodes))
+        until = None if end is None else Time(BEGIN + end)
+        request = r.GetFindingSpans(start=Time(BEGIN + start), end=until, nodes=nodes)
+        return as_json(await self._lab.reports.finding_spans(request, BEGIN + now))
 
     def held(self) -> list[tuple[str, float, float | None]]:
         """Which finding held from when to when."""
@@ -90,12 +93,12 @@ class Story:
         fleet.restore(self._archive, BEGIN + now)
         member = fleet.members[1]
         member.happened([{"event": "findings", "findings": list(reported)}], BEGIN + now)
-        return [(str(one["id"]), one["start"] - BEGIN) for one in member.findings]
+        return [(one.id, (one.start or 0.0) - BEGIN) for one in member.findings]
 
     async def events(self, start: float, end: float) -> Document:
         """What happened."""
-        answer = await self._lab.reports.events(start=BEGIN + start, end=BEGIN + end, kinds=(), nodes=())
-        return as_json(answer)
+        request = r.GetEvents(start=Time(BEGIN + start), end=Time(BEGIN + end))
+        return as_json(await self._lab.reports.events(request, BEGIN + end))
 
 
 @pytest.fixture

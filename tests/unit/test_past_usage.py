@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpulse.cluster.protocol import requests as r
 from gpulse.cluster.protocol.usage_file import usage_file
+from gpulse.cluster.protocol.values import Time
 from gpulse.model.frame import Frame
 from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
 
@@ -264,7 +266,8 @@ async def test_rows_add_up_to_the_time_held(spans: list[list[tuple[int, int]]], 
 async def test_the_file_cannot_become_a_formula(lab: Lab) -> None:
     """Texts that a spreadsheet would carry out begin with an apostrophe; what is unknown is empty."""
     lab.fill(MINUTE, Held(7, user='=cmd|"x"', job="-1"), Held(8, ("1",), user=None, name="@SUM(A1)"))
-    report = await lab.reports.usage(start=float(BEGIN), end=BEGIN + 60.0, by="job", nodes=(), users=())
+    request = r.GetUsage(start=Time(BEGIN), by="job")
+    report = await lab.reports.usage(request, BEGIN + 60.0)
     file = usage_file(report)
     lines = b"".join([piece async for piece in file.pieces]).decode().splitlines()
     assert "gpulse-usage-20270115T080000Z-20270115T080100Z.csv" == file.name

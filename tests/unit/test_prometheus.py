@@ -11,7 +11,7 @@ from gpulse.export.prometheus.exposed import Census, Exposed, stale_after
 from gpulse.export.prometheus.page import exposition
 from gpulse.export.prometheus.text import accepts_gzip
 from gpulse.model.device import Device, Node
-from gpulse.model.finding import Finding
+from gpulse.model.finding import Finding, from_document
 from gpulse.model.frame import CgroupReading, FilesystemReading, Frame, GpuReading, NetworkReading
 from gpulse.model.health import Health
 from gpulse.model.job import Job
@@ -325,11 +325,11 @@ def test_who_holds_a_gpu() -> None:
 def test_faults_of_one_gpu_are_series_of_their_own() -> None:
     """Each with its cause; what is there twice is one series, or the whole page could not be read."""
 
-    fault = {"id": "gpu_fault", "family": "fault", "severity": "critical", "confidence": 1.0, "label": "0"}
+    fault = Finding("gpu_fault", "fault", "critical", 1.0, "…", label="0")
     causes = ("ecc", "gpu_lost gpu 0-3", "ecc", None)
 
     shown = samples(
-        text([Exposed("a", small("x"), findings=[{**fault, "cause": cause} for cause in causes])]),
+        text([Exposed("a", small("x"), findings=[fault._replace(cause=cause) for cause in causes])]),
         "gpulse_finding",
     )
     assert ["ecc", "gpu_lost_gpu_0-3", None] == [dict(labels).get("cause") for labels in shown]
@@ -338,16 +338,18 @@ def test_faults_of_one_gpu_are_series_of_their_own() -> None:
 def test_findings_are_series_only_as_ours_are() -> None:
     """What an agent calls a finding is believed when it looks like one, and there are never many of them."""
 
-    good = {"id": "gpu_fault", "family": "fault", "severity": "critical", "confidence": 0.9, "label": "3"}
+    good = Finding("gpu_fault", "fault", "critical", 0.9, "…", label="3")
+    told = good.to_dict()
     wrong = [
-        {**good, "id": "Anything\nat all"},
-        {**good, "id": 5},
-        {**good, "family": "made_up"},
-        {**good, "severity": "worst"},
-        {**good, "confidence": "high"},
-        {},
+        from_document(document)
+        for document in (
+            {**told, "id": "Anything\nat all"},
+            {**told, "family": "made_up"},
+            {**told, "confidence": "high"},
+            {},
+        )
     ]
-    many = [{**good, "id": f"f{number}"} for number in range(1000)]
+    many = [good._replace(id=f"f{number}") for number in range(1000)]
     mine = Finding("thin_kernels", "gpu_use", "medium", 0.7, "…")
     frame = small("x")
 

@@ -256,13 +256,16 @@ async def _first_frames(head: HeadInterface, nodes: int) -> None:
 async def _begin_session(head: HeadInterface, plan: ClusterPlan) -> None:
     """Begin the example of a session that goes on."""
     from gpulse.cluster.demo.plan import RUNNING_SESSION  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.protocol.requests import StartSession  # noqa: PLC0415
+    from gpulse.cluster.protocol.values import Duration  # noqa: PLC0415
 
-    await head.start_session(
+    request = StartSession(
         name=RUNNING_SESSION,
-        since_seconds=_SESSION_SECONDS,
-        nodes=plan.example_nodes,
+        since=Duration(_SESSION_SECONDS),
+        nodes=tuple(plan.example_nodes),
         labels={"demo": "yes"},
     )
+    await head.start_session(request)
 
 
 def _counted(number: int, what: str) -> str:

@@ -28,10 +28,10 @@ def _time(text: str) -> str:
     Raises:
         click.BadParameter: It is none.
     """
-    from gpulse.cluster.protocol.fields import moment  # noqa: PLC0415  --help needs none of it
+    from gpulse.model.time_text import parse_time  # noqa: PLC0415  --help needs none of it
 
     try:
-        moment(text, 0.0)
+        parse_time(text, 0.0)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     return text
@@ -43,10 +43,10 @@ def _length(text: str) -> str:
     Raises:
         click.BadParameter: It is none.
     """
-    from gpulse.cluster.protocol.fields import duration  # noqa: PLC0415  as above
+    from gpulse.model.time_text import parse_duration  # noqa: PLC0415  as above
 
     try:
-        duration(text)
+        parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     return text

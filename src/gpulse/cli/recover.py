@@ -125,12 +125,14 @@ def in_directory(asked: Asked, directory: Path, chosen: target.Target) -> None:
             at_head(asked, head)
         return
     try:
+        import msgspec  # noqa: PLC0415  part of an extra
+
         from gpulse.cluster.client import offline  # noqa: PLC0415  loads numpy and DuckDB
     except ImportError as error:
         raise MissingExtraError("reading the data of a head", "head") from error
     if asked.listed or not asked.wanted:
         with remote.Waiting(f"reading {directory}"):
-            sessions = offline.described(str(directory), time.time())
+            sessions = msgspec.to_builtins(offline.described(str(directory), time.time()))
         chosen_one = asked.choose(sessions)
         if chosen_one is None:
             return

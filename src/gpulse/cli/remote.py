@@ -17,16 +17,16 @@ import click
 
 from gpulse.cli import shell
 from gpulse.errors import GpulseError, UsageError
+from gpulse.model.session import Format
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
     from gpulse.cli.target import Target
     from gpulse.cluster.client.address import Transport
     from gpulse.cluster.client.client import HeadClient
-    from gpulse.cluster.protocol.interface import Format
     from gpulse.reports.document import Document
 
-FORMATS = ("json", "jsonl", "csv", "parquet")
+FORMATS = get_args(Format)
 _PATIENCE_SECONDS = 2.0
 """What takes no longer needs no explanation."""
 _DRAW_SECONDS = 0.5
@@ -306,8 +306,6 @@ def chosen_format(output_format: str | None, place: Path | None) -> Format:
             )
         if output_format not in (None, said):
             raise UsageError(f"{place} is not the name of a {output_format} file", hint="leave out --format")
-    from gpulse.cluster.protocol.interface import Format  # noqa: PLC0415  --help needs none of it
-
     chosen = said or output_format or "json"
     return next(known for known in get_args(Format) if known == chosen)
 

@@ -38,10 +38,10 @@ def duration(text: str) -> float:
     Raises:
         click.BadParameter: It is none.
     """
-    from gpulse.cluster.protocol import fields  # noqa: PLC0415  --help needs none of it
+    from gpulse.model.time_text import parse_duration  # noqa: PLC0415  --help needs none of it
 
     try:
-        return fields.duration(text.strip().lower())
+        return parse_duration(text.strip().lower())
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is no length of time; write 90, 10m, 1h30m or 30d") from error
 

@@ -12,7 +12,12 @@ from gpulse.errors import RefusedError, UsageError
 State = Literal["active", "interrupted", "finished"]
 """active: it goes on. interrupted: the head ended under it, and it can be recovered. finished: stopped."""
 
+Format = Literal["json", "jsonl", "csv", "parquet"]
+"""The formats of a session's file."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MIN_INTERVAL_MS = 50
+MAX_INTERVAL_MS = 3_600_000
 LONGEST_LABEL = 200
 MOST_LABELS = 50
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.websockets import WebSocket
 
-from gpulse.cluster.protocol.answers import failure, read_body
+from gpulse.cluster.protocol.codec import failure, read_body
 from gpulse.cluster.security import COOKIE, COOKIE_SECONDS, Access, HttpRequest, Refusal
 from gpulse.errors import GpulseError, RefusedError
 from gpulse.web.answer import drain, json_response, read, refused
@@ -92,8 +92,8 @@ class Door:
         try:
             return await (self._login(request, asked) if is_login else _logout(asked))
         except GpulseError as error:
-            status, document = failure(error)
-            return await json_response(document, status)
+            status, answer = failure(error)
+            return await json_response(answer, status)
 
     async def _login(self, request: Request, asked: HttpRequest) -> Response:
         kind = (asked.content_type or "").partition(";")[0].strip().lower()

@@ -1,16 +1,17 @@
-"""Answers: documents as JSON without holding up the loop, and errors that look the same everywhere."""
+"""Answers as JSON without blocking the event loop for long, and errors that look the same everywhere."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, AnyStr
 
+from msgspec import UNSET, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gpulse.cluster.protocol.answers import LARGEST_BODY, dumps, refusal
+from gpulse.cluster.protocol.codec import MAX_BODY_BYTES, encode, refusal
 from gpulse.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -22,34 +23,33 @@ _MANY = 32
 
 
 class JsonResponse(Response):
-    """A document that was written as JSON before."""
+    """An answer that is encoded as JSON already."""
 
     media_type = "application/json"
 
 
 async def json_response(
-    document: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    answer: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> JsonResponse:
-    """A document as an answer."""
-    return JsonResponse(await encoded(document), status, headers)
+    """Return an answer as JSON."""
+    return JsonResponse(await encoded(answer), status, headers)
 
 
 def refused(
     status: int, message: str, hint: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JsonResponse:
-    """A refusal as an answer."""
-    return JsonResponse(dumps(refusal(message, hint)).encode(), status, headers)
+    """Return an error as JSON."""
+    return JsonResponse(encode(refusal(message, hint)), status, headers)
 
 
-async def encoded(document: Any) -> bytes:
-    """A document as JSON, written a piece at a time."""
-    pieces: list[str] = []
-    async for piece in without_holding(_pieces(document)):
-        pieces.append(piece)  # noqa: PERF401  a comprehension would not be shorter
-    return "".join(pieces).encode()
+async def encoded(answer: Any) -> bytes:
+    """Return an answer as JSON, encoded a piece at a time."""
+    return b"".join([piece async for piece in without_holding(_pieces(answer))])
 
 
-async def without_holding(pieces: Iterator[str], hold_seconds: float = HOLD_SECONDS) -> AsyncIterator[str]:
+async def without_holding(
+    pieces: Iterator[AnyStr], hold_seconds: float = HOLD_SECONDS
+) -> AsyncIterator[AnyStr]:
     """The pieces, with a turn for everybody else whenever they took too long."""
     started = time.perf_counter()
     for piece in pieces:
@@ -67,17 +67,17 @@ async def read(request: Request) -> bytes:
         RefusedError: It is too large, or not all of it came.
     """
     stated = request.headers.get("content-length", "0")
-    if stated.isdecimal() and int(stated) > LARGEST_BODY:
+    if stated.isdecimal() and int(stated) > MAX_BODY_BYTES:
         raise RefusedError(
-            413, f"the request is larger than {LARGEST_BODY:,} bytes", hint="ask for less at once"
+            413, f"the request is larger than {MAX_BODY_BYTES:,} bytes", hint="ask for less at once"
         )
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > LARGEST_BODY:
+            if len(body) > MAX_BODY_BYTES:
                 raise RefusedError(
-                    413, f"the request is larger than {LARGEST_BODY:,} bytes", hint="ask for less at once"
+                    413, f"the request is larger than {MAX_BODY_BYTES:,} bytes", hint="ask for less at once"
                 )
     except ClientDisconnect:
         raise RefusedError(400, "the request ended in the middle") from None
@@ -98,29 +98,37 @@ async def drain(receive: Receive, *, most_bytes: int, seconds: float) -> None:
         return
 
 
-def _pieces(document: Any) -> Iterator[str]:
-    """The document's JSON, cut where a long list or a large object has its entries, two levels deep."""
-    if isinstance(document, dict) and document:
-        yield "{"
-        for count, (name, value) in enumerate(document.items()):
-            yield f"{',' if count else ''}{dumps(str(name))}:"
-            yield from _entries(value)
-        yield "}"
+def _pieces(answer: Any) -> Iterator[bytes]:
+    """The JSON of an answer, cut where a long list or a large object has its entries, two levels deep."""
+    if isinstance(answer, Struct):
+        names = zip(answer.__struct_encode_fields__, answer.__struct_fields__, strict=True)
+        found = [(name, getattr(answer, attribute)) for name, attribute in names]
+        yield from _members((name, value) for name, value in found if value is not UNSET)
+    elif isinstance(answer, Mapping):
+        yield from _members(answer.items())
     else:
-        yield dumps(document)
+        yield encode(answer)
 
 
-def _entries(value: Any) -> Iterator[str]:
-    if isinstance(value, list) and len(value) > 1:
-        yield "["
-        step = 1 if isinstance(value[0], (dict, list)) else 4096
+def _members(members: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
+    yield b"{"
+    for count, (name, value) in enumerate(members):
+        yield b"%b%b:" % (b"," if count else b"", encode(name))
+        yield from _entries(value)
+    yield b"}"
+
+
+def _entries(value: Any) -> Iterator[bytes]:
+    if isinstance(value, (list, tuple)) and len(value) > 1:
+        yield b"["
+        step = 1 if isinstance(value[0], (Struct, dict, list)) else 4096
         for start in range(0, len(value), step):
-            yield f"{',' if start else ''}{dumps(value[start : start + step])[1:-1]}"
-        yield "]"
-    elif isinstance(value, dict) and len(value) > _MANY:
-        yield "{"
+            yield b"%b%b" % (b"," if start else b"", encode(value[start : start + step])[1:-1])
+        yield b"]"
+    elif isinstance(value, Mapping) and len(value) > _MANY:
+        yield b"{"
         for count, (name, entry) in enumerate(value.items()):
-            yield f"{',' if count else ''}{dumps(str(name))}:{dumps(entry)}"
-        yield "}"
+            yield b"%b%b:%b" % (b"," if count else b"", encode(name), encode(entry))
+        yield b"}"
     else:
-        yield dumps(value)
+        yield encode(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,10 +13,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 
 from gpulse._version import __version__
-from gpulse.cluster.protocol.answers import failure, read_body
-from gpulse.cluster.protocol.fields import MOST_REPEATED
+from gpulse.cluster.protocol.codec import failure, read_body
 from gpulse.cluster.protocol.interface import Download, HeadInterface
 from gpulse.cluster.protocol.operations import OPERATIONS, Operation, call, fetch
+from gpulse.cluster.protocol.values import MAX_REPEATED
 from gpulse.cluster.security import Access
 from gpulse.errors import GpulseError, UsageError
 from gpulse.web import metrics, openapi
@@ -99,54 +99,49 @@ class _Methods:
         await answer(scope, receive, send)
 
 
-class _Given(NamedTuple):
-    """The fields of a request, wherever they were."""
-
-    fields: dict[str, Any]
-
-    @classmethod
-    async def of(cls, request: Request, operation: Operation) -> _Given:
-        fields: dict[str, Any] = dict(request.path_params)
-        if operation.method == "GET":
-            others = _from_query(request, operation)
-        else:
-            others = read_body(await read(request))
-            if request.query_params:
-                raise UsageError(
-                    "fields of a POST are in its body, not in the address", hint="send them as JSON"
-                )
-        for name in others:
-            if name in fields:
-                raise UsageError(f"{name} is in the path already", hint="leave it out elsewhere")
-        return cls({**fields, **others})
+async def _fields(request: Request, operation: Operation[Any]) -> dict[str, Any]:
+    """Return the fields of a request, wherever they are."""
+    in_path: dict[str, Any] = dict(request.path_params)
+    if operation.method == "GET":
+        others = _from_query(request, operation)
+    else:
+        others = read_body(await read(request))
+        if request.query_params:
+            raise UsageError(
+                "fields of a POST belong into its body, not into the address", hint="send them as JSON"
+            )
+    for name in others:
+        if name in in_path:
+            raise UsageError(f"{name} is in the path already", hint="leave it out elsewhere")
+    return {**in_path, **others}
 
 
-def _from_query(request: Request, operation: Operation) -> dict[str, Any]:
-    lists = {field.name for field in operation.fields if field.kind.is_list}
+def _from_query(request: Request, operation: Operation[Any]) -> dict[str, Any]:
+    lists = {name for name, field in operation.fields.items() if field.is_list}
     given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if name in lists:
             given.setdefault(name, []).append(value)
-            if len(given[name]) > MOST_REPEATED:
-                raise UsageError(f"{name} is there more than {MOST_REPEATED} times", hint="use commas")
+            if len(given[name]) > MAX_REPEATED:
+                raise UsageError(f"{name} is given more than {MAX_REPEATED} times", hint="use commas")
         elif name in given:
-            raise UsageError(f"{name[:60]!a} is there twice", hint="give it once")
+            raise UsageError(f"{name[:60]!a} is given twice", hint="give it once")
         else:
             given[name] = value
     return given
 
 
-def _answering(head: HeadInterface, operation: Operation, clock: Callable[[], float]) -> Answer:
+def _answering(head: HeadInterface, operation: Operation[Any], clock: Callable[[], float]) -> Answer:
     async def answer(request: Request) -> Response:
         try:
-            given = await _Given.of(request, operation)
+            fields = await _fields(request, operation)
             if operation.is_file:
-                return await _file(request, await fetch(head, operation.name, given.fields, now=clock()))
+                return await _file(request, await fetch(head, operation.name, fields, now=clock()))
         except GpulseError as error:
-            status, document = failure(error)
-            return await json_response(document, status)
-        status, document = await call(head, operation.name, given.fields, now=clock())
-        return await json_response(document, status)
+            status, problem = failure(error)
+            return await json_response(problem, status)
+        status, result = await call(head, operation.name, fields, now=clock())
+        return await json_response(result, status)
 
     return answer
 

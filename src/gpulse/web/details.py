@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpulse.cluster.protocol.interface import LiveNode
+from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Value
 from gpulse.model.process import GpuProcess, ProcessIdentity
-from gpulse.reports.document import Document
+
+Details = dict[str, Any]
 
 _FACTS = ("driver", "cuda", "kernel", "cpu_model")
 _DISK = ("read_bytes_per_second", "written_bytes_per_second", "busy_ratio")
@@ -22,7 +24,7 @@ _MOST_PROCESSES = 100
 """Of one GPU: more are no table any more."""
 
 
-def describe(node: LiveNode) -> Document:
+def describe(node: LiveNode) -> Details:
     """Everything of a node but the readings that every frame has."""
     frame = node.frame
     return {
@@ -54,12 +56,12 @@ def describe(node: LiveNode) -> Document:
     }
 
 
-def _processes(node: LiveNode, frame: Frame) -> list[list[Document] | None]:
+def _processes(node: LiveNode, frame: Frame) -> list[list[Details] | None]:
     """By GPU who is on it; None where that is not known."""
     known = {reading.pid: reading for reading in frame.processes}
     identities = {**{pid: reading.identity for pid, reading in known.items()}, **node.processes}
 
-    def of(gpu: GpuReading) -> list[Document] | None:
+    def of(gpu: GpuReading) -> list[Details] | None:
         if gpu.processes is None:
             return None
         return [
@@ -74,7 +76,7 @@ def _processes(node: LiveNode, frame: Frame) -> list[list[Document] | None]:
     return [of(gpu) for gpu in frame.gpus]
 
 
-def _held(process: GpuProcess) -> Document:
+def _held(process: GpuProcess) -> Details:
     return {
         "pid": process.pid,
         "kind": process.kind,
@@ -83,7 +85,7 @@ def _held(process: GpuProcess) -> Document:
     }
 
 
-def _identity(identity: ProcessIdentity | None) -> Document:
+def _identity(identity: ProcessIdentity | None) -> Details:
     known = identity or ProcessIdentity(0)
     return {
         "user": known.owner.user,
@@ -97,9 +99,8 @@ def _identity(identity: ProcessIdentity | None) -> Document:
     }
 
 
-def _finding(item: Any) -> Document:
-    document = item if isinstance(item, Mapping) else item.to_dict()
-    return {name: document.get(name) for name in _FINDING}
+def _finding(finding: Finding) -> Details:
+    return {name: getattr(finding, name) for name in _FINDING}
 
 
 def _some(values: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value | None]:

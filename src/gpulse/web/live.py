@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec.structs import asdict
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpulse._version import __version__
-from gpulse.cluster.protocol.answers import dumps, failure
+from gpulse.cluster.protocol.codec import encode, failure
 from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.security import Refusal
 from gpulse.errors import GpulseError, UsageError
@@ -98,23 +98,23 @@ class Live:
 
     async def _hello(self) -> str:
         nodes = (
-            dumps(
+            encode(
                 {"node": node.name, "state": node.state, "labels": dict(node.labels), "gpus": gpus_of(node)}
-            )
+            ).decode()
             for node in self._head.live()
         )
         parts = [part async for part in without_holding(nodes)]
-        start = dumps(
+        start = encode(
             {
                 "type": "hello",
                 "version": __version__,
                 "sequence": await self._head.wait(-1, 0.0),
                 "time": self._clock(),
-                "interval_ms": self._head.status().get("freq"),
+                "interval_ms": self._head.status().freq,
                 "metrics": list(METRICS),
                 "missing": list(self._head.missing()),
             }
-        )
+        ).decode()
         return f'{start[:-1]},"nodes":[{",".join(parts)}]}}'
 
 
@@ -139,7 +139,7 @@ class _Client:
                 self.wish = read_wish(message["text"])
                 self.stirred.set()
             except GpulseError as error:
-                await self.send(json.dumps({"type": "error", **failure(error)[1]}))
+                await self.send(encode({"type": "error", **asdict(failure(error)[1])}).decode())
 
     async def wishes(self, seconds: float) -> None:
         """Wait for so long, or until the client wants something."""

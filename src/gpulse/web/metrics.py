@@ -7,10 +7,12 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gpulse._version import __version__
+from gpulse.cluster.protocol.answers import Status
 from gpulse.cluster.protocol.interface import HeadInterface, LiveNode
 from gpulse.export.prometheus import own
 from gpulse.export.prometheus.exposed import Census, Exposed
@@ -19,7 +21,6 @@ from gpulse.export.prometheus.text import CONTENT_TYPE, Family, accepts_gzip
 from gpulse.web.answer import json_response, refused, without_holding
 
 Answer = Callable[[Request], Awaitable[Response]]
-_USUAL_INTERVAL_MS = 1000
 _FORGET_SECONDS = 86_400.0
 """A node that was silent for so long is not missed any more."""
 _HOLD_SECONDS = 0.005
@@ -60,7 +61,7 @@ def _metrics(head: HeadInterface, clock: Callable[[], float], *, dcgm_names: boo
         pieces = exposition(
             nodes,
             now=clock(),
-            interval_seconds=float(status.get("freq") or _USUAL_INTERVAL_MS) / 1000,
+            interval_seconds=status.freq / 1000,
             version=__version__,
             dcgm_names=dcgm_names,
             more=_own(status, started),
@@ -74,9 +75,9 @@ def _metrics(head: HeadInterface, clock: Callable[[], float], *, dcgm_names: boo
     return answer
 
 
-def _own(status: dict[str, object], started: float) -> Iterable[Family]:
+def _own(status: Status, started: float) -> Iterable[Family]:
     yield from own.of_process(started)
-    yield from own.of_head(status)
+    yield from own.of_head(msgspec.to_builtins(status))
 
 
 async def _nodes(head: HeadInterface, now: float) -> list[Exposed]:
@@ -138,11 +139,9 @@ async def _healthy(_request: Request) -> Response:
 
 def _ready(head: HeadInterface) -> Answer:
     async def answer(_request: Request) -> Response:
-        storage = head.status().get("storage") or {}
-        if storage.get("state", "ok") == "ok":
+        storage = head.status().storage
+        if storage.state == "ok":
             return await json_response({"status": "ok"})
-        return refused(
-            503, f"the head cannot store anything: {storage.get('error')}", "make room on its disk"
-        )
+        return refused(503, f"the head cannot store anything: {storage.error}", "make room on its disk")
 
     return answer

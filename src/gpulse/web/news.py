@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpulse.cluster.protocol.answers import dumps
+from gpulse.cluster.protocol.codec import encode
 from gpulse.cluster.protocol.interface import HeadInterface, LiveNode
 from gpulse.model.metric import Value
 from gpulse.web.details import describe
@@ -68,14 +68,14 @@ class News:
             if before == now:
                 continue
             sent[node.id] = now
-            gpus = f'"gpus":{dumps(gpus_of(node))},' if before.shown.gpus != now.shown.gpus else ""
+            gpus = f'"gpus":{encode(gpus_of(node)).decode()},' if before.shown.gpus != now.shown.gpus else ""
             details = f'"details":{now.details},' if before.details != now.details else ""
             yield f"{{{gpus}{details}{self._text(node, now.shown, wanted)}}}"
 
     def _detailed(self, node: LiveNode, now: Shown) -> str:
         before = self._details.get(node.id)
         if before is None or before[0] != now:
-            text = dumps(describe(node))
+            text = encode(describe(node)).decode()
             if before is not None and before[1] == text:
                 text = before[1]
             before = self._details[node.id] = (now, text)
@@ -87,7 +87,7 @@ class News:
         if before is None or before[0] != now:
             if len(self._texts) >= _MOST_TEXTS:
                 self._texts.clear()
-            before = self._texts[key] = (now, dumps(_document(node, wanted))[1:-1])
+            before = self._texts[key] = (now, encode(_document(node, wanted))[1:-1].decode())
         return before[1]
 
 

@@ -13,7 +13,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from gpulse.cluster.protocol.answers import dumps, refusal
+from gpulse.cluster.protocol.codec import encode, refusal
 from gpulse.cluster.security import client_user
 from gpulse.web.access import CLIENT_USER
 from gpulse.web.shell import HEADERS
@@ -148,7 +148,7 @@ class PatientHttp(H11Protocol):
         self._refuse(400, b"Bad Request", msg, "send HTTP/1.1")
 
     def _refuse(self, status: int, reason: bytes, message: str, hint: str) -> None:
-        body = dumps(refusal(message, hint)).encode()
+        body = encode(refusal(message, hint))
         headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
         headers += [
             (b"content-type", b"application/json"),

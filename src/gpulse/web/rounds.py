@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpulse.cluster.protocol.answers import dumps
+from gpulse.cluster.protocol.codec import encode
 from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.web.answer import without_holding
 from gpulse.web.news import News, Sent
@@ -84,6 +84,6 @@ class Rounds:
             await asyncio.sleep(ended + self._wanted.interval_seconds - loop.time())
 
     def _update(self, parts: list[str], missing: list[str] | None) -> str:
-        also = "" if missing is None else f'"missing":{dumps(missing)},'
+        also = "" if missing is None else f'"missing":{encode(missing).decode()},'
         start = f'{{"type":"update","sequence":{self._sequence},"time":{self._clock()!r},{also}'
         return f'{start}"nodes":[{",".join(parts)}]}}'

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from gpulse.cluster.protocol import fields as f
-from gpulse.cluster.protocol.answers import read_body
+from msgspec import Meta
+
+from gpulse.cluster.protocol.codec import decode_request, read_body
+from gpulse.cluster.protocol.requests import Request
+from gpulse.cluster.protocol.values import Duration, Texts
 from gpulse.errors import UsageError
 from gpulse.model.metric import CATALOGUE, Scope
 
@@ -32,13 +35,18 @@ class Wish(NamedTuple):
     details: bool = False
 
 
-_FIELDS = (
-    f.Field("nodes", f.TEXTS, "only these nodes; all when left out"),
-    f.Field("metrics", f.TEXTS, "names of the catalogue's GPU metrics"),
-    f.Field("host_metrics", f.TEXTS, "names of the catalogue's host metrics"),
-    f.Field("interval", f.DURATION, "seconds between two messages, from 0.1 to 60"),
-    f.Field("details", f.FLAG, "processes, disks, network and findings too, when they change"),
-)
+class LiveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client of the live stream sends."""
+
+    nodes: Annotated[Texts, Meta(description="only these nodes; all when left out")] = ()
+    metrics: Annotated[Texts, Meta(description="names of the catalogue's GPU metrics")] = METRICS
+    host_metrics: Annotated[Texts, Meta(description="names of the catalogue's host metrics")] = ()
+    interval: Annotated[Duration, Meta(description="seconds between two messages, from 0.1 to 60")] = (
+        Duration(1.0)
+    )
+    details: Annotated[
+        bool, Meta(description="processes, disks, network and findings too, when they change")
+    ] = False
 
 
 def read_wish(text: str) -> Wish:
@@ -47,16 +55,16 @@ def read_wish(text: str) -> Wish:
     Raises:
         UsageError: It makes no sense.
     """
-    given = f.parse(_FIELDS, read_body(text.encode("utf-8", "replace")), 0.0)
-    interval = given.get("interval", 1.0)
-    if not FASTEST_SECONDS <= interval <= SLOWEST_SECONDS:
-        raise UsageError("interval: it is from 0.1 to 60 seconds")
+    body = read_body(text.encode("utf-8", "replace"))
+    request = decode_request(LiveRequest, body, now=0.0, in_address=False)
+    if not FASTEST_SECONDS <= request.interval <= SLOWEST_SECONDS:
+        raise UsageError("interval must be from 0.1 to 60 seconds")
     return Wish(
-        frozenset(given["nodes"]) if given.get("nodes") else None,
-        _known("gpu", given.get("metrics", METRICS)),
-        _known("host", given.get("host_metrics", ())),
-        interval,
-        bool(given.get("details", False)),
+        frozenset(request.nodes) or None,
+        _known("gpu", request.metrics),
+        _known("host", request.host_metrics),
+        float(request.interval),
+        request.details,
     )
 
 

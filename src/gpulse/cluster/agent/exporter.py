@@ -15,7 +15,6 @@ from typing import NamedTuple
 from gpulse._version import __version__
 from gpulse.cluster.agent.board import Board
 from gpulse.cluster.ports import who_listens
-from gpulse.cluster.protocol.answers import refusal
 from gpulse.cluster.security import Access, HttpRequest, client_user
 from gpulse.errors import GpulseError
 from gpulse.export.prometheus.text import CONTENT_TYPE, accepts_gzip
@@ -235,7 +234,7 @@ def _document(status: HTTPStatus, document: object, headers: dict[str, str] | No
 
 
 def _refused(status: HTTPStatus, message: str, hint: str, headers: dict[str, str] | None = None) -> _Answer:
-    return _document(status, refusal(message, hint), headers)
+    return _document(status, {"error": message, "hint": hint, "detail": message}, headers)
 
 
 _TOO_LONG = _refused(

@@ -8,9 +8,9 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from gpulse._version import __version__
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.protocol.interface import Format
 from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError, RefusedError
+from gpulse.model.session import Format
 from gpulse.reports.document import Document
 
 CALL_SECONDS = 60.0

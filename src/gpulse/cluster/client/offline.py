@@ -8,10 +8,9 @@ from typing import BinaryIO
 
 from gpulse.cluster.head import documents
 from gpulse.cluster.head.sessions import Sessions, interrupted, is_to_go_on, recovered
-from gpulse.cluster.protocol.interface import Format
+from gpulse.cluster.protocol.answers import SessionAnswer
 from gpulse.export.session.write import SessionExport
-from gpulse.model.session import Session
-from gpulse.reports.document import Document
+from gpulse.model.session import Format, Session
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
 from gpulse.store.offline import OfflineStore, open_offline
@@ -28,14 +27,15 @@ def opened(directory: str) -> Iterator[OfflineStore]:
         yield store
 
 
-def described(directory: str, now: float) -> list[Document]:
+def described(directory: str, now: float) -> list[SessionAnswer]:
     """All sessions, as a head would describe them.
 
     Raises:
         GpulseError: There is no store, or it cannot be read.
     """
     with opened(directory) as store:
-        return [documents.session(session, now) for session in _left(store.sessions(), store.newest)]
+        sessions = _left(store.sessions(), store.newest)
+        return [documents.session(session, now, output_file=session.output) for session in sessions]
 
 
 def find(store: OfflineStore, name: str) -> Session:

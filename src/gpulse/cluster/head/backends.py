@@ -7,9 +7,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
+
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
-from gpulse.reports.document import Document
+from gpulse.cluster.protocol.answers import BackendStatus, RemoteQuery, RemoteWrite
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
 from gpulse.store.outage import Outage
@@ -108,24 +110,24 @@ class Backends:
         if self._joined is not None:
             self._joined.committed(entries)
 
-    def status(self) -> Document:
-        """How it is with both, for the status document; empty when there is neither."""
-        found: Document = {}
-        if self._forwarder is not None:
-            found["remote"] = self._forwarder.state()._asdict()
-        if self._client is not None:
-            found["remote_query"] = {"url": self._client.url, **_told(self._query_trouble())}
-        return found
+    def status(self) -> BackendStatus:
+        """Return how the time-series database is, as far as this head uses one."""
+        remote, query = self._forwarder, self._client
+        return BackendStatus(
+            remote=UNSET if remote is None else RemoteWrite(**remote.state()._asdict()),
+            remote_query=UNSET if query is None else _remote_query(query.url, self._query_trouble()),
+        )
 
     def _query_trouble(self) -> Outage | None:
         elsewhere = None if self._elsewhere is None else self._elsewhere.trouble
         return elsewhere or (None if self._joined is None else self._joined.tsdb_outage)
 
 
-def _told(trouble: Outage | None) -> Document:
-    return {
-        "state": "ok" if trouble is None else "failing",
-        "error": None if trouble is None else trouble.message,
-        "hint": None if trouble is None else trouble.hint,
-        "since": None if trouble is None else trouble.since,
-    }
+def _remote_query(url: str, outage: Outage | None) -> RemoteQuery:
+    return RemoteQuery(
+        url=url,
+        state="ok" if outage is None else "failing",
+        error=None if outage is None else outage.message,
+        hint=None if outage is None else outage.hint,
+        since=None if outage is None else outage.since,
+    )

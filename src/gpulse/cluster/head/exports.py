@@ -6,15 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
-from gpulse.cluster.protocol.interface import Download, Format
+from gpulse.cluster.protocol.answers import ExportState
+from gpulse.cluster.protocol.interface import Download
 from gpulse.errors import ExportCancelledError, GpulseError
 from gpulse.export.session.files import create_session_file, free_path, remove_stale_drafts
 from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.write import MEDIA_TYPES, SessionExport, write_session
-from gpulse.model.session import Session
-from gpulse.reports.document import Document
+from gpulse.model.session import Format, Session
 from gpulse.store.disk import disk_error
 from gpulse.store.store import Store
 
@@ -24,12 +23,6 @@ Written = Callable[[Session, str], Awaitable[None]]
 _AT_ONCE = 2
 _CLOSE_SECONDS = 10.0
 _PLAN_SECONDS = 2.0
-
-
-class _State(NamedTuple):
-    state: str
-    path: str | None = None
-    error: str | None = None
 
 
 class Exports:
@@ -46,7 +39,7 @@ class Exports:
         self.directory = directory
         self._store = store
         self._now = now
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, ExportState] = {}
         self._planned: dict[str, str] = {}
         """By session id the file that a session will be written to when it is stopped."""
         self._tasks: dict[tuple[str, Format, float | None], asyncio.Task[None]] = {}
@@ -75,7 +68,7 @@ class Exports:
         key = (session.id, output_format, session.end)
         if key in self._tasks:
             return
-        self._states[session.id] = _State("writing")
+        self._states[session.id] = ExportState(state="writing")
         task = asyncio.create_task(self._write(session, output_format, written))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
@@ -91,11 +84,14 @@ class Exports:
         self._cancelled = True
         await self.finished([key[0] for key in self._tasks], _CLOSE_SECONDS)
 
-    def state(self, session: Session) -> Document:
-        """How far a session's file is."""
-        usual = "done" if session.output else "writing" if session.state == "finished" else "none"
-        state = self._states.get(session.id) or _State(usual, session.output)
-        return {"state": state.state, "path": state.path, "error": state.error}
+    def state(self, session: Session) -> ExportState:
+        """Return how far a session's file is."""
+        known = self._states.get(session.id)
+        if known is not None:
+            return known
+        if session.output:
+            return ExportState(state="done", path=session.output)
+        return ExportState(state="writing" if session.state == "finished" else "none")
 
     def download(self, session: Session, output_format: Format, now: float) -> Download:
         """A session's file for somebody, piece by piece.
@@ -112,21 +108,21 @@ class Exports:
             async with self._turn:
                 path = await asyncio.to_thread(self._write_file, session, output_format)
         except ExportCancelledError:
-            self._states[session.id] = _State("none")
+            self._states[session.id] = ExportState(state="none")
             return
         except GpulseError as error:
             log.error("session %s could not be written: %s", session.name, error.message)
-            self._states[session.id] = _State("failed", error=error.message)
+            self._states[session.id] = ExportState(state="failed", error=error.message)
             return
         except Exception as error:
             log.exception("session %s could not be written", session.name)
-            self._states[session.id] = _State("failed", error=f"{type(error).__name__}: {error}")
+            self._states[session.id] = ExportState(state="failed", error=f"{type(error).__name__}: {error}")
             return
         finally:
             if session.state == "finished":
                 self._planned.pop(session.id, None)
         log.info("session %s is in %s", session.name, path)
-        self._states[session.id] = _State("done", path)
+        self._states[session.id] = ExportState(state="done", path=path)
         await written(session, path)
 
     def _write_file(self, session: Session, output_format: Format) -> str:

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 from gpulse.cluster.head.decode import Shapes
 from gpulse.cluster.head.membership import RETURN_SECONDS, Abroad, is_undecided, state_of
-from gpulse.cluster.protocol.interface import LiveNode, NodeState
+from gpulse.cluster.protocol.answers import NodeState
+from gpulse.cluster.protocol.interface import LiveNode
 from gpulse.diagnosis.rules.node import node_lost
 from gpulse.model.columns import Layout, PackedFrame
 from gpulse.model.device import Device, Node
-from gpulse.model.finding import Finding, FindingKey, finding_key
+from gpulse.model.finding import Finding, FindingKey, finding_key, from_document
 from gpulse.model.finding_span import FindingSpan, new_span
 from gpulse.model.frame import Frame
 from gpulse.model.health import Health
@@ -112,7 +113,7 @@ class Member:
         self.processes: dict[int, ProcessIdentity] = {}
         self.jobs: dict[str, Job] = {}
         self.xids = XidLedger()
-        self.findings: Sequence[Mapping[str, Any]] = ()
+        self.findings: Sequence[Finding] = ()
         """What its agent reported last, each with the start that it has here."""
         self.spans: dict[FindingKey, FindingSpan] = {}
         """Of its findings, also of those that were over lately."""
@@ -215,10 +216,7 @@ class Member:
                 if xid is not None:
                     self.xids.add(xid, shift_seconds=self.shift_us / 1e6)
             case "findings":
-                found = document.get("findings")
-                self._reported(
-                    [f for f in found if isinstance(f, dict)] if isinstance(found, list) else [], time
-                )
+                self._reported(document["findings"], time)
             case "health":
                 entries = document.get("entries")
                 self.health = tuple(_health_of(entries)) if isinstance(entries, list) else ()
@@ -235,7 +233,9 @@ class Member:
             before = self.spans.get(key)
             spans[key] = (before and before.reported(finding, time)) or new_span(finding, time)
         self.spans = spans
-        self.findings = [{**finding, "start": spans[key].start} for key, finding in told.items()]
+        self.findings = [
+            from_document({**finding, "start": spans[key].start}) for key, finding in told.items()
+        ]
 
 
 class Fleet:

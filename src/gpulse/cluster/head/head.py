@@ -24,6 +24,7 @@ from gpulse.cluster.head.service import Service
 from gpulse.cluster.head.sessions import Sessions, interrupted, woken
 from gpulse.cluster.head.settings import Settings
 from gpulse.cluster.ports import who_listens
+from gpulse.cluster.protocol.answers import Storage
 from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.security import Access, TlsFiles, server_credentials
 from gpulse.diagnosis.rules.node import node_missing
@@ -31,7 +32,6 @@ from gpulse.errors import DiskError, GpulseError
 from gpulse.model.finding import Finding
 from gpulse.model.natural import natural_key
 from gpulse.model.session import Session
-from gpulse.reports.document import Document
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
 from gpulse.store.store import Query
@@ -226,7 +226,7 @@ class Head:
             settings=self._settings,
             exports=self._exports,
             storage=self._storage,
-            beyond=self._beyond.status,
+            backends=self._beyond.status,
             keep_seconds=keep_seconds,
             expected=lambda: self._expected,
             missing_findings=self._missing_findings,
@@ -369,7 +369,7 @@ class Head:
             self._expected = await asyncio.to_thread(self._config.expected)
             await asyncio.sleep(_WATCH_SECONDS)
 
-    def _storage(self) -> Document:
+    def _storage(self) -> Storage:
         trouble, slow = self._committer.trouble or self._upkeep.trouble, self._committer.slow_seconds
         error = None
         if trouble is not None:
@@ -378,16 +378,16 @@ class Head:
             error = f"the disk has been writing for {slow:.0f} s"
         elif self._archive.is_behind:
             error = "the book cannot follow the log"
-        return {
-            "state": "ok" if error is None else "failing",
-            "error": error,
-            "hint": trouble.hint if trouble else None,
-            "since": trouble.since if trouble else None,
-            "directory": self._archive.directory,
-            "waiting_bytes": self._committer.waiting_bytes,
-            "commit_seconds": self._committer.last_seconds,
+        return Storage(
+            state="ok" if error is None else "failing",
+            error=error,
+            hint=trouble.hint if trouble else None,
+            since=trouble.since if trouble else None,
+            directory=self._archive.directory,
+            waiting_bytes=self._committer.waiting_bytes,
+            commit_seconds=self._committer.last_seconds,
             **self._usage._asdict(),
-        }
+        )
 
     def _committed(self, entries: Sequence[Entry]) -> None:
         """Entries are on disk: agents are told, and sessions are what the log says they are."""

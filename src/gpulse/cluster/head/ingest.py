@@ -30,11 +30,11 @@ from gpulse.cluster.head.decode import (
     unzipped,
 )
 from gpulse.cluster.head.fleet import Fleet, Member, Run
-from gpulse.cluster.head.sessions import LONGEST_INTERVAL_MS
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
 from gpulse.model.codec import plain
 from gpulse.model.columns import BlockPacker, Layout, PackedFrame, layout_id
 from gpulse.model.device import Device
+from gpulse.model.session import MAX_INTERVAL_MS
 from gpulse.store.log.records import Batch, Entry, FrameEvents
 from gpulse.store.outage import Outage
 from gpulse.store.registry import node_fact
@@ -151,7 +151,7 @@ class Ingest:
         self._take_over(member, hello)
         member.seen, member.connected, member.version = now, True, hello.version
         member.is_silent = member.abroad.moved = False
-        member.interval_seconds = min(hello.interval_ms, LONGEST_INTERVAL_MS) / 1000 or None
+        member.interval_seconds = min(hello.interval_ms, MAX_INTERVAL_MS) / 1000 or None
         if hello.HasField("shift_us"):  # frames that another head has as well are to have the same times here
             member.shift_us = hello.shift_us
         for run in hello.runs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulse.cluster.protocol.interface import NodeState
+from gpulse.cluster.protocol.answers import NodeState
 from gpulse.model.frame import Frame
 
 LATE_SECONDS = 5.0

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gpulse.cluster.protocol import requests as r
 from gpulse.errors import RefusedError
 from gpulse.model.metric import Scope
 from gpulse.model.session import Interruption, Session
@@ -18,11 +19,10 @@ from gpulse.reports.job import job_report
 from gpulse.reports.job_report import JobReport
 from gpulse.reports.processes import ProcessReport, process_report
 from gpulse.reports.resolve import JobRequest
-from gpulse.reports.subject import JobKind
-from gpulse.reports.usage import Grouping, UsageReport, usage_report
+from gpulse.reports.usage import UsageReport, usage_report
 from gpulse.store.gpu_choice import choose_gpus
 from gpulse.store.registry import Register
-from gpulse.store.store import Query, Statistic, Store
+from gpulse.store.store import Query, Store
 
 _QUERY_SECONDS = 600.0
 """The time before the end that an answer is about where the request does not say when it starts."""
@@ -31,6 +31,9 @@ _DAY_SECONDS = 86_400.0
 _MAX_INTERRUPTIONS = 10
 """Only this many interruptions of a session are looked at, the newest ones."""
 _MAX_CACHED = 1000
+
+
+_RangeRequest = r.QueryMetric | r.GetHistory | r.GetProcesses | r.GetUsage | r.GetEvents | r.GetFindingSpans
 
 
 class ReportRunner:
@@ -50,89 +53,55 @@ class ReportRunner:
         self._coverage: dict[tuple[str, Interruption], Coverage] = {}
         """What is missing of interruptions, once that does not change any more."""
 
-    async def query(
-        self,
-        *,
-        metric: str,
-        scope: Scope,
-        nodes: Sequence[str],
-        gpus: Sequence[str],
-        start: float | None,
-        end: float,
-        step: float | None,
-        statistic: Statistic,
-    ) -> QueryReport:
+    async def query(self, request: r.QueryMetric, now: float) -> QueryReport:
         """Return the history of one metric."""
-        query = self._query((start, end), _QUERY_SECONDS, nodes, gpus, scope=scope)
-        query = replace(query, metrics=(metric,), step=step, statistic=statistic)
+        query = replace(
+            self._query(request, now, _QUERY_SECONDS, gpus=request.gpus, scope=request.scope or "gpu"),
+            metrics=(request.metric,),
+            step=_seconds(request.step),
+            statistic=request.statistic,
+        )
         return await asyncio.to_thread(query_report, self._context(), query)
 
-    async def history(
-        self,
-        *,
-        metrics: Sequence[str],
-        scope: Scope,
-        nodes: Sequence[str],
-        gpus: Sequence[str],
-        start: float | None,
-        end: float,
-        points: int,
-        spread: bool,
-    ) -> HistoryReport:
+    async def history(self, request: r.GetHistory, now: float) -> HistoryReport:
         """Return several metrics over time, all on the same grid."""
-        query = self._query((start, end), _CHART_SECONDS, nodes, gpus, scope=scope)
-        query = replace(query, metrics=tuple(metrics))
+        query = self._query(request, now, _CHART_SECONDS, gpus=request.gpus, scope=request.scope)
+        query = replace(query, metrics=request.metrics)
         return await asyncio.to_thread(
-            history_report, self._context(), query, max_steps=points, spread=spread
+            history_report, self._context(), query, max_steps=request.points, spread=request.spread
         )
 
-    async def processes(
-        self,
-        *,
-        start: float | None,
-        end: float,
-        nodes: Sequence[str],
-        gpus: Sequence[str],
-        users: Sequence[str],
-        jobs: Sequence[str],
-    ) -> ProcessReport:
+    async def processes(self, request: r.GetProcesses, now: float) -> ProcessReport:
         """Return the processes that held GPUs, newest first."""
-        query = self._query((start, end), _CHART_SECONDS, nodes, gpus, scope="process")
-        return await asyncio.to_thread(process_report, self._context(), query, users=users, jobs=jobs)
+        query = self._query(request, now, _CHART_SECONDS, gpus=request.gpus, scope="process")
+        return await asyncio.to_thread(
+            process_report, self._context(), query, users=request.users, jobs=request.jobs
+        )
 
-    async def usage(
-        self, *, start: float | None, end: float, by: Grouping, nodes: Sequence[str], users: Sequence[str]
-    ) -> UsageReport:
+    async def usage(self, request: r.GetUsage, now: float) -> UsageReport:
         """Return who held GPUs, for how long, and how much of that they were idle."""
-        query = self._query((start, end), _DAY_SECONDS, nodes)
-        return await asyncio.to_thread(usage_report, self._context(), query, by=by, users=users)
+        query = self._query(request, now, _DAY_SECONDS)
+        return await asyncio.to_thread(
+            usage_report, self._context(), query, by=request.by, users=request.users
+        )
 
-    async def job(
-        self,
-        *,
-        job: str,
-        kind: JobKind | None,
-        node: str | None,
-        start: float | None,
-        end: float | None,
-        points: int,
-        now: float,
-    ) -> JobReport:
+    async def job(self, request: r.GetJob, now: float) -> JobReport:
         """Return how well a job, a session or a process used its GPUs."""
-        request = JobRequest(job, kind, self.node_ids(() if node is None else (node,)), (start, end))
-        return await asyncio.to_thread(job_report, self._context(), request, max_steps=points, now=now)
+        nodes = self.node_ids(() if request.node is None else (request.node,))
+        wanted = JobRequest(
+            request.job, request.kind, nodes, (_seconds(request.start), _seconds(request.end))
+        )
+        return await asyncio.to_thread(job_report, self._context(), wanted, max_steps=request.points, now=now)
 
-    async def events(
-        self, *, start: float | None, end: float, kinds: Sequence[str], nodes: Sequence[str]
-    ) -> EventReport:
+    async def events(self, request: r.GetEvents, now: float) -> EventReport:
         """Return the events of a time range, oldest first."""
-        query = self._query((start, end), _DAY_SECONDS, nodes)
-        query = replace(query, kinds=frozenset(kinds) or None)
+        query = self._query(request, now, _DAY_SECONDS)
+        query = replace(query, kinds=frozenset(request.kinds) or None)
         return await asyncio.to_thread(event_report, self._context(), query)
 
-    async def finding_spans(self, *, start: float | None, end: float, nodes: Sequence[str]) -> FindingReport:
+    async def finding_spans(self, request: r.GetFindingSpans, now: float) -> FindingReport:
         """Return the findings that held at some time of a range, oldest first."""
-        query = self._query((start, end), _DAY_SECONDS, nodes)
+        query = self._query(request, now, _DAY_SECONDS)
         return await asyncio.to_thread(finding_report, self._context(), query)
 
     async def coverage(self, session: Session) -> list[Coverage | None]:
@@ -163,24 +132,25 @@ class ReportRunner:
 
     def _query(
         self,
-        wanted: tuple[float | None, float],
+        request: _RangeRequest,
+        now: float,
         default_seconds: float,
-        nodes: Sequence[str],
-        gpus: Sequence[str] = (),
         *,
+        gpus: Sequence[str] = (),
         scope: Scope = "gpu",
     ) -> Query:
         """Return the query for a time range, nodes and GPUs; GPUs also choose their nodes."""
-        start, end = wanted
+        start, end = _seconds(request.start), _seconds(request.end)
+        end = now if end is None else end
         query = Query(
             start=end - default_seconds if start is None else start,
             end=end,
             scope=scope,
-            nodes=self.node_ids(nodes),
+            nodes=self.node_ids(request.nodes),
         )
         if not gpus:
             return query
-        chosen = choose_gpus(self._store.gpus(), nodes, gpus)
+        chosen = choose_gpus(self._store.gpus(), request.nodes, gpus)
         uuids = frozenset(gpu.uuid for gpu in chosen)
         return replace(
             query,
@@ -204,3 +174,8 @@ class ReportRunner:
                 raise RefusedError(404, f"there is no node {name[:100]!r}", hint="/clients lists them")
             found.add(node.id)
         return frozenset(found)
+
+
+def _seconds(given: float | None) -> float | None:
+    """Return a time or a length of a request as a plain number, which can be encoded."""
+    return None if given is None else float(given)

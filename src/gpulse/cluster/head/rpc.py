@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -14,7 +13,7 @@ from gpulse.cluster import wire
 from gpulse.cluster.head.connection import Allowed
 from gpulse.cluster.head.decode import Refused, read_message
 from gpulse.cluster.head.ingest import Ingest
-from gpulse.cluster.protocol.answers import dumps, failure, read_body
+from gpulse.cluster.protocol.codec import encode, failure, read_body
 from gpulse.cluster.protocol.interface import HeadInterface
 from gpulse.cluster.protocol.operations import call, changes_anything, fetch
 from gpulse.cluster.wire_pb2 import Reply, Request
@@ -46,10 +45,8 @@ class Calls:
         try:
             body = read_body(request.body)
         except GpulseError as error:
-            status, document = failure(error)
-        else:
-            status, document = await call(self._head, request.operation, body, now=self._now())
-        return Reply(status=status, body=dumps(document).encode()).SerializeToString()
+            return _reply(*failure(error))
+        return _reply(*await call(self._head, request.operation, body, now=self._now()))
 
     async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         """A file: the first reply says what comes, the others are its pieces."""
@@ -57,12 +54,11 @@ class Calls:
         try:
             file = await fetch(self._head, request.operation, read_body(request.body), now=self._now())
             first = {"name": file.name, "media_type": file.media_type}
-            yield Reply(status=200, body=json.dumps(first).encode()).SerializeToString()
+            yield _reply(200, first)
             async for piece in file.pieces:
                 yield Reply(status=200, body=piece).SerializeToString()
         except GpulseError as error:
-            status, document = failure(error)
-            yield Reply(status=status, body=json.dumps(document).encode()).SerializeToString()
+            yield _reply(*failure(error))
 
     async def _request(self, data: bytes, context: Any) -> Request:
         await self._check(context, changes=False)
@@ -80,6 +76,10 @@ class Calls:
         refused = await self._allowed(context.peer(), metadata, changes=changes)
         if refused is not None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused)
+
+
+def _reply(status: int, answer: object) -> bytes:
+    return Reply(status=status, body=encode(answer)).SerializeToString()
 
 
 def make_server(ingest: Ingest, calls: Calls) -> grpc.aio.Server:

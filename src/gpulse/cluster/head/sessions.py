@@ -8,15 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpulse.errors import RefusedError
 from gpulse.model.session import (
     LONGEST_LABEL,
+    MAX_INTERVAL_MS,
+    MIN_INTERVAL_MS,
     MOST_LABELS,
     Interruption,
     Session,
     checked_name,
     find_session,
 )
-
-SHORTEST_INTERVAL_MS = 50
-LONGEST_INTERVAL_MS = 3_600_000
 
 
 class Sessions:
@@ -73,11 +72,11 @@ class Sessions:
             if taken.state == "interrupted":
                 hint = f"gpulse session recover {name}, or end it with: gpulse session stop {name}, or choose another name"
             raise RefusedError(409, f"a session called {name} is {taken.state} already", hint=hint)
-        if not SHORTEST_INTERVAL_MS <= interval_ms <= LONGEST_INTERVAL_MS:
+        if not MIN_INTERVAL_MS <= interval_ms <= MAX_INTERVAL_MS:
             raise RefusedError(
                 400,
                 f"{interval_ms} ms is no interval for a session",
-                hint=f"{SHORTEST_INTERVAL_MS} to {LONGEST_INTERVAL_MS} ms",
+                hint=f"{MIN_INTERVAL_MS} to {MAX_INTERVAL_MS} ms",
             )
         if len(labels) > MOST_LABELS or any(
             len(text) > LONGEST_LABEL for pair in labels.items() for text in pair

@@ -1,30 +1,24 @@
-"""What a head can be asked and told: the one interface behind gRPC, HTTP and the command line."""
+"""The interface of a head behind gRPC, HTTP and the commands."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from gpulse.cluster.protocol import answers as a
+from gpulse.cluster.protocol import requests as r
+from gpulse.cluster.protocol.answers import NodeState
 from gpulse.model.device import Device
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
-from gpulse.model.metric import Scope
 from gpulse.model.process import ProcessIdentity
 from gpulse.model.xid import XidLedger
-from gpulse.reports.document import Document
-from gpulse.store.store import Statistic
-
-if TYPE_CHECKING:  # clients need none of them
-    from gpulse.reports.events import EventReport
-    from gpulse.reports.findings import FindingReport
-    from gpulse.reports.history import HistoryReport, QueryReport
-    from gpulse.reports.job_report import JobReport
-    from gpulse.reports.processes import ProcessReport
-    from gpulse.reports.subject import JobKind
-    from gpulse.reports.usage import Grouping, UsageReport
-
-Format = Literal["json", "jsonl", "csv", "parquet"]
-NodeState = Literal["healthy", "late", "lost"]
+from gpulse.reports.events import EventReport
+from gpulse.reports.findings import FindingReport
+from gpulse.reports.history import HistoryReport, QueryReport
+from gpulse.reports.job_report import JobReport
+from gpulse.reports.processes import ProcessReport
+from gpulse.reports.usage import UsageReport
 
 
 class LiveNode(NamedTuple):
@@ -39,7 +33,7 @@ class LiveNode(NamedTuple):
     frame: Frame | None
     """The newest frame; its times are on the head's clock. None when nothing came since the head started."""
     processes: Mapping[int, ProcessIdentity]
-    findings: Sequence[Finding | Mapping[str, Any]]
+    findings: Sequence[Finding]
     labels: Mapping[str, str]
     version: str
     known: Sequence[Device] = ()
@@ -78,132 +72,64 @@ class Download(NamedTuple):
 class HeadInterface(Protocol):
     """Everything that can be done with a head. What it refuses raises RefusedError."""
 
-    def info(self) -> Document:
-        """Who this is."""
+    def info(self) -> a.Info:
+        """What serves here."""
 
-    def status(self) -> Document:
+    def status(self) -> a.Status:
         """How the head is, what it stores, who is connected."""
 
-    def clients(self) -> Document:
+    def clients(self) -> a.Clients:
         """The connected nodes and their GPUs."""
 
-    def latest(self) -> Document:
+    def latest(self) -> a.Latest:
         """The newest readings of every node that is not lost."""
 
-    def sessions(self) -> Document:
+    def sessions(self) -> a.Sessions:
         """All sessions."""
 
-    async def session(self, name: str) -> Document:
+    async def session(self, request: r.GetSession) -> a.SessionAnswer:
         """One session, by its id or the newest of that name, and what is missing of its interruptions."""
 
-    async def start_session(
-        self,
-        *,
-        name: str | None,
-        since_seconds: float | None = None,
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        labels: Mapping[str, str] | None = None,
-        interval_ms: int | None = None,
-    ) -> Document:
-        """Begin a session, in the past when asked to."""
+    async def start_session(self, request: r.StartSession) -> a.OneSession:
+        """Start a session, in the past when asked to."""
 
-    async def stop_sessions(self, *, name: str | None = None, output_format: Format = "json") -> Document:
-        """End one session, or all that are active, and write their files."""
+    async def stop_sessions(self, request: r.StopSessions) -> a.SeveralSessions:
+        """Stop one session, or all that are active, and write their files."""
 
-    async def recover_session(self, *, name: str | None = None, session_id: str | None = None) -> Document:
+    async def recover_session(self, request: r.RecoverSession) -> a.OneSession:
         """Go on with a session that was interrupted."""
 
-    async def export_session(self, *, name: str, output_format: Format = "json") -> Document:
+    async def export_session(self, request: r.GetSessionFile) -> a.SeveralSessions:
         """Write a session's file again, where the head keeps such files."""
 
-    def download(self, *, name: str, output_format: Format = "json") -> Download:
+    def download(self, request: r.GetSessionFile) -> Download:
         """A session's file, piece by piece."""
 
-    async def query(
-        self,
-        *,
-        metric: str,
-        scope: Scope = "gpu",
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        start: float | None = None,
-        end: float | None = None,
-        step: float | None = None,
-        statistic: Statistic = "mean",
-    ) -> QueryReport:
+    async def query(self, request: r.QueryMetric) -> QueryReport:
         """The history of one metric."""
 
-    async def history(
-        self,
-        *,
-        metrics: Sequence[str],
-        scope: Scope = "gpu",
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        start: float | None = None,
-        end: float | None = None,
-        points: int = 600,
-        spread: bool = False,
-    ) -> HistoryReport:
-        """Several metrics over time, all at the same moments."""
+    async def history(self, request: r.GetHistory) -> HistoryReport:
+        """Several metrics over time, all at the same times."""
 
-    async def processes(
-        self,
-        *,
-        start: float | None = None,
-        end: float | None = None,
-        nodes: Sequence[str] = (),
-        gpus: Sequence[str] = (),
-        users: Sequence[str] = (),
-        jobs: Sequence[str] = (),
-    ) -> ProcessReport:
+    async def processes(self, request: r.GetProcesses) -> ProcessReport:
         """The processes that held GPUs, newest first."""
 
-    async def usage(
-        self,
-        *,
-        start: float | None = None,
-        end: float | None = None,
-        by: Grouping = "user",
-        nodes: Sequence[str] = (),
-        users: Sequence[str] = (),
-    ) -> UsageReport:
-        """Who held GPUs, for how long, and how much of that they did nothing."""
+    async def usage(self, request: r.GetUsage) -> UsageReport:
+        """Who held GPUs, for how long, and how long those were idle."""
 
-    async def job(
-        self,
-        *,
-        job: str,
-        kind: JobKind | None = None,
-        node: str | None = None,
-        start: float | None = None,
-        end: float | None = None,
-        points: int = 0,
-    ) -> JobReport:
+    async def job(self, request: r.GetJob) -> JobReport:
         """How well a job, a session or a process used its GPUs."""
 
-    async def events(
-        self,
-        *,
-        start: float | None = None,
-        end: float | None = None,
-        kinds: Sequence[str] = (),
-        nodes: Sequence[str] = (),
-    ) -> EventReport:
-        """What happened."""
+    async def events(self, request: r.GetEvents) -> EventReport:
+        """What happened, oldest first."""
 
-    def findings(self) -> Document:
+    def findings(self) -> a.Findings:
         """What is wrong now, worst first."""
 
-    async def finding_spans(
-        self, *, start: float | None = None, end: float | None = None, nodes: Sequence[str] = ()
-    ) -> FindingReport:
+    async def finding_spans(self, request: r.GetFindingSpans) -> FindingReport:
         """From when to when findings held, oldest first."""
 
-    async def change_settings(
-        self, *, interval_ms: int | None = None, bandwidth: bool | None = None, nvlink: bool | None = None
-    ) -> Document:
+    async def change_settings(self, request: r.ChangeSettings) -> a.SettingsChanged:
         """Change how agents sample; they follow at once."""
 
     def live(self) -> list[LiveNode]:
@@ -218,5 +144,5 @@ class HeadInterface(Protocol):
     async def wait(self, after: int, timeout_seconds: float) -> int:
         """Wait until something new came than what was there at `after`; the number to give next time."""
 
-    def shut_down(self) -> Document:
-        """End the head, gently."""
+    def shut_down(self) -> a.Done:
+        """Stop the head."""

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpulse.cluster.protocol.fields import LATEST
 from gpulse.cluster.protocol.interface import Download
 from gpulse.export.csv import safe_text
+from gpulse.model.time_text import MAX_TIME_SECONDS
 from gpulse.reports.usage import UsageReport, UsageRow
 
 COLUMNS = UsageRow.__struct_fields__
@@ -50,4 +50,4 @@ def _day(seconds: float) -> str:
 
 
 def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(min(max(seconds, 0.0), LATEST), UTC)
+    return datetime.fromtimestamp(min(max(seconds, 0.0), MAX_TIME_SECONDS), UTC)

@@ -39,7 +39,7 @@ class Exposed(NamedTuple):
 
     name: str
     frame: Frame | None
-    findings: Sequence[Finding | Mapping[str, Any]] = ()
+    findings: Sequence[Finding] = ()
     xids: XidLedger | None = None
     host: str = ""
     machine: str = ""

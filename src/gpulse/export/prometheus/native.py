@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -12,8 +13,6 @@ from gpulse.export.prometheus.exposed import MOST_KEPT, Exposed, Fresh, finite, 
 from gpulse.export.prometheus.text import SAMPLES_A_PIECE, Family, Kind, added, spelled, title, written
 from gpulse.model import series
 from gpulse.model.device import Device, Node
-from gpulse.model.finding import SEVERITIES
-from gpulse.model.finding import Family as FindingFamily
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.health import Code
 from gpulse.model.metric import CATALOGUE, Metric, Scope, Value, Values
@@ -25,7 +24,6 @@ _MOST_FINDINGS = _MOST_PROBLEMS = 64
 _WORD = re.compile(r"[a-z0-9_]{1,64}")
 _NO_WORD = re.compile(r"[^A-Za-z0-9_.-]+")
 _CODES = frozenset(get_args(Code))
-_FAMILIES = frozenset(get_args(FindingFamily))
 
 _Samples = Iterator[tuple[Mapping[str, str] | str, Value | None]]
 
@@ -211,28 +209,15 @@ def _findings(nodes: Sequence[Fresh]) -> _Samples:
     for node, _, _ in nodes:
         seen: set[tuple[str, ...]] = set()
         for item in node.findings[:_MOST_FINDINGS]:
-            found: Mapping[str, Any] = item if isinstance(item, Mapping) else item._asdict()
-            confidence = found.get("confidence")
-            words = [found.get(name) for name in ("id", "family", "severity")]
-            if not isinstance(confidence, int | float) or not _is_known(*words):
-                continue
-            labels = {"node": node.name, "gpu": str(found.get("label") or "")[:16]}
-            labels |= {"finding": str(words[0]), "family": str(words[1]), "severity": str(words[2])}
-            if found.get("cause"):
-                labels["cause"] = _NO_WORD.sub("_", str(found["cause"]))[:64]
+            if item.family is None or math.isnan(item.confidence) or not _WORD.fullmatch(item.id):
+                continue  # not a finding as ours are: what an agent calls one becomes a series
+            labels = {"node": node.name, "gpu": (item.label or "")[:16]}
+            labels |= {"finding": item.id, "family": item.family, "severity": item.severity}
+            if item.cause:
+                labels["cause"] = _NO_WORD.sub("_", item.cause)[:64]
             if tuple(labels.values()) not in seen:  # a series that is there twice spoils the whole page
                 seen.add(tuple(labels.values()))
-                yield labels, confidence
-
-
-def _is_known(finding: object, family: object, severity: object) -> bool:
-    """Whether it is a finding as ours are: what an agent calls so becomes labels, and each is a series."""
-    return (
-        isinstance(finding, str)
-        and _WORD.fullmatch(finding) is not None
-        and family in _FAMILIES
-        and severity in SEVERITIES
-    )
+                yield labels, item.confidence
 
 
 def _problems(nodes: Sequence[Fresh]) -> _Samples:

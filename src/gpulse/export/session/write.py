@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import BinaryIO, Literal, NamedTuple, get_args
+from typing import BinaryIO, NamedTuple, get_args
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from gpulse.export.session.outline import Document, Plan, Tally
 from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.tables import csv_pieces, parquet_pieces
 from gpulse.model.natural import natural_key
-from gpulse.model.session import Session
+from gpulse.model.session import Format, Session
 from gpulse.store.gpu_choice import choose_gpus
 from gpulse.store.store import Query, Samples, Store, StoredGpu
 
-Format = Literal["json", "jsonl", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 MEDIA_TYPES: Mapping[Format, str] = {
     "json": "application/json",

@@ -1,0 +1,220 @@
+"""Decode requests and encode answers and errors: the same for gRPC and HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from gpulse.cluster.protocol.answers import Error
+from gpulse.cluster.protocol.requests import Request
+from gpulse.cluster.protocol.values import Duration, Time
+from gpulse.errors import DiskError, GpulseError, RefusedError, UsageError
+from gpulse.model.time_text import shown
+
+MAX_BODY_BYTES = 1_000_000
+
+logger = logging.getLogger(__name__)
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
+
+_OBJECT_HINT = 'send an object such as {"name": "my_experiment"}; JSON has no NaN and no Infinity'
+_MAX_CHOICES_SHOWN = 10
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING_FIELD = re.compile(r"Object missing required field `(.*)`")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.([^.\[`]+)(?:\[(\d+)\])?.*`$", re.DOTALL)
+_WHOLE = re.compile(r"-?[0-9]{1,30}")
+_WORDS = {"true": True, "false": False}
+
+
+class Field(NamedTuple):
+    """A field of a request."""
+
+    type: inspect.Type
+    """Without null."""
+    help: str
+
+    @property
+    def is_list(self) -> bool:
+        """Whether an address may have it several times."""
+        return isinstance(self.type, inspect.VarTupleType)
+
+
+@cache
+def fields_of(request: type[Request]) -> Mapping[str, Field]:
+    """Return the fields of a request by the names that they have in JSON."""
+    described = inspect.type_info(request)
+    assert isinstance(described, inspect.StructType)  # noqa: S101  a Request is a Struct
+    found = {}
+    for field in described.fields:
+        extra = field.type.extra_json_schema if isinstance(field.type, inspect.Metadata) else None
+        found[field.encode_name] = Field(_plain(field.type), (extra or {}).get("description", ""))
+    return found
+
+
+def read_body(raw: bytes) -> dict[str, Any]:
+    """Return the fields in the bytes of a request; none when it is empty.
+
+    Raises:
+        RefusedError: It is too large.
+        UsageError: It is not a JSON object.
+    """
+    if len(raw) > MAX_BODY_BYTES:
+        raise RefusedError(
+            413, f"the request is larger than {MAX_BODY_BYTES:,} bytes", hint="ask for less at once"
+        )
+    if not raw.strip():
+        return {}
+    try:
+        document = msgspec.json.decode(raw.decode())
+    except RecursionError:
+        raise UsageError("the request is nested too deeply", hint="send a flat object of fields") from None
+    except UnicodeDecodeError:
+        raise UsageError("the request is not UTF-8", hint="send JSON as UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the request is not JSON: {error}", hint=_OBJECT_HINT) from None
+    if not isinstance(document, dict):
+        raise UsageError("the request is not a JSON object", hint=_OBJECT_HINT)
+    return document
+
+
+def decode_request(
+    kind: type[AnyRequest], body: Mapping[str, Any], *, now: float, in_address: bool
+) -> AnyRequest:
+    """Return a request of a kind, with everything checked.
+
+    Args:
+        kind: The type of the request.
+        body: The fields; those that are None count as left out.
+        now: What relative times start from.
+        in_address: Whether the fields may come from an address, where lists have commas and everything is text.
+
+    Raises:
+        UsageError: A field is unknown, is missing, or has a value that it cannot have.
+    """
+    fields = fields_of(kind)
+    given = {
+        name: _coerced(value, fields[name], in_address=in_address) if name in fields else value
+        for name, value in body.items()
+        if value is not None or name not in fields
+    }
+    try:
+        request = msgspec.convert(given, kind, dec_hook=partial(_decode_value, now=now))
+    except msgspec.ValidationError as error:
+        raise _usage_error(kind, given, str(error)) from None
+    needed = kind.NEEDS_ONE_OF
+    if needed and not any(name in given for name in needed):
+        raise UsageError(f"{' or '.join(needed)} is missing", hint=f"{needed[0]}: {fields[needed[0]].help}")
+    return request
+
+
+def encode(answer: object) -> bytes:
+    """Return an answer as JSON; numbers that are not finite become null."""
+    try:
+        return msgspec.json.encode(answer)
+    except UnicodeEncodeError:  # a path whose bytes are not UTF-8
+        return json.dumps(msgspec.to_builtins(answer), separators=(",", ":")).encode()
+
+
+def refusal(message: str, hint: str | None = None) -> Error:
+    """Return the answer to a request that was not carried out."""
+    return Error(error=message, hint=hint, detail=message)
+
+
+def failure(error: Exception) -> tuple[int, Error]:
+    """Return the HTTP status and the answer for an exception; one that nobody expected is logged."""
+    match error:
+        case RefusedError():
+            return error.status, refusal(error.message, error.hint)
+        case UsageError():
+            return 400, refusal(error.message, error.hint)
+        case DiskError():
+            return 503, refusal(error.message, error.hint)
+        case GpulseError():
+            return 500, refusal(error.message, error.hint)
+    logger.error("a request failed", exc_info=error)
+    return 500, refusal(
+        "the head failed to carry out this request; its log has the details",
+        "try again, and report what the log says",
+    )
+
+
+def _decode_value(kind: type, given: object, *, now: float) -> object:
+    if issubclass(kind, (Duration, Time)):
+        return kind.decode(given, now)
+    raise NotImplementedError
+
+
+def _coerced(value: Any, field: Field, *, in_address: bool) -> Any:
+    """Return a value in the type of its field where it is spelled otherwise; anything else as it is."""
+    if isinstance(field.type, inspect.IntType):
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
+            return int(value)
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+    if in_address and isinstance(field.type, inspect.BoolType) and isinstance(value, str):
+        return _WORDS.get(value, value)
+    if in_address and field.is_list:
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return [part for item in items for part in (item.split(",") if isinstance(item, str) else [item])]
+    return value
+
+
+def _usage_error(kind: type[Request], given: Mapping[str, Any], problem: str) -> UsageError:
+    """Return msgspec's message as one for people: what is wrong with which field, and what it may hold."""
+    fields = fields_of(kind)
+    if unknown := _UNKNOWN_FIELD.match(problem):
+        known = f"the fields are: {', '.join(fields)}" if fields else "it takes no fields"
+        return UsageError(f"there is no field {shown(unknown[1])} here", hint=known)
+    if missing := _MISSING_FIELD.match(problem):
+        return UsageError(f"{missing[1]} is missing", hint=f"{missing[1]}: {fields[missing[1]].help}")
+    place = _PLACE.search(problem)
+    if place is None:
+        return UsageError(
+            f"the request cannot be read: {problem[:200]}", hint="GET /openapi.json describes it"
+        )
+    name, number = place[1], place[2]
+    field, value = fields[name], given[name]
+    hint = f"{name}: {field.help}"
+    kind_of_value = field.type
+    if isinstance(kind_of_value, inspect.CustomType):
+        return UsageError(f"{name}: {problem[: place.start()]}", hint=hint)
+    if number is not None and isinstance(kind_of_value, inspect.VarTupleType):
+        kind_of_value, value, name = kind_of_value.item_type, value[int(number)], f"{name}[{number}]"
+    return UsageError(f"{name} must be {_in_words(kind_of_value)}, not {shown(value)}", hint=hint)
+
+
+def _in_words(kind: inspect.Type) -> str:
+    """Return what a value of a type may be."""
+    match kind:
+        case inspect.Metadata(extra_json_schema={"title": str(title)}):
+            return title
+        case inspect.Metadata():
+            return _in_words(kind.type)
+        case inspect.IntType():
+            return f"a whole number from {kind.ge:,} to {kind.le:,}"
+        case inspect.LiteralType():
+            words = [str(value) for value in kind.values[:_MAX_CHOICES_SHOWN]]
+            return f"one of: {', '.join(words)}{', …' if len(kind.values) > len(words) else ''}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.VarTupleType():
+            least = f"{kind.min_length} to" if kind.min_length else "at most"
+            return f"a list of {least} {kind.max_length:,} texts"
+    return "a value as GET /openapi.json describes it"
+
+
+def _plain(kind: inspect.Type) -> inspect.Type:
+    """Return a type without null and without the description of its field; what a title says stays."""
+    if isinstance(kind, inspect.Metadata):
+        inner = _plain(kind.type)
+        title = (kind.extra_json_schema or {}).get("title")
+        return inspect.Metadata(inner, {"title": title}) if title else inner
+    if isinstance(kind, inspect.UnionType):
+        return next(_plain(one) for one in kind.types if not isinstance(one, inspect.NoneType))
+    return kind
