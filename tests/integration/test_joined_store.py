@@ -41,7 +41,7 @@ from tests.contract.store_lab import (
 )
 from tests.integration.engines import VictoriaMetrics
 from tests.queries import query
-from tests.unit.past_lab import as_json
+from tests.unit.report_lab import as_json
 
 
 class Lab(NamedTuple):

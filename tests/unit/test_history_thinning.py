@@ -22,7 +22,7 @@ from gpulse.store.history.segments import SHARES, counted, list_names, read_segm
 from gpulse.store.history.thinning import thinnable
 from gpulse.store.store import Share
 from tests.queries import query
-from tests.unit.past_lab import BEGIN, Held, Lab
+from tests.unit.report_lab import BEGIN, Held, Lab
 
 NODES = (1, 2)
 END = BEGIN + 9000

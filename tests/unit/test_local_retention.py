@@ -10,7 +10,7 @@ from gpulse.store.history.seal_process import Workshop
 from gpulse.store.tsdb.config import Engine
 from gpulse.store.tsdb.forwarder import Forwarder
 from tests.queries import query
-from tests.unit.past_lab import BEGIN, Held, Lab
+from tests.unit.report_lab import BEGIN, Held, Lab
 
 END = 6 * 3600
 KEPT: dict[str, Any] = {"keep_seconds": 3600.0, "limit_bytes": None, "book_seconds": 1e9}

@@ -19,7 +19,7 @@ from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import SHARES, Segment, counted
 from gpulse.store.store import Series, Share
 from tests.queries import query
-from tests.unit.past_lab import BEGIN, Held, Lab
+from tests.unit.report_lab import BEGIN, Held, Lab
 
 LABELS = ("0", "1"), ("0", "1", "1:0", "1:1")
 BLOCK = 600

@@ -11,7 +11,7 @@ import pytest
 from gpulse.errors import RefusedError
 from gpulse.model.frame import DiskReading, FilesystemReading, HostReading, NetworkReading
 from gpulse.reports.grid import make_grid
-from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
+from tests.unit.report_lab import BEGIN, Document, Held, Lab, check_alike
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gpulse.store.federated import FederatedStore
 from gpulse.store.incomplete import left_out, noticing
 from gpulse.store.registry import Register
 from gpulse.store.store import Query
-from tests.unit.past_lab import BEGIN, Held, Lab
+from tests.unit.report_lab import BEGIN, Held, Lab
 
 NOW = BEGIN + 1000.0
 GONE = DiskError("the file server is gone")

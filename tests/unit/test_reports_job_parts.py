@@ -21,7 +21,7 @@ from gpulse.reports.grid import Grid
 from gpulse.store.metadata.events import _JOB_EVENTS
 from gpulse.store.store import Series, SeriesKey, StoredEvent
 from tests.queries import query
-from tests.unit.past_lab import BEGIN, Held, Lab
+from tests.unit.report_lab import BEGIN, Held, Lab
 
 NOW = 10_000.0
 _ALWAYS: Any = {"start": float("-inf"), "end": float("inf")}

@@ -18,7 +18,7 @@ from gpulse.model.session import Session
 from gpulse.reports.job_report import JobReport
 from gpulse.store.log.records import Entry
 from tests.unit.job_documents import read
-from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
+from tests.unit.report_lab import BEGIN, Document, Held, Lab, check_alike
 
 HOUR = range(0, 3600, 5)
 SCHEMA = msgspec.json.schema(JobReport)

@@ -17,8 +17,8 @@ from gpulse.store.incomplete import left_out
 from gpulse.store.log.records import Entry
 from gpulse.store.store import Query, Series
 from tests.unit.job_documents import read
-from tests.unit.past_lab import BEGIN, Held, Lab
-from tests.unit.test_job_report import BUSY, HOUR, QUIET, given, told
+from tests.unit.report_lab import BEGIN, Held, Lab
+from tests.unit.test_reports_job import BUSY, HOUR, QUIET, given, told
 
 ADA, BOB = Held(7, job="slurm:1"), Held(8, user="bob", job="slurm:2")
 

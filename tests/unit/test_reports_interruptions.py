@@ -8,7 +8,7 @@ from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.model.session import Interruption, Session
 from gpulse.reports.interruptions import Coverage, MissingTime
 from gpulse.store.registry import Register
-from tests.unit.past_lab import BEGIN, Lab
+from tests.unit.report_lab import BEGIN, Lab
 
 VALUES = {"0": {"memory_used_bytes": 1.0}}
 COMPLETE = Coverage(missing=[], pending=[])

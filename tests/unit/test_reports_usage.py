@@ -15,7 +15,7 @@ from gpulse.cluster.protocol import requests as r
 from gpulse.cluster.protocol.usage_file import usage_file
 from gpulse.cluster.protocol.values import Time
 from gpulse.model.frame import Frame
-from tests.unit.past_lab import BEGIN, Document, Held, Lab, check_alike
+from tests.unit.report_lab import BEGIN, Document, Held, Lab, check_alike
 
 MINUTE = range(0, 60, 5)
 

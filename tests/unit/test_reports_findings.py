@@ -23,7 +23,7 @@ from gpulse.store.metadata.metadata import Metadata, Step
 from gpulse.store.store import StoredEvent
 from tests.queries import query
 from tests.unit.books import frame_events
-from tests.unit.past_lab import BEGIN, Document, Lab, as_json
+from tests.unit.report_lab import BEGIN, Document, Lab, as_json
 
 DAY = 86_400
 
