@@ -43,15 +43,15 @@ class Figure(NamedTuple):
 Figures = Mapping[str, Figure]
 
 
-def measure(steps: Series, grid: Grid, spans: Spans) -> Figure | None:
+def measure(series: Series, grid: Grid, spans: Spans) -> Figure | None:
     """Return the figure of a metric in some time spans; None when it is not known there."""
-    weights = overlap_seconds(steps.times, grid.step, spans)
+    weights = overlap_seconds(series.times, grid.step, spans)
     known = weights > 0
     seconds = float(weights.sum())
     if not seconds:
         return None
-    mean = float((steps.values * weights).sum()) / seconds
-    return Figure(mean, float(steps.highs[known].max()), seconds)
+    mean = float((series.values * weights).sum()) / seconds
+    return Figure(mean, float(series.highs[known].max()), seconds)
 
 
 def combine(figures_of_gpus: Iterable[Figures]) -> dict[str, Figure]:

@@ -36,7 +36,7 @@ class Gap(NamedTuple):
 
 def find_gaps(
     node: int,
-    steps: Iterable[Series],
+    series: Iterable[Series],
     grid: Grid,
     spans: Sequence[tuple[float, float]],
     interval_seconds: float,
@@ -45,13 +45,13 @@ def find_gaps(
 
     Args:
         node: The node.
-        steps: Of its GPUs.
+        series: Of its GPUs.
         grid: Their grid.
         spans: Only gaps in these time spans.
         interval_seconds: From one sample to the next.
     """
     last = np.full(grid.count, np.nan)
-    for one in steps:
+    for one in series:
         positions = grid.positions(one.times)
         inside = (positions >= 0) & (positions < grid.count)
         ends = np.where(np.isnan(one.ends), one.times + grid.step, one.ends)

@@ -49,8 +49,8 @@ class JobData(NamedTuple):
     gpus: Mapping[GpuKey, StoredGpu]
     """All that are known."""
     grid: Grid
-    """Of the steps."""
-    steps: Mapping[GpuKey, Sequence[Series]]
+    """Of the series."""
+    series: Mapping[GpuKey, Sequence[Series]]
     """Of the subject's GPUs."""
     occupancy: Mapping[GpuKey, GpuOccupancy]
     """Of the subject's GPUs."""
@@ -102,7 +102,7 @@ def _place(gpu: StoredGpu | None) -> tuple[int, ...]:
 
 def measure_uses(data: JobData, gaps: Sequence[Gap]) -> list[GpuUse]:
     """Return what the subject had of each of its GPUs, apart from the gaps."""
-    return [_measure_use(data, key, [gap for gap in gaps if gap.node == key[0]]) for key in data.steps]
+    return [_measure_use(data, key, [gap for gap in gaps if gap.node == key[0]]) for key in data.series]
 
 
 def _measure_use(data: JobData, key: GpuKey, gaps: Sequence[Gap]) -> GpuUse:
@@ -120,10 +120,10 @@ def _measure_use(data: JobData, key: GpuKey, gaps: Sequence[Gap]) -> GpuUse:
     had = granted or subject.spans(key[0])
     during = held.own if held.own and subject.kind != "session" else had
     figures = {
-        steps.metric: figure
-        for steps in data.steps[key]
-        if steps.metric in efficiency.METRICS
-        and (figure := efficiency.measure(steps, data.grid, during)) is not None
+        series.metric: figure
+        for series in data.series[key]
+        if series.metric in efficiency.METRICS
+        and (figure := efficiency.measure(series, data.grid, during)) is not None
     }
     is_shared = held.shared_seconds(held.own or had) > SLOW_SECONDS
     unattributed = _unattributed_seconds(data, key)
@@ -161,7 +161,7 @@ def _settle(data: JobData, key: GpuKey, time: GpuTime, *, is_shared: bool) -> Wo
     it was there.
     """
     held, pace = data.occupancy[key]
-    work = occupancy.measure_work(data.steps[key], data.grid, held, pace)
+    work = occupancy.measure_work(data.series[key], data.grid, held, pace)
     is_slow = pace.usual > STEP_SECONDS
     is_sampled = _is_sampled(time, work.seconds)
     if not time.processes or (is_shared and is_sampled):
@@ -181,7 +181,7 @@ def _unattributed_seconds(data: JobData, key: GpuKey) -> float:
     """Return for how long there are samples of a GPU, but none of processes: they were dropped, or are elsewhere."""
     subject = data.subject
     sampled = occupancy.sampled_seconds(
-        data.steps[key], data.grid.step, data.occupancy[key].pace, (subject.start, subject.end)
+        data.series[key], data.grid.step, data.occupancy[key].pace, (subject.start, subject.end)
     )
     missing = sampled - sum(share.seen_seconds for share in data.shares.get(key, ()))
     least = max(min(_MAX_MISSING_SECONDS, sampled / 2), MIN_MISSING_RATIO * sampled)

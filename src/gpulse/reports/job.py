@@ -62,7 +62,7 @@ def _read_data(context: Context, subject: Subject) -> JobData:
     wanted = [key for key in find_gpus(subject, shares, processes, gpus) if key[0] in context.node_names]
     max_steps = max(_MIN_STEPS, min(_MAX_STEPS, _MAX_CELLS // max(1, len(wanted))))
     grid = make_grid(start, end, max_steps, context.interval_seconds)
-    steps = _read_steps(context, subject, wanted, grid)
+    series = _read_series(context, subject, wanted, grid)
     return JobData(
         subject,
         subject.keys,
@@ -72,8 +72,8 @@ def _read_data(context: Context, subject: Subject) -> JobData:
         _harvested(context),
         gpus,
         grid,
-        steps,
-        _read_occupancy(context, subject, grid, steps, shares, processes),
+        series,
+        _read_occupancy(context, subject, grid, series, shares, processes),
     )
 
 
@@ -97,10 +97,10 @@ def _harvested(context: Context) -> set[ProcessKey]:
     return {key_of(process) for process in found}
 
 
-def _read_steps(
+def _read_series(
     context: Context, subject: Subject, wanted: Sequence[GpuKey], grid: Grid
 ) -> dict[GpuKey, list[Series]]:
-    """Return the steps of each GPU."""
+    """Return the series of each GPU."""
     found: dict[GpuKey, list[Series]] = {key: [] for key in wanted}
     if not grid.count or not wanted:
         return found
@@ -123,26 +123,26 @@ def _read_occupancy(
     context: Context,
     subject: Subject,
     grid: Grid,
-    steps: Mapping[GpuKey, Sequence[Series]],
+    series: Mapping[GpuKey, Sequence[Series]],
     shares: Mapping[GpuKey, Sequence[Share]],
     processes: ProcessIndex,
 ) -> dict[GpuKey, GpuOccupancy]:
     """Return which processes were on each GPU when."""
     found: list[Series] = []
-    if grid.count and steps:
+    if grid.count and series:
         query = Query(
             subject.start,
             subject.end,
             "process",
             occupancy.HELD_METRICS,
-            nodes=frozenset(node for node, _ in steps),
-            gpus=frozenset(uuid for _, uuid in steps),
+            nodes=frozenset(node for node, _ in series),
+            gpus=frozenset(uuid for _, uuid in series),
             step=grid.step,
         )
         found = context.store.series(query)
     by_gpu, keys = occupancy.by_process(found), subject.keys
     occupied = {}
-    for key, own_steps in steps.items():
+    for key, own_series in series.items():
         sampled = by_gpu.get(key, {})
         own: list[Share] = []
         others: list[Share] = []
@@ -150,7 +150,7 @@ def _read_occupancy(
             if share.pid is not None:
                 is_own = subject.kind == "session" or processes.find(share).key in keys
                 (own if is_own else others).append(share)
-        pace = occupancy.pace_of(own_steps, grid.step, context.interval_seconds)
+        pace = occupancy.pace_of(own_series, grid.step, context.interval_seconds)
         always = {share.pid for share in own} - {share.pid for share in others}
         spans = subject.process_spans(key[0])
 
@@ -179,8 +179,8 @@ def _find_gaps(context: Context, data: JobData) -> list[Gap]:
     """Return the times without samples of the job's nodes, in the order of time."""
     gaps = []
     for node in sorted(data.subject.nodes & data.names.keys()):
-        steps = [one for key, own in data.steps.items() if key[0] == node for one in own]
-        gaps += find_gaps(node, steps, data.grid, data.subject.spans(node), context.interval_seconds)
+        series = [one for key, own in data.series.items() if key[0] == node for one in own]
+        gaps += find_gaps(node, series, data.grid, data.subject.spans(node), context.interval_seconds)
     return sorted(gaps, key=lambda gap: (gap.start, gap.node))
 
 

@@ -214,7 +214,7 @@ def _data_gaps(
 ) -> Iterator[str]:
     """Yield what the report does not know, in words."""
     subject = data.subject
-    yield from subject.gaps
+    yield from subject.data_gaps
     if not uses:
         yield "No GPU of it was ever seen"
     if subject.kind == "job" and uses and not any(use.granted_seconds is not None for use in uses):

@@ -57,14 +57,14 @@ def make_series(data: JobData, used: Collection[GpuKey], max_steps: int) -> JobS
     rows = {
         metric: [
             _downsample(on_grid(one, grid), several)
-            for key, own in data.steps.items()
+            for key, own in data.series.items()
             if key in used
             for one in own
             if one.metric == metric
         ]
         for metric in METRICS
     }
-    busy = {key: _busy_steps(own) for key, own in list(data.steps.items())[:_MAX_GPUS]}
+    busy = {key: _busy_series(own) for key, own in list(data.series.items())[:_MAX_GPUS]}
     return JobSeries(
         step=grid.step * several,
         times=grid.times()[::several],
@@ -82,9 +82,9 @@ def make_series(data: JobData, used: Collection[GpuKey], max_steps: int) -> JobS
     )
 
 
-def _busy_steps(steps: Sequence[Series]) -> Series | None:
+def _busy_series(series: Sequence[Series]) -> Series | None:
     """Return the metric that says best how busy a GPU was: MIG instances have SM activity alone."""
-    known = {one.metric: one for one in steps}
+    known = {one.metric: one for one in series}
     return next((known[metric] for metric in BUSY_METRICS if metric in known), None)
 
 

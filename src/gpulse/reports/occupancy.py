@@ -54,17 +54,17 @@ class Pace(NamedTuple):
         return float(np.median(self.seconds)) if len(self.seconds) else SLOW_SECONDS
 
 
-def pace_of(steps: Sequence[Series], step: float, interval_seconds: float) -> Pace:
+def pace_of(series: Sequence[Series], step: float, interval_seconds: float) -> Pace:
     """Return the intervals between a GPU's samples.
 
     Args:
-        steps: Of the GPU.
-        step: Length of each in seconds.
+        series: Of the GPU.
+        step: Length of their steps in seconds.
         interval_seconds: The interval of agents now; it may have been another one.
     """
-    if not steps:
+    if not series:
         return Pace(np.zeros(0), np.zeros(0))
-    most = max(steps, key=lambda one: len(one.times))
+    most = max(series, key=lambda one: len(one.times))
     counts = np.ones(len(most.times)) if most.counts is None else np.maximum(most.counts, 1)
     if most.counts is None:
         counts *= max(1.0, step / max(interval_seconds, 1e-3))
@@ -77,15 +77,15 @@ def pace_of(steps: Sequence[Series], step: float, interval_seconds: float) -> Pa
     return Pace(most.times, np.clip(np.minimum(before, after), SLOW_SECONDS, longest))
 
 
-def spans_of(steps: Sequence[Series], step: float, pace: Pace) -> list[tuple[float, float]]:
+def spans_of(series: Sequence[Series], step: float, pace: Pace) -> list[tuple[float, float]]:
     """Return from when to when a process was on a GPU.
 
     Args:
-        steps: Of one process on that GPU, one for each metric that is known of it.
-        step: Length of each in seconds.
+        series: Of one process on that GPU, one for each metric that is known of it.
+        step: Length of their steps in seconds.
         pace: The intervals between the samples of the GPU.
     """
-    most = max(steps, key=lambda one: len(one.times))
+    most = max(series, key=lambda one: len(one.times))
     times, counts = most.times, most.counts
     usual = pace.at(times)
     if counts is None or np.isnan(most.ends).any():
@@ -114,11 +114,11 @@ def overlap_seconds(times: NDArray[np.float64], step: float, spans: Spans) -> ND
     return found
 
 
-def sampled_seconds(steps: Sequence[Series], step: float, pace: Pace, during: tuple[float, float]) -> float:
+def sampled_seconds(series: Sequence[Series], step: float, pace: Pace, during: tuple[float, float]) -> float:
     """Return for how long there are samples of a GPU; each counts for a minute at most."""
-    if not steps:
+    if not series:
         return 0.0
-    most = max(steps, key=lambda one: len(one.times))
+    most = max(series, key=lambda one: len(one.times))
     seconds = overlap_seconds(most.times, step, [during])
     if most.counts is not None:
         seconds = np.minimum(seconds, most.counts * np.minimum(pace.at(most.times), STEP_SECONDS))
@@ -175,11 +175,11 @@ class Work(NamedTuple):
     energy: float | None = None
 
 
-def measure_work(steps: Sequence[Series], grid: Grid, held: Occupancy, pace: Pace) -> Work:
+def measure_work(series: Sequence[Series], grid: Grid, held: Occupancy, pace: Pace) -> Work:
     """Return what a GPU did while the subject was on it, minute by minute or in longer steps.
 
     Args:
-        steps: Of the GPU.
+        series: Of the GPU.
         grid: Their grid.
         held: Who was on it.
         pace: The intervals between its samples.
@@ -190,7 +190,7 @@ def measure_work(steps: Sequence[Series], grid: Grid, held: Occupancy, pace: Pac
     times = np.array(grid.times())
     weights = overlap_seconds(times, grid.step, held.own)
     reach = pace.at(times)
-    rows = {one.metric: _filled(on_grid(one, grid), grid.step, reach) for one in steps}
+    rows = {one.metric: _filled(on_grid(one, grid), grid.step, reach) for one in series}
     used = np.full(grid.count, np.nan)
     for metric in WORK_METRICS:
         used = np.where(np.isnan(used), rows.get(metric, used), used)
@@ -232,12 +232,12 @@ def _filled(values: NDArray[np.float64], step: float, reach: NDArray[np.float64]
     return np.where(is_near, values[last], np.nan)
 
 
-def on_grid(steps: Series, grid: Grid) -> NDArray[np.float64]:
-    """Return the means of steps on their grid, NaN where nothing is known."""
+def on_grid(series: Series, grid: Grid) -> NDArray[np.float64]:
+    """Return the values of a series on the grid, NaN where nothing is known."""
     found = np.full(grid.count, np.nan)
-    positions = grid.positions(steps.times)
+    positions = grid.positions(series.times)
     inside = (positions >= 0) & (positions < grid.count)
-    found[positions[inside]] = steps.values[inside]
+    found[positions[inside]] = series.values[inside]
     return found
 
 
@@ -245,10 +245,10 @@ def _sums(groups: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.
     return np.bincount(groups, weights=values).astype(np.float64)
 
 
-def by_process(steps: Iterable[Series]) -> dict[GpuKey, dict[int, list[Series]]]:
-    """Return the steps of processes by GPU, then by pid."""
+def by_process(series: Iterable[Series]) -> dict[GpuKey, dict[int, list[Series]]]:
+    """Return the series of processes by GPU, then by pid."""
     found: dict[GpuKey, dict[int, list[Series]]] = {}
-    for one in steps:
+    for one in series:
         pid, _, uuid = one.key.subject.partition("@")
         if uuid and pid.isdecimal():
             found.setdefault((one.key.node, uuid), {}).setdefault(int(pid), []).append(one)
@@ -265,8 +265,8 @@ def find_occupancy(
     """Return when processes were on a GPU.
 
     Args:
-        processes: All steps there, by pid.
-        step: Length of each in seconds.
+        processes: All series there, by pid.
+        step: Length of their steps in seconds.
         pace: The intervals between the samples of the GPU.
         own_spans: When a process with some pid was the subject's; None for always.
         clip: Cuts time spans to the subject's time, and merges those that meet.
@@ -275,14 +275,14 @@ def find_occupancy(
     others: list[tuple[float, float]] = []
     used: list[Series] = []
     is_sm_known = True
-    for pid, steps in processes.items():
-        there, alive = clip(spans_of(steps, step, pace)), own_spans(pid)
+    for pid, series in processes.items():
+        there, alive = clip(spans_of(series, step, pace)), own_spans(pid)
         mine = there if alive is None else overlap(there, alive)
         own += mine
         if alive is not None:
             others += _subtract(there, alive)
         if mine:
-            known = [one for one in steps if one.metric == "sm_ratio"]
+            known = [one for one in series if one.metric == "sm_ratio"]
             used += known
             is_sm_known &= bool(known)
     return Occupancy(clip(own), clip(others), used, is_sm_known and bool(used))

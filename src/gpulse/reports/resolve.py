@@ -155,7 +155,7 @@ def _job(context: Context, name: str, found: _Candidate, request: JobRequest, no
             refused = refused or error
             continue
         others = same_name.others(user, (subject.start, subject.end), context.node_names)
-        return subject._replace(gaps=[*subject.gaps, *others])
+        return subject._replace(data_gaps=[*subject.data_gaps, *others])
     if refused is not None:
         raise refused
     return None
@@ -275,7 +275,7 @@ def _timed(context: Context, subject: Subject, wanted: TimeRange, now: float) ->
         end=until,
         state="running" if found.is_open else "lost" if found.lost else "ended",
         is_now=found.is_open and until == end,
-        gaps=[
+        data_gaps=[
             f"{node} was last heard at {iso_time.iso(lost[node])}; whether it still runs there is unknown"
             for node in sorted(lost, key=natural_key)
         ],

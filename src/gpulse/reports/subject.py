@@ -38,7 +38,7 @@ class Subject(NamedTuple):
     grants: Sequence[Grant] = ()
     gpus: Sequence[StoredGpu] = ()
     """Those of a session."""
-    gaps: Sequence[str] = ()
+    data_gaps: Sequence[str] = ()
     """What its figures leave out, in words."""
 
     @property
