@@ -11,16 +11,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpulse.errors import UsageError
+from gpulse.errors import GpulseError, UsageError
 from gpulse.model.metric import Scope
 from gpulse.store.federated import FederatedStore
 from gpulse.store.history import reader
+from gpulse.store.incomplete import noticing
 from gpulse.store.local import LocalStore
 from gpulse.store.store import Samples, Series, SeriesKey, Statistic, Store
 from gpulse.store.tsdb import split_query
 from gpulse.store.tsdb.promql import PromqlClient
 from gpulse.store.tsdb.store import TsdbStore
-from tests.contract.store_lab import BEGIN, END, METRICS, MIDDLE, NODES, Stored, fill, sealed, series_of
+from tests.contract.store_lab import (
+    BEGIN,
+    END,
+    FRAMES,
+    HALF,
+    METRICS,
+    MIDDLE,
+    NODES,
+    Stored,
+    fill,
+    sealed,
+    series_of,
+)
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
 from tests.queries import query
 
@@ -32,6 +45,7 @@ class Homes:
 
     def __init__(self, stored: Stored, disk: LocalStore, engines: dict[str, EngineProcess]) -> None:
         self.truth: Store = stored.whole
+        self.recent = stored.recent
         self.engines = engines
         self.clients = {name: PromqlClient(process.engine) for name, process in engines.items()}
         samples = {
@@ -283,3 +297,17 @@ def test_what_is_no_series_is_only_on_disk(homes: Homes) -> None:
         assert [] == engine.series(query("process", ["gpu_memory_bytes"], step=60.0, **asked))
         assert [] == engine.gpu_holders(query(**asked))
         assert [] == engine.gpu_time(query(**asked))
+
+
+@pytest.mark.parametrize("name", ["victoria-metrics", "prometheus"])
+def test_nobody_waits_past_a_deadline(homes: Homes, name: str) -> None:
+    """A backend gives up, and what is on disk is the answer, which says that it is incomplete."""
+
+    late = query("gpu", "power_watts", start=BEGIN, end=END, deadline=time.monotonic() - 1.0)
+    with pytest.raises(GpulseError, match="did not answer within 0 s"):
+        homes.by_name[name].series(late)
+    with noticing() as incomplete:
+        found = FederatedStore(homes.recent, homes.by_name[name], now=lambda: END).series(late)
+
+    assert [FRAMES - HALF] * 6 == [len(series.times) for series in found]
+    assert 1 == len(incomplete)

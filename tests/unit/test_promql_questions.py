@@ -94,7 +94,7 @@ def test_pieces_of_a_time_follow_each_other(start: int, length: int, series: int
 class Repeating:
     """An engine in which the samples of one GPU are several times, under labels that changed."""
 
-    def matrix(self, query: str, at: float) -> list[Track]:  # noqa: ARG002
+    def matrix(self, query: str, at: float, **_: object) -> list[Track]:  # noqa: ARG002
         """The same samples in two series, some twice, and one from before what was asked for."""
         times = np.array([99.999, 100.5, 101.5, 101.5, 102.5])
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ from gpulse.store.gpu_choice import choose_gpus
 from gpulse.store.registry import Register
 from gpulse.store.store import Query, Store
 
+_MAX_ANSWER_SECONDS = 60.0
+"""What a backend has not delivered by then is missing from an answer."""
 _QUERY_SECONDS = 600.0
 """The time before the end that an answer is about where the request does not say when it starts."""
 _CHART_SECONDS = 3600.0
@@ -147,6 +150,7 @@ class ReportRunner:
             end=end,
             scope=scope,
             nodes=self.node_ids(request.nodes),
+            deadline=time.monotonic() + _MAX_ANSWER_SECONDS,
         )
         if not gpus:
             return query

@@ -102,22 +102,36 @@ class PromqlClient:
                 for one in found["result"]
             ]
 
-    def matrix(self, query: str, at: float) -> list[Track]:
-        """Every sample of a selector with a range that ends at a moment.
+    def matrix(self, query: str, at: float, *, deadline: float | None = None) -> list[Track]:
+        """Return every sample of a selector with a range that ends at a moment.
+
+        Args:
+            query: In PromQL.
+            at: Epoch seconds.
+            deadline: When to give up at the latest, in monotonic seconds.
 
         Raises:
             EngineError: It does not answer, or refuses.
         """
-        return self._tracks("query", {"query": query, "time": _moment(at)})
+        return self._tracks("query", {"query": query, "time": _moment(at)}, deadline)
 
-    def range(self, query: str, *, start: float, end: float, step: float) -> list[Track]:
-        """The values of an expression at `start` and every step after it up to `end`.
+    def range(
+        self, query: str, *, start: float, end: float, step: float, deadline: float | None = None
+    ) -> list[Track]:
+        """Return the values of an expression at `start` and every step after it up to `end`.
+
+        Args:
+            query: In PromQL.
+            start: Epoch seconds.
+            end: Epoch seconds.
+            step: Seconds.
+            deadline: When to give up at the latest, in monotonic seconds.
 
         Raises:
             EngineError: It does not answer, or refuses.
         """
         asked = {"query": query, "start": _moment(start), "end": _moment(end), "step": _moment(step)}
-        return self._tracks("query_range", asked)
+        return self._tracks("query_range", asked, deadline)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -127,18 +141,21 @@ class PromqlClient:
         for connection in idle:
             connection.close()
 
-    def _tracks(self, what: str, asked: Mapping[str, str]) -> list[Track]:
-        found = self._asked(what, asked)
+    def _tracks(self, what: str, asked: Mapping[str, str], deadline: float | None) -> list[Track]:
+        found = self._asked(what, asked, deadline)
         with self._understood():
             if found["resultType"] != "matrix":
                 raise ValueError(found["resultType"])
             return [_track(one) for one in found["result"]]
 
-    def _asked(self, what: str, asked: Mapping[str, str]) -> Any:
+    def _asked(self, what: str, asked: Mapping[str, str], deadline: float | None = None) -> Any:
         """What the engine found."""
-        told = {"timeout": f"{max(1, math.ceil(self._seconds))}s"}
+        seconds = self._seconds
+        if deadline is not None:
+            seconds = max(0.0, min(seconds, deadline - time.monotonic()))
+        told = {"timeout": f"{max(1, math.ceil(seconds))}s"}
         body = urlencode({**asked, **told, **_WHOLE}).encode()
-        status, content = self._exchanged(f"{self._path}/api/v1/{what}", body)
+        status, content = self._exchanged(f"{self._path}/api/v1/{what}", body, seconds)
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -156,9 +173,9 @@ class PromqlClient:
 
     # --- the connection
 
-    def _exchanged(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """The status and the content of an answer."""
-        deadline = time.monotonic() + self._seconds
+    def _exchanged(self, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+        """Return the status and the content of an answer."""
+        deadline = time.monotonic() + seconds
         try:
             connection, is_used = self._taken()
             try:
@@ -170,7 +187,7 @@ class PromqlClient:
             return self._exchange(self._fresh(), path, body, deadline)
         except TimeoutError as error:
             raise EngineError(
-                f"the engine at {self.url} did not answer within {self._seconds:g} s",
+                f"the engine at {self.url} did not answer within {seconds:.3g} s",
                 hint="is it overloaded? ask for a shorter time or fewer nodes",
             ) from error
         except ssl.SSLError as error:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.series import EXPOSED, subject_label
-from gpulse.store.store import SeriesKey, StoredNode
+from gpulse.store.store import Query, SeriesKey, StoredNode
 from gpulse.store.tsdb.promql import PromqlClient, Track
 from gpulse.store.tsdb.selectors import groups, selector
 from gpulse.store.tsdb.split_query import DAY, Piece, raw_pieces, step_pieces
@@ -43,6 +43,8 @@ class Target(NamedTuple):
     subjects: Sequence[str] | None
     numbers: Mapping[str, int]
     """The nodes that are wanted, by name."""
+    deadline: float | None = None
+    """When to give up, in monotonic seconds."""
 
     @property
     def series(self) -> int:
@@ -78,10 +80,9 @@ class Asking:
         self._nodes = nodes
         self._labels = labels
 
-    def targets(
-        self, scope: Scope, nodes: Collection[int] | None, subjects: Collection[str] | None
-    ) -> Iterator[Target]:
-        """What is asked for, in groups that an engine takes at once; nothing for what is no series."""
+    def targets(self, query: Query) -> Iterator[Target]:
+        """Yield what is asked for, in groups that the database takes at once; nothing for what is no series."""
+        scope, nodes, subjects = query.scope, query.nodes, query.subjects
         if scope not in EXPOSED:
             return
         known = self._nodes().items()
@@ -96,7 +97,7 @@ class Asking:
             of_subjects = []
         for names in of_nodes:
             for some in of_subjects:
-                yield Target(scope, names, some, numbers)
+                yield Target(scope, names, some, numbers, query.deadline)
 
     def days(
         self, targets: Sequence[Target], metrics: Sequence[str], start: int, end: int
@@ -107,9 +108,13 @@ class Asking:
                 yield start, end
             return
         found: set[int] = set()
-        for select in {self._selector(target, metric) for target in targets for metric in metrics}:
+        selectors = {
+            self._selector(target, metric): target.deadline for target in targets for metric in metrics
+        }
+        for select, deadline in selectors.items():
             for piece in step_pieces(start // DAY * DAY, -(-end // DAY) * DAY, 1000 * DAY, 1):
-                for track in self._client.range(_COUNT_OF_DAYS.format(select), **_moments(piece)):
+                count = _COUNT_OF_DAYS.format(select)
+                for track in self._client.range(count, **_moments(piece), deadline=deadline):
                     found.update((_whole(track.times) // DAY).tolist())
         for day in sorted(found):
             yield max(start, day * DAY), min(end, (day + 1) * DAY)
@@ -118,7 +123,9 @@ class Asking:
         """Every sample in `[start, end)`, each once however often it was written; a series may come in several pieces."""
         select, factor = self._selector(target, metric), CATALOGUE[target.scope][metric].prometheus_factor
         for first, until in raw_pieces(start, end, target.series):
-            tracks = self._client.matrix(f"{select}[{until - first}ms]", (until - 1) / 1000)
+            tracks = self._client.matrix(
+                f"{select}[{until - first}ms]", (until - 1) / 1000, deadline=target.deadline
+            )
             for key, found in _by_key(target, tracks).items():
                 times, places = np.unique(
                     np.concatenate([_whole(track.times) for track in found]), return_index=True
@@ -143,7 +150,7 @@ class Asking:
         found: dict[Signature, list[Track]] = {}
         for piece in pieces:
             query = expression.format(select, piece.window)
-            for track in self._client.range(query, **_moments(piece)):
+            for track in self._client.range(query, **_moments(piece), deadline=target.deadline):
                 found.setdefault(_signature(track), []).append(track)
         lines = {}
         for signature, tracks in found.items():

@@ -81,7 +81,7 @@ class TsdbStore(Store):
         found: list[Series] = []
         span, step_us = _span(query), query.step_us
         settled, newest = self._halves(span, step_us)
-        targets = list(self._asking.targets(query.scope, query.nodes, query.subjects))
+        targets = list(self._asking.targets(query))
         for metric in query.metrics:
             for target in targets:
                 lines = self._raw(target, metric, newest)
@@ -100,7 +100,7 @@ class TsdbStore(Store):
         Raises:
             EngineError: The database does not answer, or refuses.
         """
-        targets = list(self._asking.targets(query.scope, query.nodes, query.subjects))
+        targets = list(self._asking.targets(query))
         series = len(query.metrics) * sum(target.series for target in targets)
         for begin, stop in self._asking.days(targets, query.metrics, *_span(query)):
             for first, until in scan_pieces(begin, stop, series):
