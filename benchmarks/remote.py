@@ -21,7 +21,7 @@ from gpulse.model.metric import CATALOGUE
 from gpulse.model.series import labels_of
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.forwarder import Forwarder
 from gpulse.store.tsdb.wire import labels_bytes, varint
 
@@ -94,7 +94,7 @@ class Figures(NamedTuple):
     """Samples a second while what waited is sent."""
 
 
-def sent(engine: Engine, load: Load, seconds: int, *, with_gaps: bool) -> Figures:
+def sent(engine: TsdbConfig, load: Load, seconds: int, *, with_gaps: bool) -> Figures:
     """Write a log as a head does, once a second, and measure who sends it."""
     directory = tempfile.mkdtemp(prefix="gpulse-bench-")
     blocks = load.missing if with_gaps else load.blocks
@@ -180,7 +180,7 @@ def _message(labels: dict[str, str], name: str, value: float) -> bytes:
 
 
 @contextmanager
-def victoria() -> Iterator[Engine]:
+def victoria() -> Iterator[TsdbConfig]:
     """A real engine."""
     directory = tempfile.mkdtemp(prefix="gpulse-bench-vm-")
     with measure.child("remote_sink", (), measure.child_environment()) as free:
@@ -203,7 +203,7 @@ def victoria() -> Iterator[Engine]:
                 break
             except OSError:
                 time.sleep(0.05)
-        yield Engine(f"{url}/api/v1/write", url)
+        yield TsdbConfig(f"{url}/api/v1/write", url)
     finally:
         process.kill()
         process.wait()
@@ -211,10 +211,10 @@ def victoria() -> Iterator[Engine]:
 
 
 @contextmanager
-def sink() -> Iterator[Engine]:
+def sink() -> Iterator[TsdbConfig]:
     """An engine that keeps nothing."""
     with measure.child("remote_sink", (), measure.child_environment()) as listening:
-        yield Engine(f"http://127.0.0.1:{listening.hear()['port']}/api/v1/write")
+        yield TsdbConfig(f"http://127.0.0.1:{listening.hear()['port']}/api/v1/write")
 
 
 def run(*, quick: bool, nodes: int, seconds: int) -> Report:

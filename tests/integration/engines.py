@@ -11,7 +11,7 @@ from typing import Self
 
 import cramjam
 
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from tests.integration.cluster import free_port, until
 from tests.prerequisites import require
 
@@ -37,9 +37,9 @@ class EngineProcess:
         raise NotImplementedError
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> TsdbConfig:
         """Where it is."""
-        return Engine(f"{self.url}/api/v1/write", self.url)
+        return TsdbConfig(f"{self.url}/api/v1/write", self.url)
 
     def start(self) -> Self:
         """Start it, again perhaps, and wait until it answers."""

@@ -20,7 +20,7 @@ from gpulse.model.metric import CATALOGUE
 from gpulse.model.series import EXPOSED, subject_label
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.durable_mark import Wakes
 from gpulse.store.tsdb.forwarder import Forwarder
 from gpulse.store.tsdb.send_process import Sender
@@ -40,7 +40,7 @@ class SenderThread(Forwarder):
     def start(self) -> None:
         """Begin to send."""
         self._wakes = Wakes(self._woken)
-        sender = Sender(self._data_dir, self._engine, self._wakes, self._hear)
+        sender = Sender(self._data_dir, self._config, self._wakes, self._hear)
         self._sending = threading.Thread(target=sender.run)
         self._sending.start()
 
@@ -62,7 +62,7 @@ class Lab:
     def __init__(
         self,
         directory: Path,
-        engine: Engine,
+        engine: TsdbConfig,
         *,
         nodes: int = 3,
         limit_bytes: int = 1 << 30,
@@ -138,7 +138,7 @@ class Lab:
 
 
 @contextmanager
-def lab_in(directory: Path, engine: Engine, **given: Any) -> Iterator[Lab]:
+def lab_in(directory: Path, engine: TsdbConfig, **given: Any) -> Iterator[Lab]:
     """A lab for one test."""
     lab = Lab(directory, engine, **given)
     try:
@@ -240,10 +240,10 @@ class FakeEngine:
         self._thread.start()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> TsdbConfig:
         """Where it is."""
         url = f"http://127.0.0.1:{self._server.server_port}"
-        return Engine(f"{url}/api/v1/write", url)
+        return TsdbConfig(f"{url}/api/v1/write", url)
 
     def take(self, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         """What to answer to a request."""

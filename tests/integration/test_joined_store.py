@@ -21,7 +21,7 @@ from gpulse.store.local import LocalStore
 from gpulse.store.merge import merged_shares
 from gpulse.store.registry import Register
 from gpulse.store.store import Holding, Query, Samples, Series, Share, Store
-from gpulse.store.tsdb.config import EngineError
+from gpulse.store.tsdb.config import TsdbError
 from gpulse.store.tsdb.promql import PromqlClient
 from gpulse.store.tsdb.store import TsdbStore
 from tests.contract.store_lab import (
@@ -289,7 +289,7 @@ def test_an_engine_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None
 
     engine, now = Counting(lab.samples), [END]
     joined = FederatedStore(lab.stored.recent, engine, now=lambda: now[0])
-    engine.error = EngineError("the engine is away", hint="start it")
+    engine.error = TsdbError("the engine is away", hint="start it")
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
 
     for _ in range(3):
@@ -298,9 +298,9 @@ def test_an_engine_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None
         now[0] += 1.0
     assert 1 == len(engine.asked)
     assert joined.outage == (END, "the engine is away", "start it")
-    with pytest.raises(EngineError):
+    with pytest.raises(TsdbError):
         list(joined.scan(query("gpu", ["power_watts"], **ask)))
-    with pytest.raises(EngineError):
+    with pytest.raises(TsdbError):
         joined.strict.series(query("gpu", "power_watts", **ask))
 
     engine.error = None
@@ -322,7 +322,7 @@ def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
                 hanging.set()
                 assert leave.wait(60.0)
                 now[0] += 10.0
-            raise EngineError("no answer")
+            raise TsdbError("no answer")
 
     engine = Hanging(None)
     joined = FederatedStore(lab.stored.recent, engine, now=lambda: now[0])
@@ -348,11 +348,11 @@ def test_a_session_that_is_only_in_an_engine_that_is_away_is_not_written_empty(l
     """An error is better than a file without GPUs."""
 
     engine = Counting(None)
-    engine.error = EngineError("the engine is away", hint="start it")
+    engine.error = TsdbError("the engine is away", hint="start it")
     joined = FederatedStore(lab.stored.recent, engine, now=lambda: END)
     session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=BEGIN + 200.0)
 
-    with pytest.raises(EngineError), io.BytesIO() as file:
+    with pytest.raises(TsdbError), io.BytesIO() as file:
         write_session(joined.strict, session, file, "json")
 
 

@@ -21,7 +21,7 @@ from gpulse.model.packing import FramePacker
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Batch, Entry
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.forwarder import Forwarder
 from tests.integration.cluster import cluster_in, is_gone, until
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
@@ -99,7 +99,7 @@ def test_an_engine_that_is_away_for_long_gets_everything_when_it_comes(tmp_path:
             "it is said that it is away",
         )
         assert "cannot be reached" in (state.error or "")
-        assert "is the engine running" in (state.hint or "")
+        assert "is the time-series database running" in (state.hint or "")
 
         try:
             engine.start()
@@ -256,11 +256,11 @@ def test_ten_thousand_short_processes_add_no_series(tmp_path: Path) -> None:
 _ORPHAN = """
 import sys, time
 from gpulse.store.local import LocalStore
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.forwarder import Forwarder
 
 archive = LocalStore(sys.argv[1])
-forwarder = Forwarder(sys.argv[1], Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30)
+forwarder = Forwarder(sys.argv[1], TsdbConfig("http://127.0.0.1:9/write"), limit_bytes=1 << 30)
 archive.forward_to(forwarder)
 forwarder.start()
 while forwarder.pid is None:
@@ -292,7 +292,7 @@ def test_a_head_without_what_sending_needs_says_so(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
     with pytest.raises(MissingExtraError) as told:
-        Forwarder(str(tmp_path), Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30).start()
+        Forwarder(str(tmp_path), TsdbConfig("http://127.0.0.1:9/write"), limit_bytes=1 << 30).start()
     assert install_command("head") == told.value.hint
 
 
@@ -301,7 +301,7 @@ def test_a_sending_process_that_says_nothing_is_told_of(
 ) -> None:
     """Whatever it said last; and no longer once it speaks again."""
 
-    forwarder = Forwarder(str(tmp_path), Engine("http://127.0.0.1:9/write"), limit_bytes=1 << 30)
+    forwarder = Forwarder(str(tmp_path), TsdbConfig("http://127.0.0.1:9/write"), limit_bytes=1 << 30)
     forwarder.start()
     try:
         until(lambda: forwarder.pid is not None and forwarder.state().state == "ok", "the process")

@@ -14,7 +14,7 @@ import pytest
 
 from gpulse._version import __version__
 from gpulse.store.tsdb import send_process
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.state import RemoteState
 from gpulse.store.tsdb.wire import time_bytes
 from gpulse.store.tsdb.write_client import Broken, Poster, shown_url
@@ -160,7 +160,7 @@ def test_an_engine_that_never_answers_is_not_waited_for(monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/write"
         with pytest.raises(Broken, match="did not answer within") as told:
-            Poster(Engine(url)).post(b"x")
+            Poster(TsdbConfig(url)).post(b"x")
 
     assert not told.value.hard
 
@@ -179,7 +179,7 @@ def test_an_engine_that_answers_nonsense_is_tried_again() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(Broken, match="cannot be reached"):
-            Poster(Engine(f"http://127.0.0.1:{other.getsockname()[1]}/write")).post(b"x")
+            Poster(TsdbConfig(f"http://127.0.0.1:{other.getsockname()[1]}/write")).post(b"x")
         thread.join()
 
 
@@ -215,7 +215,7 @@ def test_requests_say_who_sends_them(tmp_path: Path) -> None:
     """The headers of the protocol, our name, and whatever the engine wants."""
 
     with fake_engine() as fake:
-        engine = Engine(fake.engine.write_url, headers={"X-Scope-OrgID": "gpus"})
+        engine = TsdbConfig(fake.engine.write_url, headers={"X-Scope-OrgID": "gpus"})
         with lab_in(tmp_path, engine, in_thread=True) as lab:
             lab.tick()
             lab.sent()
@@ -302,10 +302,10 @@ def test_an_engine_behind_tls_is_spoken_to_when_somebody_vouches_for_it(tmp_path
         url = fake.engine.write_url.replace("http://127.0.0.1", "https://localhost")
 
         with pytest.raises(Broken, match="not who it should be") as told:
-            Poster(Engine(url)).post(b"")
+            Poster(TsdbConfig(url)).post(b"")
         assert "--remote-ca" in (told.value.hint or "")
 
-        engine = Engine(url, ca=str(tmp_path / "ca.pem"))
+        engine = TsdbConfig(url, ca=str(tmp_path / "ca.pem"))
         with lab_in(tmp_path / "data", engine, in_thread=True) as lab:
             lab.tick()
             lab.sent()

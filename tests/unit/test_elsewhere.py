@@ -18,7 +18,7 @@ from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.store.metadata.facts import apply_fact
 from gpulse.store.metadata.schema import prepare
-from gpulse.store.tsdb.config import EngineError
+from gpulse.store.tsdb.config import TsdbError
 from gpulse.store.tsdb.fleet_query import Heard, Newest
 from gpulse.store.tsdb.promql import Sample
 from tests.unit.test_ingest import NOW, Scene, batch, settled
@@ -32,8 +32,8 @@ class Engine:
     def __init__(self) -> None:
         self.heard: dict[str, Heard] = {}
         self.asked: list[str] = []
-        self.error: EngineError | None = None
-        self.frames_error: EngineError | None = None
+        self.error: TsdbError | None = None
+        self.frames_error: TsdbError | None = None
 
     def hears(self, name: str, time: float, **labels: str) -> None:
         """Another head has written something of a node."""
@@ -214,7 +214,7 @@ async def test_an_engine_that_does_not_answer(fleet: Fleet, caplog: pytest.LogCa
 
     fleet.engine.hears("far", NOW)
     await fleet.look()
-    fleet.engine.error = EngineError("it is down", hint="start it")
+    fleet.engine.error = TsdbError("it is down", hint="start it")
     for _ in range(3):
         await fleet.look()
     assert fleet.elsewhere.trouble == (NOW, "it is down", "start it")
@@ -232,7 +232,7 @@ async def test_an_engine_that_answers_one_question_of_two(
     """What it does not answer is told once, and stays trouble as long as that is so."""
 
     fleet.engine.hears("far", NOW)
-    fleet.engine.frames_error = EngineError("too many series")
+    fleet.engine.frames_error = TsdbError("too many series")
     for _ in range(3):
         await fleet.look()
         assert fleet.elsewhere.trouble is not None

@@ -8,7 +8,7 @@ import pytest
 
 from gpulse.cli.engine import EngineOptions
 from gpulse.errors import UsageError
-from gpulse.store.tsdb.config import Engine, query_url_of
+from gpulse.store.tsdb.config import TsdbConfig, query_url_of
 
 
 def test_nothing_given_is_no_engine() -> None:
@@ -20,7 +20,7 @@ def test_the_query_url_follows_from_the_write_url() -> None:
     """Prometheus and VictoriaMetrics are asked where they are written to."""
     engine = EngineOptions(write="http://vm:8428/api/v1/write/").engine()
 
-    assert Engine("http://vm:8428/api/v1/write", "http://vm:8428") == engine
+    assert TsdbConfig("http://vm:8428/api/v1/write", "http://vm:8428") == engine
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpulse.store.history.seal_client import Sealer
 from gpulse.store.history.seal_process import Workshop
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.forwarder import Forwarder
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -20,7 +20,7 @@ class Waiting(Forwarder):
     """What waits for an engine that has got everything between two positions."""
 
     def __init__(self, data_dir: str) -> None:
-        super().__init__(data_dir, Engine("http://127.0.0.1:1"), limit_bytes=1 << 30)
+        super().__init__(data_dir, TsdbConfig("http://127.0.0.1:1"), limit_bytes=1 << 30)
         self.got = (0, 0)
 
     @property

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from gpulse.store.tsdb import promql, write_client
-from gpulse.store.tsdb.config import Engine, EngineError
+from gpulse.store.tsdb.config import TsdbConfig, TsdbError
 from gpulse.store.tsdb.promql import PromqlClient
 from tests.integration.cluster import free_port
 
@@ -71,7 +71,7 @@ def desk(answer: Answer) -> Iterator[tuple[type[Desk], str]]:
 @contextmanager
 def asking(url: str, **others: Any) -> Iterator[PromqlClient]:
     """A client of an engine there."""
-    client = PromqlClient(Engine("", url), **others)
+    client = PromqlClient(TsdbConfig("", url), **others)
     try:
         yield client
     finally:
@@ -99,7 +99,7 @@ def test_samples_are_read_as_they_were_written() -> None:
 def test_questions_are_whole_and_go_to_the_address_below_the_base() -> None:
     """Headers go with each, and whatever keeps an engine from an old or a partial answer."""
 
-    engine = Engine("", "", headers={"X-Scope-OrgID": "lab"})
+    engine = TsdbConfig("", "", headers={"X-Scope-OrgID": "lab"})
     with desk(found("matrix", [])) as (made, url):
         client = PromqlClient(engine._replace(query_url=f"{url}/prometheus/"))
         client.range("up", start=1.0, end=2.5, step=0.5)
@@ -134,7 +134,7 @@ def test_a_connection_is_used_again() -> None:
 
     with desk(answer) as (made, url), asking(url) as client:
         client.vector("up")
-        with pytest.raises(EngineError, match="too many"):
+        with pytest.raises(TsdbError, match="too many"):
             client.vector("up")
         client.vector("up")
         client.vector("up")  # the engine has closed it by now, without a word
@@ -170,7 +170,7 @@ def test_an_engine_that_does_not_answer_well_is_told_apart(answer: Answer, messa
     """With what to try next, and nothing in it that a terminal would obey."""
 
     with desk(answer) as (_, url), asking(url) as client:
-        with pytest.raises(EngineError, match=message) as refused:
+        with pytest.raises(TsdbError, match=message) as refused:
             client.vector("up")
 
         assert hint in str(refused.value.hint)
@@ -180,7 +180,7 @@ def test_an_engine_that_does_not_answer_well_is_told_apart(answer: Answer, messa
 def test_an_engine_that_is_not_there_is_said_so() -> None:
     """At once."""
 
-    with asking(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(EngineError, match="refused"):
+    with asking(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(TsdbError, match="refused"):
         client.vector("up")
 
 
@@ -199,7 +199,7 @@ def test_a_slow_answer_is_not_waited_for_for_long() -> None:
         it.close_connection = True
 
     with desk(drip) as (_, url):
-        with asking(url, timeout_seconds=0.2) as client, pytest.raises(EngineError, match=r"within 0\.2 s"):
+        with asking(url, timeout_seconds=0.2) as client, pytest.raises(TsdbError, match=r"within 0\.2 s"):
             client.vector("up")
         done.set()
 
@@ -209,7 +209,7 @@ def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(promql, "_MOST_BYTES", 1 << 20)
     with desk(lambda it: it.say(200, bytes(3 << 20))) as (_, url), asking(url) as client:
-        with pytest.raises(EngineError, match="larger than 1 MiB") as refused:
+        with pytest.raises(TsdbError, match="larger than 1 MiB") as refused:
             client.vector("up")
 
         assert "shorter" in str(refused.value.hint)
@@ -219,15 +219,15 @@ def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_no_address_is_refused(url: str) -> None:
     """Before anything is asked."""
 
-    with pytest.raises(EngineError):
-        PromqlClient(Engine("", url))
+    with pytest.raises(TsdbError):
+        PromqlClient(TsdbConfig("", url))
 
 
 def test_an_authority_that_is_none_is_refused() -> None:
     """With the option that names it."""
 
-    with pytest.raises(EngineError, match="authorities") as refused:
-        PromqlClient(Engine("", "https://engine", ca="/no/such/file"))
+    with pytest.raises(TsdbError, match="authorities") as refused:
+        PromqlClient(TsdbConfig("", "https://engine", ca="/no/such/file"))
 
     assert "--remote-ca" in str(refused.value.hint)
 
@@ -269,17 +269,17 @@ def test_an_engine_that_drips_is_not_waited_for(beginning: bytes, monkeypatch: p
 
     monkeypatch.setattr(write_client, "_TIMEOUT_SECONDS", 0.15)
     monkeypatch.setattr(write_client, "_METRICS_SECONDS", 0.15)
-    late = pytest.raises(EngineError, match=r"did not answer within 0\.15 s")
+    late = pytest.raises(TsdbError, match=r"did not answer within 0\.15 s")
     with dripping(beginning) as url, asking(url, timeout_seconds=0.15) as client, late:
         client.vector("up")
     with (
         dripping(beginning) as url,
         pytest.raises(write_client.Broken, match="did not answer within") as broken,
     ):
-        write_client.Poster(Engine(f"{url}/api/v1/write")).post(b"")
+        write_client.Poster(TsdbConfig(f"{url}/api/v1/write")).post(b"")
     assert not broken.value.hard
     with dripping(beginning) as url:
-        assert write_client.Poster(Engine("http://x/", url)).started() is None
+        assert write_client.Poster(TsdbConfig("http://x/", url)).started() is None
 
 
 @pytest.mark.parametrize(
@@ -293,6 +293,6 @@ def test_an_engine_that_drips_is_not_waited_for(beginning: bytes, monkeypatch: p
 def test_an_answer_that_no_engine_would_give(result: object) -> None:
     """It is an error of the engine's, and not one of ours."""
 
-    odd = pytest.raises(EngineError, match="does not speak Prometheus")
+    odd = pytest.raises(TsdbError, match="does not speak Prometheus")
     with desk(found("vector", result)) as (_, url), asking(url) as client, odd:
         client.vector("up")

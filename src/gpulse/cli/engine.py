@@ -14,7 +14,7 @@ from gpulse.cli import service
 from gpulse.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpulse.store.tsdb.config import Engine
+    from gpulse.store.tsdb.config import TsdbConfig
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -52,7 +52,7 @@ class EngineOptions(NamedTuple):
     labels: tuple[str, ...] = ()
     limit: int = 10 << 30
 
-    def engine(self) -> Engine | None:
+    def engine(self) -> TsdbConfig | None:
         """The engine that is meant, None for none.
 
         Raises:
@@ -61,7 +61,7 @@ class EngineOptions(NamedTuple):
         if self.write is None:
             self._check_alone()
             return None
-        from gpulse.store.tsdb.config import Engine, query_url_of  # noqa: PLC0415  --help needs none of it
+        from gpulse.store.tsdb.config import TsdbConfig, query_url_of  # noqa: PLC0415  --help needs none of it
 
         if self.limit < _LEAST_LIMIT:
             raise UsageError("--remote-limit is too small to bridge anything", hint="64MiB at least")
@@ -69,7 +69,7 @@ class EngineOptions(NamedTuple):
             raise UsageError(f"there is no file {self.ca}", hint="--remote-ca wants certificates as PEM")
         write = _checked_url("--remote-write", self.write)
         query = query_url_of(write) if self.query is None else _checked_url("--remote-query", self.query)
-        return Engine(
+        return TsdbConfig(
             write,
             query,
             _headers(self.headers) if self.headers else {},

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpulse.cluster.head.head import Frontend, Head, HeadConfig, Listening, MakeFrontend
     from gpulse.cluster.protocol.interface import HeadInterface
     from gpulse.cluster.security import Access, TlsFiles
-    from gpulse.store.tsdb.config import Engine
+    from gpulse.store.tsdb.config import TsdbConfig
 
 log = logging.getLogger(__name__)
 
@@ -437,7 +437,7 @@ def _check_snappy() -> None:
         raise MissingExtraError("--remote-write", "head") from error
 
 
-def _local_seconds(local: float | None, retention: float, remote: Engine | None) -> float:
+def _local_seconds(local: float | None, retention: float, remote: TsdbConfig | None) -> float:
     """How long samples stay on this disk.
 
     Raises:

@@ -279,9 +279,9 @@ class LocalStore(StoreReader):
         Args:
             now: Epoch seconds.
             keep_seconds: How long samples are kept; for ever when infinite, and then everything is. Where that is less than
-                `book_seconds`, those that the engine did not get stay as long as the rest.
+                `book_seconds`, those that the time-series database did not get stay as long as the rest.
             limit_bytes: How much all of it may take.
-            book_seconds: How long is kept what no engine takes: processes, and everything that is not a sample; as long as
+            book_seconds: How long is kept what no time-series database takes: processes, and everything that is not a sample; as long as
                 samples when None.
 
         Raises:
@@ -310,7 +310,7 @@ class LocalStore(StoreReader):
         return self._history.segments
 
     def _own_log_bytes(self) -> int:
-        """How long the log is, without what waits for the engine: that has a limit of its own."""
+        """How long the log is, without what waits for the time-series database: that has a limit of its own."""
         waiting = self._forwarder.state().waiting_bytes if self._forwarder is not None else 0
         return max(0, self._log.size_bytes - waiting)
 

@@ -16,7 +16,7 @@ from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
 from gpulse.store.outage import Outage
 from gpulse.store.store import Store
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 
 if TYPE_CHECKING:
     from gpulse.cluster.head.other_heads import Elsewhere
@@ -30,7 +30,7 @@ _ASK_SECONDS = 10.0
 class Places(NamedTuple):
     """Where a head's samples, and what else it knows, go besides its own disk."""
 
-    engine: Engine | None = None
+    engine: TsdbConfig | None = None
     engine_limit_bytes: int = 10 << 30
     """How much of the log may wait for the engine."""
 

@@ -94,8 +94,8 @@ class Sealer:
             now: Epoch seconds.
             keep_seconds: What is older goes; None to keep everything.
             limit_bytes: How much may stay at most; None for no limit.
-            whole_seconds: What is older keeps only what no engine takes; None to keep all of it.
-            sent: After which log position, and up to which one, an engine has the rest; None when it has everything.
+            whole_seconds: What is older keeps only what no time-series database takes; None to keep all of it.
+            sent: After which log position, and up to which one, a time-series database has the rest; None when it has everything.
 
         Raises:
             GpulseError: As for `seal`.

@@ -146,7 +146,7 @@ class Workshop:
         return {"removed": removed, "thinned": thinned}
 
     def _thin(self, now: float, whole_seconds: float, sent: tuple[int, int] | None, done: list[str]) -> None:
-        """Take what an engine has out of the oldest segments, for a while: sealing must not wait long."""
+        """Take what a time-series database has out of the oldest segments, for a while: sealing must not wait long."""
         deadline = time.monotonic() + _THIN_SECONDS
         segments = read_segments(self.history)
         for segment in thinning.thinnable(segments, now=now, whole_seconds=whole_seconds, sent=sent):

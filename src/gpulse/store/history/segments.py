@@ -66,7 +66,7 @@ class Segment(NamedTuple):
     is_summary: bool = False
     """True for what was made of segments that are still there."""
     thinned: int | None = None
-    """Up to when it had samples that only an engine has by now, in microseconds; None when nothing was taken out of it."""
+    """Up to when it had samples that only a time-series database has by now, in microseconds; None when nothing was taken out of it."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Segments without what can be read back from an engine: who held GPUs, and how their time is divided, stays.
+"""Segments without what can be read back from a time-series database: who held GPUs, and how their time is divided, stays.
 
 A thin segment is written beside the whole one, with the files that both have as links, and takes its place by a rename.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SCOPES: tuple[Scope, ...] = tuple(scope for scope in CATALOGUE if scope not in EXPOSED)
-"""What no engine takes: processes and control groups."""
+"""What no time-series database takes: processes and control groups."""
 
 
 def thinnable(
@@ -40,7 +40,7 @@ def thinnable(
         segments: All of them, oldest first.
         now: Epoch seconds.
         whole_seconds: For how long all samples are kept.
-        sent: After which log position, and up to which one, the engine has them; None when it has all of them.
+        sent: After which log position, and up to which one, the time-series database has them; None when it has all of them.
     """
     return [
         segment
@@ -54,7 +54,7 @@ def thinnable(
 
 
 def thin(database: duckdb.DuckDBPyConnection, directory: str, segment: Segment) -> None:
-    """Take out of a segment what an engine has. For the one writer of the directory.
+    """Take out of a segment what a time-series database has. For the one writer of the directory.
 
     Raises:
         GpulseError: It could not be; everything is as it was.

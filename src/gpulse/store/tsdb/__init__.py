@@ -1,1 +1,1 @@
-"""An engine for time series beside the head's own store: Prometheus remote write out, PromQL in."""
+"""Time-series database beside the head's own store: Prometheus remote write out, PromQL in."""

@@ -1,4 +1,4 @@
-"""Where an engine is, and how it wants to be spoken to."""
+"""Address and credentials of a time-series database."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpulse.errors import GpulseError
 _WRITE_PATH = "/api/v1/write"
 
 
-class EngineError(GpulseError):
-    """The engine cannot be reached, refuses, or answers nonsense."""
+class TsdbError(GpulseError):
+    """The time-series database cannot be reached, refuses, or answers nonsense."""
 
 
-class Engine(NamedTuple):
-    """An engine for time series: VictoriaMetrics, Mimir, Thanos, Prometheus."""
+class TsdbConfig(NamedTuple):
+    """Where a time-series database is, such as VictoriaMetrics, Mimir, Thanos or Prometheus, and how to speak to it."""
 
     write_url: str
     """Where remote write is taken."""
@@ -30,6 +30,6 @@ class Engine(NamedTuple):
 
 
 def query_url_of(write_url: str) -> str | None:
-    """Where an engine is asked that takes remote write here, when that follows from it."""
+    """Return the URL of queries that belongs to a URL of remote write, where one follows from the other."""
     base, found, rest = write_url.partition(_WRITE_PATH)
     return base if found and not rest.strip("/") else None

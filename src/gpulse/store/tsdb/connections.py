@@ -1,11 +1,11 @@
-"""Several connections to an engine, which works on as many requests at once: the samples of a node always take the same one."""
+"""Several connections to a time-series database; the samples of one node always take the same one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpulse.store.tsdb.config import Engine, EngineError
+from gpulse.store.tsdb.config import TsdbConfig, TsdbError
 from gpulse.store.tsdb.delivery import Delivery, Refusal, Unavailable
 from gpulse.store.tsdb.requests import Part
 from gpulse.store.tsdb.write_client import Poster
@@ -16,8 +16,8 @@ _LANES = 4
 class Lanes:
     """Sends requests in parts by node, and returns when all of them are settled."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._posters = [Poster(engine) for _ in range(_LANES)]
+    def __init__(self, config: TsdbConfig) -> None:
+        self._posters = [Poster(config) for _ in range(_LANES)]
         self._deliveries = [Delivery(poster) for poster in self._posters]
         self._threads = ThreadPoolExecutor(_LANES, "lane")
 
@@ -59,17 +59,17 @@ class Lanes:
             for delivery, lot in zip(self._deliveries, lots, strict=True)
             if lot
         ]
-        errors: list[EngineError] = []
+        errors: list[TsdbError] = []
         for sent in waiting:
             try:
                 sent.result()
-            except EngineError as error:
+            except TsdbError as error:
                 errors.append(error)
         if errors:
             raise next((error for error in errors if isinstance(error, Unavailable)), errors[0])
 
     def started(self) -> float | None:
-        """When the engine was started, None when it does not say."""
+        """When the time-series database was started, None when it does not say."""
         return self._posters[0].started()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How far the engine has the log, kept in a file beside it."""
+"""Position of the log up to which the time-series database has everything, kept in a file beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Place(NamedTuple):
     """A place in a log."""
 
     position: int = 0
-    """Everything up to here need not be sent again, whatever happens to the engine."""
+    """Everything up to here need not be sent again, whatever happens to the time-series database."""
     ends: tuple[int, ...] = ()
     """Where requests ended that were sent after it: what is sent again is cut in the same places."""
     begun: int = 0
@@ -32,7 +32,7 @@ def log_number(directory: str) -> str:
 
 
 def read_place(data_dir: str, url: str, log: str) -> Place:
-    """Where an engine is in a log; the beginning when that is not known."""
+    """Where a time-series database is in a log; the beginning when that is not known."""
     entry = _read(data_dir).get(url)
     try:
         if entry is not None and entry["log"] == log:
@@ -46,7 +46,7 @@ def read_place(data_dir: str, url: str, log: str) -> Place:
 def write_place(
     data_dir: str, url: str, log: str, position: int, ends: Sequence[int], begun: int = 0
 ) -> None:
-    """Keep where an engine is.
+    """Keep where a time-series database is.
 
     Raises:
         DiskError: It cannot be written.

@@ -1,6 +1,6 @@
-"""Gets parts of requests to an engine, whatever it makes of them: taken, refused in part, refused for good, not now.
+"""Deliver parts of requests to a time-series database: taken, refused in part, refused for good, or not now.
 
-A request that is refused is divided until what is refused stands alone: an engine may refuse all of it for the sake of one
+A request that is refused is divided until what is refused stands alone: a time-series database may refuse all of it for the sake of one
 sample. What it calls too late or out of order is given up by the block of a frame, everything else by series.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import cramjam
 
-from gpulse.store.tsdb.config import EngineError
+from gpulse.store.tsdb.config import TsdbError
 from gpulse.store.tsdb.requests import Part
 from gpulse.store.tsdb.wire import series_labels, shown_labels, split_series
 from gpulse.store.tsdb.write_client import Answer, Broken, Poster
@@ -29,8 +29,8 @@ _MOST_SHOWN = 300
 _LONGEST_WAIT_SECONDS = 300.0
 
 
-class Unavailable(EngineError):  # noqa: N818  it is how the engine is
-    """The engine cannot take it now: everything since some time before is sent again."""
+class Unavailable(TsdbError):  # noqa: N818  it is the state of the database
+    """The time-series database cannot take it now: everything since some time before is sent again."""
 
     def __init__(
         self, message: str, *, hint: str | None, hard: bool, wait_seconds: float | None = None
@@ -40,12 +40,12 @@ class Unavailable(EngineError):  # noqa: N818  it is how the engine is
         self.wait_seconds = wait_seconds
 
 
-class Shut(EngineError):  # noqa: N818  it is how the engine is
-    """The engine wants none of it: the address, the credentials or the engine are wrong."""
+class Shut(TsdbError):  # noqa: N818  it is the state of the database
+    """The time-series database refuses everything: the address or the credentials are wrong, or it is another one."""
 
 
 class Refusal(NamedTuple):
-    """What an engine did not take."""
+    """What a time-series database did not take."""
 
     series: str
     reason: str
@@ -66,7 +66,7 @@ class _Inquiry:
 
 
 class Delivery:
-    """Sends parts to one engine."""
+    """Sends parts to one time-series database."""
 
     def __init__(self, poster: Poster, *, now: Callable[[], float] = time.monotonic) -> None:
         self._poster = poster
@@ -80,7 +80,7 @@ class Delivery:
         """What was refused since somebody last took note of it."""
 
     def send(self, parts: Sequence[Part], *, is_repeated: bool = False, must_move: bool = False) -> None:
-        """Send a request, and return when the engine has what it wants of it.
+        """Send a request, and return when the time-series database has what it wants of it.
 
         Args:
             parts: What to send.
@@ -98,7 +98,7 @@ class Delivery:
         if answer is None:
             return
         if is_repeated and _is_late(answer):
-            return  # an engine that minds has it: requests are taken as a whole
+            return  # a time-series database that minds has it: requests are taken as a whole
         inquiry = _Inquiry()
         self._divide(wanted, answer, inquiry, is_stubborn=must_move)
         if not inquiry.taken and not inquiry.is_late and not must_move:
@@ -106,7 +106,7 @@ class Delivery:
         self._give_up(inquiry)
 
     def _post(self, parts: Sequence[Part]) -> Answer | None:
-        """Send parts as one request; None when they were taken, else what the engine has against them."""
+        """Send parts as one request; None when they were taken, else what the time-series database has against them."""
         body = bytes(cramjam.snappy.compress_raw(b"".join(part.series for part in parts)))
         try:
             answer = self._poster.post(body)
@@ -191,7 +191,7 @@ def _is_late(answer: Answer) -> bool:
 def _unavailable(answer: Answer) -> Unavailable:
     wait = None if answer.retry_after is None else min(answer.retry_after, _LONGEST_WAIT_SECONDS)
     return Unavailable(
-        f"the engine cannot take samples now: {_said(answer)}",
+        f"the time-series database cannot take samples now: {_said(answer)}",
         hint="what it has not confirmed is sent again; its own log says more",
         hard=False,
         wait_seconds=wait,
@@ -205,7 +205,7 @@ def _shut(answer: Answer) -> Shut:
         hint = f"it is somewhere else: --remote-write {(answer.location or 'with another address')[:200]}"
     else:
         hint = "is --remote-write the address of its remote write? Often it ends in /api/v1/write or /api/v1/push"
-    return Shut(f"the engine refuses everything: {_said(answer)}", hint=hint)
+    return Shut(f"the time-series database refuses everything: {_said(answer)}", hint=hint)
 
 
 def _said(answer: Answer) -> str:

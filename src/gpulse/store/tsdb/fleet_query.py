@@ -1,4 +1,4 @@
-"""The nodes of an engine as they are now: who they are, when they were heard of, and their newest readings."""
+"""Query the nodes of a time-series database as they are now: names, last contact and newest readings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Subject = tuple[str, ...]
 
 
 class Heard(NamedTuple):
-    """A node as the engine knows it."""
+    """A node as the time-series database knows it."""
 
     labels: Mapping[str, str]
     """Those of `gpulse_node_info`."""
@@ -73,7 +73,7 @@ class Heard(NamedTuple):
 
 
 class Newest:
-    """Asks an engine what is new; each question waits for its answer."""
+    """Asks a time-series database what is new; each question waits for its answer."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Newest:
         """Prepare to ask.
 
         Args:
-            client: The engine.
+            client: The time-series database.
             labels: What every series must have.
             monotonic: A clock that nobody sets.
         """
@@ -98,7 +98,7 @@ class Newest:
         """The nodes that were heard of during the last minutes, by name; what is of the future is nobody's word.
 
         Raises:
-            EngineError: The engine does not answer, or refuses.
+            TsdbError: The time-series database does not answer, or refuses.
         """
         last = now + _AHEAD_SECONDS
         told: dict[str, Sample] = {}
@@ -118,7 +118,7 @@ class Newest:
         """The GPUs of nodes, in the order of their indices.
 
         Raises:
-            EngineError: The engine does not answer, or refuses.
+            TsdbError: The time-series database does not answer, or refuses.
         """
         told: dict[str, dict[str, tuple[float, Device]]] = {}
         for sample in self._asked(nodes, lambda chosen: f"timestamp({GPU_INFO}{chosen})"):
@@ -140,7 +140,7 @@ class Newest:
             devices: Their GPUs.
 
         Raises:
-            EngineError: The engine does not answer, or refuses.
+            TsdbError: The time-series database does not answer, or refuses.
         """
         found: dict[str, dict[Scope, dict[Subject, Values]]] = {name: {} for name in heard}
         for metric in self._present_metrics():

@@ -1,4 +1,4 @@
-"""The head's end of the process that sends to an engine: starts it, wakes it, hears how it stands."""
+"""Start, wake and watch the process that sends the log to a time-series database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from gpulse.errors import MissingExtraError
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.state import RemoteState
 
 log = logging.getLogger(__name__)
@@ -25,31 +25,31 @@ _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 1.0, 30.0
 """After so long a process that died is started again, and after twice as long each time when it does not live."""
 _TOLD_SECONDS = 60.0
 _SILENT_SECONDS = 45.0
-"""A process that waits for an engine says something at least so often."""
+"""A process that waits for a time-series database says something at least so often."""
 _TOTALS = ("samples_total", "refused_total", "lost_total", "resent_total")
 
 
 class Forwarder:
-    """One sending process for a data directory and an engine. `wake` and `state` may be called from any thread."""
+    """One sending process for a data directory and a time-series database. `wake` and `state` may be called from any thread."""
 
-    def __init__(self, data_dir: str, engine: Engine, *, limit_bytes: int) -> None:
+    def __init__(self, data_dir: str, config: TsdbConfig, *, limit_bytes: int) -> None:
         """Prepare to send.
 
         Args:
             data_dir: Where the head's log is.
-            engine: Where to send it.
-            limit_bytes: So much of the log may wait for the engine; then the oldest is given up.
+            config: Where to send it.
+            limit_bytes: So much of the log may wait for the time-series database; then the oldest is given up.
         """
         self.limit_bytes = limit_bytes
         self._data_dir = os.path.abspath(data_dir)
-        self._engine = engine
+        self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._woken = 0
         self._confirmed = self._reached = self._begun = 0
         self._closed = threading.Event()
         self._lock = threading.Lock()
         """For what is written to the process."""
-        self._state = RemoteState("ok", _shown(engine.write_url), since=time.time())
+        self._state = RemoteState("ok", _shown(config.write_url), since=time.time())
         self._before = dict.fromkeys(_TOTALS, 0)
         """What processes that ended had counted."""
         self._counted = dict.fromkeys(_TOTALS, 0)
@@ -70,7 +70,7 @@ class Forwarder:
 
     @property
     def reached(self) -> int:
-        """Up to which position of the log the engine confirmed everything, since it was last sent again."""
+        """Up to which position of the log the time-series database confirmed everything, since it was last sent again."""
         return self._reached
 
     @property
@@ -85,7 +85,7 @@ class Forwarder:
             MissingExtraError: A package is not installed.
         """
         if importlib.util.find_spec("cramjam") is None:
-            raise MissingExtraError("sending to an engine", "head")
+            raise MissingExtraError("sending to a time-series database", "head")
         self._thread.start()
 
     def wake(self, position: int) -> None:
@@ -104,7 +104,7 @@ class Forwarder:
         if self._process is None or silent < _SILENT_SECONDS:
             return self._state
         message = f"the sending process has not said anything for {silent:.0f} s"
-        hint = "the engine may answer too slowly, or the disk not at all; nothing is lost meanwhile"
+        hint = "the time-series database may answer too slowly, or the disk not at all; nothing is lost meanwhile"
         return self._state._replace(state="failing", error=message, hint=hint)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Forwarder:
         assert process.stdin is not None and process.stdout is not None  # noqa: PT018, S101  they were asked for
         try:
             with self._lock:
-                process.stdin.write(json.dumps(self._engine._asdict()).encode() + b"\n")
+                process.stdin.write(json.dumps(self._config._asdict()).encode() + b"\n")
                 os.set_blocking(process.stdin.fileno(), False)
                 self._process, self._heard = process, time.monotonic()
                 self._write(process)
@@ -175,10 +175,12 @@ class Forwarder:
         """Say what changed, and what does not get better once a minute."""
         state = self._state
         if state.state != before.state and state.state == "ok":
-            log.info("the engine at %s takes samples", state.url)
+            log.info("the time-series database at %s takes samples", state.url)
         if state.lost_total > before.lost_total:
             lost = state.lost_total - before.lost_total
-            log.error("%d records of the log were given up: the engine was away for too long", lost)
+            log.error(
+                "%d records of the log were given up: the time-series database was away for too long", lost
+            )
         now = time.monotonic()
         if state.error is not None and (before.error is None or now - self._told >= _TOLD_SECONDS):
             self._told = now

@@ -1,4 +1,4 @@
-"""Questions to an engine in PromQL, over HTTP, in the words that all engines of the kind understand."""
+"""PromQL client over HTTP, within what all time-series databases of the kind understand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from gpulse._version import __version__
-from gpulse.store.tsdb.config import Engine, EngineError
+from gpulse.store.tsdb.config import TsdbConfig, TsdbError
 from gpulse.store.tsdb.deadline_http import answered
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ _PIECE_BYTES = 1 << 20
 _MOST_IDLE = 4
 _MOST_TOLD = 200
 _BROKEN = (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest)
-"""What a connection ends with that the engine closed while nobody asked."""
+"""What a connection ends with that the time-series database closed while nobody asked."""
 _WHOLE = {
     "nocache": "1",
     "latency_offset": "0s",
     "deny_partial_response": "1",
     "partial_response": "false",
 }
-"""Answers of now, and whole or none: each is some engine's word for it, and the others pass it over."""
+"""Answers of now, and whole or none: each is some database's word for it, and the others pass it over."""
 
 
 class Sample(NamedTuple):
@@ -53,34 +53,34 @@ class Track(NamedTuple):
 
 
 class PromqlClient:
-    """An engine, asked. Safe to use from several threads."""
+    """HTTP client for PromQL. Safe to use from several threads."""
 
-    def __init__(self, engine: Engine, *, timeout_seconds: float = 30.0) -> None:
+    def __init__(self, config: TsdbConfig, *, timeout_seconds: float = 30.0) -> None:
         """Prepare to ask; nothing is sent yet.
 
         Args:
-            engine: Must have a `query_url`.
+            config: Must have a `query_url`.
             timeout_seconds: The longest time to wait for a whole answer.
 
         Raises:
-            EngineError: Its address is no address of HTTP, or the file of authorities cannot be read.
+            TsdbError: Its address is no address of HTTP, or the file of authorities cannot be read.
         """
-        url = urlsplit(engine.query_url or "")
+        url = urlsplit(config.query_url or "")
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise EngineError(
-                f"{_plain(engine.query_url or '')!r} is no address of an engine",
-                hint="--remote-query takes a URL such as http://engine:8428",
+            raise TsdbError(
+                f"{_plain(config.query_url or '')!r} is no address of a time-series database",
+                hint="--remote-query takes a URL such as http://victoria:8428",
             )
         self.url = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path.rstrip('/')}"
         """The base of the API, without anything secret."""
         self._host, self._port = url.hostname, _port(url.netloc, url.scheme)
         self._path = url.path.rstrip("/")
-        self._context = _context(engine.ca) if url.scheme == "https" else None
+        self._context = _context(config.ca) if url.scheme == "https" else None
         self._headers = {
             "User-Agent": f"gpulse/{__version__}",
             "Content-Type": "application/x-www-form-urlencoded",
             "Accept": "application/json",
-            **engine.headers,
+            **config.headers,
         }
         self._seconds = timeout_seconds
         self._idle: list[http.client.HTTPConnection] = []
@@ -91,7 +91,7 @@ class PromqlClient:
         """The value of each series at one moment, now when none is named.
 
         Raises:
-            EngineError: It does not answer, or refuses.
+            TsdbError: It does not answer, or refuses.
         """
         found = self._asked("query", {"query": query, **({} if at is None else {"time": _moment(at)})})
         with self._understood():
@@ -111,7 +111,7 @@ class PromqlClient:
             deadline: When to give up at the latest, in monotonic seconds.
 
         Raises:
-            EngineError: It does not answer, or refuses.
+            TsdbError: It does not answer, or refuses.
         """
         return self._tracks("query", {"query": query, "time": _moment(at)}, deadline)
 
@@ -128,7 +128,7 @@ class PromqlClient:
             deadline: When to give up at the latest, in monotonic seconds.
 
         Raises:
-            EngineError: It does not answer, or refuses.
+            TsdbError: It does not answer, or refuses.
         """
         asked = {"query": query, "start": _moment(start), "end": _moment(end), "step": _moment(step)}
         return self._tracks("query_range", asked, deadline)
@@ -149,7 +149,7 @@ class PromqlClient:
             return [_track(one) for one in found["result"]]
 
     def _asked(self, what: str, asked: Mapping[str, str], deadline: float | None = None) -> Any:
-        """What the engine found."""
+        """What the time-series database found."""
         seconds = self._seconds
         if deadline is not None:
             seconds = max(0.0, min(seconds, deadline - time.monotonic()))
@@ -165,8 +165,8 @@ class PromqlClient:
         if status != 200 or not isinstance(document, dict) or document.get("status") != "success":
             raise self._refusal(status, document, content)
         if document.get("isPartial") is True:
-            raise EngineError(
-                f"the engine at {self.url} has only a part of the answer",
+            raise TsdbError(
+                f"the time-series database at {self.url} has only a part of the answer",
                 hint="are all of its storage nodes running?",
             )
         return document.get("data")
@@ -186,18 +186,18 @@ class PromqlClient:
                     raise
             return self._exchange(self._fresh(), path, body, deadline)
         except TimeoutError as error:
-            raise EngineError(
-                f"the engine at {self.url} did not answer within {seconds:.3g} s",
+            raise TsdbError(
+                f"the time-series database at {self.url} did not answer within {seconds:.3g} s",
                 hint="is it overloaded? ask for a shorter time or fewer nodes",
             ) from error
         except ssl.SSLError as error:
-            raise EngineError(
-                f"the engine at {self.url} is not trusted: {_plain(getattr(error, 'verify_message', '') or str(error.reason or error))}",
+            raise TsdbError(
+                f"the time-series database at {self.url} is not trusted: {_plain(getattr(error, 'verify_message', '') or str(error.reason or error))}",
                 hint="name who vouches for it with --remote-ca",
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise EngineError(
-                f"the engine at {self.url} cannot be reached: {_plain(str(error) or type(error).__name__)}",
+            raise TsdbError(
+                f"the time-series database at {self.url} cannot be reached: {_plain(str(error) or type(error).__name__)}",
                 hint="is it running there? see --remote-query",
             ) from error
 
@@ -222,8 +222,8 @@ class PromqlClient:
             pieces.append(piece)
             size += len(piece)
             if size > _MOST_BYTES:
-                raise EngineError(
-                    f"the answer of the engine at {self.url} is larger than {_MOST_BYTES >> 20} MiB",
+                raise TsdbError(
+                    f"the answer of the time-series database at {self.url} is larger than {_MOST_BYTES >> 20} MiB",
                     hint="ask for a shorter time, for steps, or for fewer nodes",
                 )
         if told is not None and size < told:  # the library takes an early end for the end
@@ -252,13 +252,13 @@ class PromqlClient:
 
     # --- what it says
 
-    def _refusal(self, status: int, document: Any, content: bytes) -> EngineError:
+    def _refusal(self, status: int, document: Any, content: bytes) -> TsdbError:
         told = (
             document.get("error") if isinstance(document, dict) else content[:1000].decode("utf-8", "replace")
         )
         words = _plain(str(told or "")) or http.client.responses.get(status, "")
-        return EngineError(
-            f"the engine at {self.url} refused a question ({status}): {words}",
+        return TsdbError(
+            f"the time-series database at {self.url} refused a question ({status}): {words}",
             hint=_HINTS.get(status) or ("see --remote-query" if 300 <= status < 400 else _HINT),
         )
 
@@ -269,14 +269,14 @@ class PromqlClient:
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             raise self._nonsense() from error
 
-    def _nonsense(self) -> EngineError:
-        return EngineError(
+    def _nonsense(self) -> TsdbError:
+        return TsdbError(
             f"what answers at {self.url} does not speak Prometheus' query API",
             hint="--remote-query takes the address below which /api/v1/query is",
         )
 
 
-_HINT = "see the engine's log"
+_HINT = "see the time-series database's log"
 _HINTS = {
     401: "it wants to know who asks: see --remote-headers",
     403: "it wants to know who asks: see --remote-headers",
@@ -305,7 +305,7 @@ def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _moment(seconds: float) -> str:
-    """A time as all engines read it: no finer than a millisecond."""
+    """A time as all time-series databases read it: no finer than a millisecond."""
     return f"{seconds:.3f}"
 
 
@@ -313,8 +313,8 @@ def _port(netloc: str, scheme: str) -> int:
     try:
         return urlsplit(f"//{netloc}").port or (443 if scheme == "https" else 80)
     except ValueError as error:
-        raise EngineError(
-            f"{_plain(netloc)!r} has no port that makes sense", hint="such as http://engine:8428"
+        raise TsdbError(
+            f"{_plain(netloc)!r} has no port that makes sense", hint="such as http://victoria:8428"
         ) from error
 
 
@@ -322,7 +322,7 @@ def _context(ca: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
-        raise EngineError(
+        raise TsdbError(
             f"{ca} cannot be used as authorities: {error}", hint="--remote-ca takes a PEM file"
         ) from error
 

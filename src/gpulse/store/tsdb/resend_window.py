@@ -1,4 +1,4 @@
-"""What has to be sent again, and when: an engine forgets what it confirmed last when it dies.
+"""Window of the log that is sent again: a time-series database that dies forgets what it confirmed last.
 
 Nothing here sends or waits; times are arguments, on a clock that never runs backwards.
 """
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 OVERLAP_SECONDS = 90.0
 """So much that was confirmed is sent again after a failure."""
 _SOFT_SECONDS = 300.0
-"""From one rewind to the next for an engine that answers, if only to say that it cannot: else it would never get on."""
+"""From one rewind to the next for a time-series database that answers, if only to say that it cannot: else it would never get on."""
 
 
 class Overlap:
-    """The positions of a log that an engine confirmed lately."""
+    """The positions of a log that a time-series database confirmed lately."""
 
     def __init__(self, position: int, ends: Iterable[int] = ()) -> None:
         """Begin.
@@ -52,7 +52,7 @@ class Overlap:
         return self._repeat[0] if self._repeat else None
 
     def confirmed(self, end: int, now: float) -> None:
-        """Everything up to here is at the engine."""
+        """Everything up to here is at the time-series database."""
         self.reached = end
         self.furthest = max(self.furthest, end)
         self._recent.append((now, end))
@@ -64,7 +64,7 @@ class Overlap:
             self._ends.popleft()
 
     def failed(self, now: float, *, hard: bool) -> bool:
-        """A request failed, or the engine is another one now; whether to go back now.
+        """A request failed, or the time-series database is another one now; whether to go back now.
 
         Args:
             now: The time.

@@ -1,4 +1,4 @@
-"""Selectors of PromQL: which series of an engine hold what a question is about."""
+"""PromQL selectors of the series that a question is about."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpulse.model.series import subject_label
 
 _MOST_NAMES = 250
 _MOST_TEXT = 6000
-"""Engines refuse questions that are too long; this many characters of names may be in one."""
+"""Time-series databases refuse questions that are too long; this many characters of names may be in one."""
 _META = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 

@@ -1,7 +1,7 @@
-"""The process that sends the log to an engine: `python -m gpulse.store.tsdb.send_process DATA_DIR`.
+"""The process that sends the log to a time-series database: `python -m gpulse.store.tsdb.send_process DATA_DIR`.
 
-The first line of its standard input says where the engine is, every other up to which position the log is on disk. It tells
-how it stands with one JSON object a line. When its input ends it sends what is there, unless the engine is away, and ends.
+The first line of its standard input says where the time-series database is, every other up to which position the log is on disk. It tells
+how it stands with one JSON object a line. When its input ends it sends what is there, unless the time-series database is away, and ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from gpulse.errors import GpulseError
 from gpulse.store.log.reader import LogReader
-from gpulse.store.tsdb.config import Engine
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.connections import Lanes
 from gpulse.store.tsdb.cursor import log_number, read_place, write_place
 from gpulse.store.tsdb.delivery import Shut, Unavailable
@@ -36,18 +36,18 @@ _PR_SET_PDEATHSIG = 1
 _NICE = 5
 _TELL_SECONDS = 1.0
 _START_SECONDS = 15.0
-"""How often the engine is asked whether it is still the same."""
+"""How often the time-series database is asked whether it is still the same."""
 _UNTOLD_SECONDS = 60.0
 """So much rarer it is asked when it does not say."""
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.25, 10.0
 _SHUT_SECONDS = 10.0
 _PATIENCE = 30
-"""So often a request is tried that the engine refuses as a whole, if it has taken others."""
+"""So often a request is tried that the time-series database refuses as a whole, if it has taken others."""
 _BEHIND_SECONDS = 10.0
 _TOLD_SECONDS = 60.0
 _REFUSED_HINT = "everything else is taken; its limits and its own log say more"
 _LATE_HINT = (
-    "nodes that were away send what is older than what the engine has: "
+    "nodes that were away send what is older than what the time-series database has: "
     "Prometheus takes it with storage.tsdb.out_of_order_time_window"
 )
 _UNREADABLE_HINT = "this head has them; a newer gpulse may have written them"
@@ -59,13 +59,13 @@ class Sender:
     """Sends what comes, from where it was before."""
 
     def __init__(
-        self, data_dir: str, engine: Engine, wakes: Wakes, say: Callable[[dict[str, Any]], None]
+        self, data_dir: str, config: TsdbConfig, wakes: Wakes, say: Callable[[dict[str, Any]], None]
     ) -> None:
         """Begin where it was left.
 
         Args:
             data_dir: Where the log is.
-            engine: Where to send it.
+            config: Where to send it.
             wakes: What the head says.
             say: Tells the head how it stands.
 
@@ -75,7 +75,7 @@ class Sender:
         self._data_dir = data_dir
         self._say = say
         self._wakes = wakes
-        self._url = shown_url(engine.write_url)
+        self._url = shown_url(config.write_url)
         self._log_id = log_number(f"{data_dir}/log")
         place = read_place(data_dir, self._url, self._log_id)
         log = LogReader(f"{data_dir}/log")
@@ -83,8 +83,8 @@ class Sender:
         self._begun = place.begun if place.position else begin
         self._overlap = Overlap(begin, place.ends)
         self._tail = Tail(log, begin)
-        self._requests = Requests(Known(log, f"{data_dir}/book.sqlite"), dict(engine.labels))
-        self._lanes = Lanes(engine)
+        self._requests = Requests(Known(log, f"{data_dir}/book.sqlite"), dict(config.labels))
+        self._lanes = Lanes(config)
         self._state: Sending = "ok"
         self._error: GpulseError | None = None
         self._since = time.time()
@@ -151,7 +151,7 @@ class Sender:
             self._passed = found.last
         self._received = found.received or self._received
         self._overlap.confirmed(found.last, time.monotonic())
-        if was_asked:  # else the engine had no chance to complain
+        if was_asked:  # else the time-series database had no chance to complain
             self._failures = self._shut = 0
             self._turn("behind" if self._waiting_seconds() > _BEHIND_SECONDS else "ok", None)
         self._tell()
@@ -268,7 +268,7 @@ class Sender:
         refusals = self._lanes.take_refusals()
         if refusals:
             total = sum(refusal.samples for refusal in refusals)
-            text = f"the engine does not take {total} samples, such as {refusals[0].series}: {refusals[0].reason}"
+            text = f"the time-series database does not take {total} samples, such as {refusals[0].series}: {refusals[0].reason}"
             self._refused = now, text, _LATE_HINT if refusals[0].is_late else _REFUSED_HINT
         elif self._requests.unreadable > self._unreadable:
             lost, self._unreadable = self._requests.unreadable - self._unreadable, self._requests.unreadable
@@ -308,11 +308,11 @@ def main(data_dir: str) -> int:
     first = sys.stdin.readline()
     if not first:
         return 0
-    engine = Engine(**json.loads(first))
+    config = TsdbConfig(**json.loads(first))
     wakes = Wakes()
     threading.Thread(target=_listen, args=(wakes,), daemon=True).start()
     try:
-        Sender(data_dir, engine, wakes, _say).run()
+        Sender(data_dir, config, wakes, _say).run()
     except BrokenPipeError:
         return 0  # nobody listens any more
     return 0

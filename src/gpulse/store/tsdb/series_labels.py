@@ -1,4 +1,4 @@
-"""What the numbers of a log are called in an engine: from layouts and nodes to prepared requests."""
+"""Names and labels of the numbers of a log in a time-series database: from layouts and nodes to prepared requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Around(NamedTuple):
 
 
 class Census:
-    """Counts the subjects of each node: one that makes up new ones without end must not fill an engine's index."""
+    """Counts the subjects of each node: one that makes up new ones without end must not fill a time-series database's index."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, Scope], set[bytes]] = {}

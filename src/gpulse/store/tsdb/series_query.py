@@ -1,4 +1,4 @@
-"""Questions about the series of known nodes, put to an engine in pieces that it can answer."""
+"""Query the series of known nodes in pieces that a time-series database can answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COUNT_OF_DAYS = f"count(count_over_time({{}}[{DAY}ms]))"
 _FEW_DAYS = 2 * DAY
 
 Signature = frozenset[tuple[str, str]]
-"""What tells one series of an engine from the others."""
+"""What tells one series of a time-series database from the others."""
 
 
 class Line(NamedTuple):
@@ -60,8 +60,8 @@ class Target(NamedTuple):
         return None if number is None else SeriesKey(number, labels.get(label, "") if label else "")
 
 
-class Asking:
-    """An engine, asked about the nodes that are known here."""
+class SeriesClient:
+    """Reads the series of the nodes that are known here."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Asking:
         """Prepare to ask.
 
         Args:
-            client: The engine.
+            client: The time-series database.
             nodes: The nodes that are known, by number.
             labels: What every series of ours has.
         """
@@ -180,7 +180,7 @@ def _by_key(target: Target, tracks: Iterable[Track]) -> dict[SeriesKey, list[Tra
 
 
 def _signature(track: Track) -> Signature:
-    """Without the name, which some engines leave out of what they compute."""
+    """Without the name, which some time-series databases leave out of what they compute."""
     return frozenset(item for item in track.labels.items() if item[0] != "__name__")
 
 

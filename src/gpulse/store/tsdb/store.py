@@ -21,7 +21,7 @@ from gpulse.store.store import (
 )
 from gpulse.store.tsdb.promql import PromqlClient
 from gpulse.store.tsdb.results import at, samples_of, series_of, steps_of
-from gpulse.store.tsdb.series_query import Asking, Line, Signature, Target
+from gpulse.store.tsdb.series_query import Line, SeriesClient, Signature, Target
 from gpulse.store.tsdb.split_query import Piece, scan_pieces, step_pieces
 
 _MIN_STEP_US = 1_000_000
@@ -68,7 +68,7 @@ class TsdbStore(Store):
             labels: What every series of ours has.
             now: The time in epoch seconds.
         """
-        self._asking = Asking(client, nodes, labels or {})
+        self._series = SeriesClient(client, nodes, labels or {})
         self._nodes = nodes
         self._now = now
 
@@ -76,12 +76,12 @@ class TsdbStore(Store):
         """Return metrics over time; see `store.store.Store`.
 
         Raises:
-            EngineError: The database does not answer, or refuses.
+            TsdbError: The database does not answer, or refuses.
         """
         found: list[Series] = []
         span, step_us = _span(query), query.step_us
         settled, newest = self._halves(span, step_us)
-        targets = list(self._asking.targets(query))
+        targets = list(self._series.targets(query))
         for metric in query.metrics:
             for target in targets:
                 lines = self._raw(target, metric, newest)
@@ -98,15 +98,15 @@ class TsdbStore(Store):
         """Yield every sample; see `store.store.Store`. Runs and numbers of frames are unknown here.
 
         Raises:
-            EngineError: The database does not answer, or refuses.
+            TsdbError: The database does not answer, or refuses.
         """
-        targets = list(self._asking.targets(query))
+        targets = list(self._series.targets(query))
         series = len(query.metrics) * sum(target.series for target in targets)
-        for begin, stop in self._asking.days(targets, query.metrics, *_span(query)):
+        for begin, stop in self._series.days(targets, query.metrics, *_span(query)):
             for first, until in scan_pieces(begin, stop, series):
                 lines = {
                     metric: [
-                        line for target in targets for line in self._asking.raw(target, metric, first, until)
+                        line for target in targets for line in self._series.raw(target, metric, first, until)
                     ]
                     for metric in query.metrics
                 }
@@ -131,8 +131,8 @@ class TsdbStore(Store):
     def _raw(self, target: Target, metric: str, span: tuple[int, int]) -> list[Line]:
         """Every sample, one line a subject."""
         found: dict[SeriesKey, list[Line]] = {}
-        for begin, end in self._asking.days([target], [metric], *span):
-            for line in self._asking.raw(target, metric, begin, end):
+        for begin, end in self._series.days([target], [metric], *span):
+            for line in self._series.raw(target, metric, begin, end):
                 found.setdefault(line.key, []).append(line)
         return [
             Line(
@@ -150,15 +150,15 @@ class TsdbStore(Store):
         low: Statistic = "min" if query.spread else query.statistic
         high: Statistic = "max" if query.spread else query.statistic
         pieces = list(step_pieces(*span, step_us, target.series))
-        counts = self._asking.evaluated(target, metric, _COUNT, pieces)
+        counts = self._series.evaluated(target, metric, _COUNT, pieces)
         if not counts:
             return
         lines = {
             wanted: self._values(target, metric, wanted, pieces) for wanted in {query.statistic, low, high}
         }
-        ends = self._asking.evaluated(target, metric, _END, pieces)
+        ends = self._series.evaluated(target, metric, _END, pieces)
         long = [piece for piece in pieces if piece.window > _LOOK_BACK_MS]
-        earlier = self._asking.evaluated(target, metric, _EARLIER_END, long) if long else {}
+        earlier = self._series.evaluated(target, metric, _EARLIER_END, long) if long else {}
         for signature, line in lines[query.statistic].items():
             begins = line.times * 1000 // step_us * step_us
             end = np.fmax(at(ends.get(signature), line.times), at(earlier.get(signature), line.times))
@@ -178,7 +178,7 @@ class TsdbStore(Store):
     ) -> dict[Signature, Line]:
         """One value a step, in the unit of the catalogue."""
         factor = CATALOGUE[target.scope][metric].prometheus_factor
-        lines = self._asking.evaluated(target, metric, _VALUES[statistic], pieces)
+        lines = self._series.evaluated(target, metric, _VALUES[statistic], pieces)
         return {which: line._replace(values=line.values / factor) for which, line in lines.items()}
 
 

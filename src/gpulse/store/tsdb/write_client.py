@@ -1,4 +1,4 @@
-"""Speaks HTTP to an engine: one connection that is kept, requests of remote write, and when the engine was started."""
+"""Speaks HTTP to a time-series database: one connection that is kept, requests of remote write, and when the time-series database was started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from gpulse._version import __version__
-from gpulse.store.tsdb.config import Engine, EngineError
+from gpulse.store.tsdb.config import TsdbConfig, TsdbError
 from gpulse.store.tsdb.deadline_http import answered
 
 _TIMEOUT_SECONDS = 30.0
@@ -30,7 +30,7 @@ _WRITE_HEADERS = {
 
 
 class Answer(NamedTuple):
-    """What an engine said."""
+    """What a time-series database said."""
 
     status: int
     text: str
@@ -39,23 +39,23 @@ class Answer(NamedTuple):
     location: str | None = None
 
 
-class Broken(EngineError):  # noqa: N818  it says what became of the connection
+class Broken(TsdbError):  # noqa: N818  it says what became of the connection
     """No answer came."""
 
     def __init__(self, message: str, *, hint: str | None, hard: bool) -> None:
         super().__init__(message, hint=hint)
         self.hard = hard
-        """True when the engine may have died, False when it is only slow."""
+        """True when the time-series database may have died, False when it is only slow."""
 
 
 class Poster:
-    """One engine; not for several threads."""
+    """One time-series database; not for several threads."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._url = urlsplit(engine.write_url)
-        self._query = urlsplit(engine.query_url) if engine.query_url else None
-        self._ca = engine.ca
-        self._headers = {"User-Agent": f"gpulse/{__version__}", **engine.headers}
+    def __init__(self, config: TsdbConfig) -> None:
+        self._url = urlsplit(config.write_url)
+        self._query = urlsplit(config.query_url) if config.query_url else None
+        self._ca = config.ca
+        self._headers = {"User-Agent": f"gpulse/{__version__}", **config.headers}
         self._connection: http.client.HTTPConnection | None = None
         self._used = 0.0
 
@@ -88,7 +88,7 @@ class Poster:
         )
 
     def started(self) -> float | None:
-        """When the engine was started, None when it does not say."""
+        """When the time-series database was started, None when it does not say."""
         if self._query is None:
             return None
         connection: http.client.HTTPConnection | None = None
@@ -125,7 +125,7 @@ def shown_url(url: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """What an engine says, on one line and harmless for terminals."""
+    """What a time-series database says, on one line and harmless for terminals."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
@@ -143,7 +143,7 @@ def _broken(url: str, error: Exception) -> Broken:
     if isinstance(error, TimeoutError):
         return Broken(
             f"{url} did not answer within {_TIMEOUT_SECONDS:g} s",
-            hint="the engine is too slow or cannot be reached; what it has not confirmed is sent again",
+            hint="the time-series database is too slow or cannot be reached; what it has not confirmed is sent again",
             hard=False,
         )
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -155,12 +155,12 @@ def _broken(url: str, error: Exception) -> Broken:
     if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError):
         return Broken(
             f"{url} closed the connection without an answer",
-            hint="the engine may have been restarted; what it may have lost is sent again",
+            hint="the time-series database may have been restarted; what it may have lost is sent again",
             hard=True,
         )
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return Broken(
         f"{url} cannot be reached: {reason or type(error).__name__}",
-        hint="is the engine running, and is that its address? Nothing is lost while the log has room",
+        hint="is the time-series database running, and is that its address? Nothing is lost while the log has room",
         hard=True,
     )
