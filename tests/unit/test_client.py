@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpulse.cluster.client.address import Address, parse_address
-from gpulse.cluster.client.client import Answer, HeadClient
+from gpulse.cluster.client.client import HeadClient, Reply, UnansweredError
+from gpulse.cluster.protocol.answers import Status
 from gpulse.errors import GpulseError, RefusedError, UsageError
 
 HERE = Address("grpc", "localhost", 8090)
@@ -21,17 +22,17 @@ HERE = Address("grpc", "localhost", 8090)
 class FakeLink:
     """Answers with what it was given, one after the other."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Reply) -> None:
         self._answers = list(answers)
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         self.closed = False
 
-    def ask(self, operation: str, body: Mapping[str, Any]) -> Answer:
+    def ask(self, operation: str, body: Mapping[str, Any]) -> Reply:
         """The next answer."""
         self.asked.append((operation, body))
         return self._answers.pop(0)
 
-    def fetch(self, body: Mapping[str, Any]) -> Iterator[Answer]:
+    def fetch(self, body: Mapping[str, Any]) -> Iterator[Reply]:
         """All answers."""
         self.asked.append(("download", body))
         yield from self._answers
@@ -41,9 +42,9 @@ class FakeLink:
         self.closed = True
 
 
-def said(status: int, **document: Any) -> Answer:
+def said(status: int, **document: Any) -> Reply:
     """What a head would say."""
-    return Answer(status, json.dumps(document).encode())
+    return Reply(status, json.dumps(document).encode())
 
 
 def test_an_address_may_be_written_in_many_ways() -> None:
@@ -94,7 +95,7 @@ def test_an_answer_is_a_document() -> None:
     link = FakeLink(said(200, success=True))
 
     with HeadClient(link, HERE) as client:
-        assert {"success": True} == client.call("start", {"name": "a"})
+        assert {"success": True} == client.call("start", dict, {"name": "a"})
 
     assert [("start", {"name": "a"})] == link.asked
     assert link.closed
@@ -105,7 +106,7 @@ def test_a_refusal_keeps_its_words_and_its_hint() -> None:
     client = HeadClient(FakeLink(said(409, error="it is active already", hint="stop it first")), HERE)
 
     with pytest.raises(RefusedError) as caught:
-        client.call("start", {"name": "a"})
+        client.call("start", dict, {"name": "a"})
 
     assert (409, "it is active already", "stop it first") == (
         caught.value.status,
@@ -125,7 +126,7 @@ def test_a_missing_token_says_how_to_get_it() -> None:
     ):
         refusal = said(401, error="this head needs a token", hint="something else")
         with pytest.raises(RefusedError) as caught:
-            HeadClient(FakeLink(refusal), address).call("status")
+            HeadClient(FakeLink(refusal), address).call("status", dict)
         assert helps in (caught.value.hint or "")
 
 
@@ -134,20 +135,36 @@ def test_an_older_head_is_named_with_both_versions() -> None:
     link = FakeLink(said(404, error="there is no operation 'future'", hint=None), said(200, version="0.0.1"))
 
     with pytest.raises(GpulseError, match=r"does not know 'future': it runs gpulse 0\.0\.1, this is"):
-        HeadClient(link, HERE).call("future")
+        HeadClient(link, HERE).call("future", dict)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b"[1]", b"\xff", b"{}"])
 def test_something_else_than_a_head_is_told(body: bytes) -> None:
     """An answer that no head gives says to check the address."""
-    with pytest.raises(GpulseError, match="no gpulse head"):
-        HeadClient(FakeLink(Answer(502, body)), HERE).call("status")
+    with pytest.raises(GpulseError, match="not a gpulse head"):
+        HeadClient(FakeLink(Reply(502, body)), HERE).call("status", dict)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b"\xff"])
+def test_a_page_is_no_answer(body: bytes) -> None:
+    """Also where its status is one of a good answer."""
+    with pytest.raises(GpulseError, match="not a gpulse head"):
+        HeadClient(FakeLink(Reply(200, body)), HERE).call("status", Status)
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{}", b'{"freq": "often"}'])
+def test_an_answer_of_another_version_is_told(body: bytes) -> None:
+    """It says which answer cannot be read, and what to do."""
+    with pytest.raises(UnansweredError, match="to 'status' cannot be read: ") as caught:
+        HeadClient(FakeLink(Reply(200, body)), HERE).call("status", Status)
+
+    assert "install the same version of gpulse here and there" == caught.value.hint
 
 
 def test_a_file_arrives_piece_by_piece() -> None:
     """Whoever waits is told how far it is."""
     file, sizes = io.BytesIO(), list[int]()
-    link = FakeLink(Answer(200, b"abc"), Answer(200, b"de"))
+    link = FakeLink(Reply(200, b"abc"), Reply(200, b"de"))
 
     assert 5 == HeadClient(link, HERE).download("a", "csv", file, sizes.append)
     assert b"abcde" == file.getvalue()
@@ -157,7 +174,7 @@ def test_a_file_arrives_piece_by_piece() -> None:
 
 def test_a_file_that_fails_half_way_is_no_file() -> None:
     """What the head says in the middle is an error, not data."""
-    link = FakeLink(Answer(200, b"abc"), said(500, error="the disk is broken", hint=None))
+    link = FakeLink(Reply(200, b"abc"), said(500, error="the disk is broken", hint=None))
 
     with pytest.raises(RefusedError, match="the disk is broken"):
         HeadClient(link, HERE).download("a", "json", io.BytesIO())

@@ -11,7 +11,9 @@ from typing import BinaryIO
 import pytest
 
 from gpulse.cli.remote import Waiting, save, tell_written
+from gpulse.cluster.protocol.answers import ExportState
 from gpulse.errors import GpulseError, UsageError
+from tests.unit.head_answers import session_answer
 
 
 def _three_bytes(file: BinaryIO, told: Callable[[int], None]) -> int:
@@ -66,7 +68,7 @@ def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 def test_a_file_that_the_head_could_not_write_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     """The session is stopped all the same, and can be exported again."""
-    failed = {"name": "run", "export": {"state": "failed", "path": None, "error": "the disk is full"}}
+    failed = session_answer("run", export=ExportState(state="failed", error="the disk is full"))
 
     assert 1 == tell_written(
         [failed], verb="stopped", export_with="gpulse session export {} --head h:1".format

@@ -96,8 +96,8 @@ def speaking(answer: Callable[[socket.socket], None]) -> Iterator[Address]:
 def test_reading_asks_with_a_query(server: _Server) -> None:
     """Fields become parts of the path where it has a place for them, and of the query elsewhere."""
     with connect(server.address, Credentials()) as client:
-        client.call("session", {"name": "a/../b"})
-        client.call("query", {"metric": "power_watts", "nodes": ["a", "b"], "step": 10})
+        client.call("session", dict, {"name": "a/../b"})
+        client.call("query", dict, {"metric": "power_watts", "nodes": ["a", "b"], "step": 10})
 
     assert [
         ("GET", "/api/v1/sessions/a%2F..%2Fb"),
@@ -108,7 +108,7 @@ def test_reading_asks_with_a_query(server: _Server) -> None:
 def test_writing_asks_with_a_body_and_the_token(server: _Server) -> None:
     """A body is JSON, says so, and comes with the token; the host is the one that was named."""
     with connect(server.address, Credentials(token="secret-of-this-head")) as client:
-        assert {"success": True} == client.call("start", {"name": "a"})
+        assert {"success": True} == client.call("start", dict, {"name": "a"})
 
     method, path, body, headers = server.asked[0]
     assert ("POST", "/profiling/start", b'{"name": "a"}') == (method, path, body)
@@ -122,7 +122,7 @@ def test_proxies_of_the_environment_are_not_used(server: _Server, monkeypatch: p
     monkeypatch.setenv("http_proxy", "http://192.0.2.9:1")
 
     with connect(server.address, Credentials()) as client:
-        assert {"success": True} == client.call("status")
+        assert {"success": True} == client.call("status", dict)
 
 
 def test_a_download_that_breaks_off_is_an_error(server: _Server) -> None:
@@ -139,7 +139,7 @@ def test_nothing_listens() -> None:
         free.bind(("127.0.0.1", 0))
         address = Address("http", "127.0.0.1", free.getsockname()[1])
         with pytest.raises(UnreachableError) as caught:
-            connect(address, Credentials()).call("status")
+            connect(address, Credentials()).call("status", dict)
 
     assert f"nothing listens at {address.target}" == caught.value.message
     assert "gpulse head" in (caught.value.hint or "")
@@ -162,7 +162,7 @@ def test_the_grpc_port_is_known_for_what_it_is() -> None:
         speaking(lambda connection: connection.sendall(_SETTINGS)) as address,
         pytest.raises(UnansweredError) as caught,
     ):
-        connect(address, Credentials()).call("status")
+        connect(address, Credentials()).call("status", dict)
 
     assert "speaks gRPC, and this command speaks HTTP" in caught.value.message
     assert "8091" in (caught.value.hint or "")
@@ -174,13 +174,13 @@ def test_something_else_is_told_as_such() -> None:
         speaking(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")) as address,
         pytest.raises(UnansweredError, match="is no gpulse head"),
     ):
-        connect(address, Credentials()).call("status")
+        connect(address, Credentials()).call("status", dict)
 
 
 def test_tls_where_there_is_none_is_told(server: _Server) -> None:
     """The option to leave out is named."""
     with pytest.raises(UnansweredError) as caught:
-        connect(server.address, Credentials(tls=True)).call("status")
+        connect(server.address, Credentials(tls=True)).call("status", dict)
 
     assert "speaks no TLS" in caught.value.message
     assert "leave out --tls" == caught.value.hint
@@ -196,7 +196,7 @@ def test_a_head_that_does_not_answer_is_not_waited_for_forever() -> None:
     with speaking(keep_waiting) as address:
         client = connect(address, Credentials(), call_seconds=0.1)
         with pytest.raises(UnansweredError, match=r"did not answer within 0\.1 s"):
-            client.call("status")
+            client.call("status", dict)
         done.set()
 
 
@@ -212,4 +212,4 @@ def test_files_for_tls_must_be_some(server: _Server) -> None:
 def test_an_operation_that_does_not_exist_is_not_sent(server: _Server) -> None:
     """There is no path to ask for it."""
     with connect(server.address, Credentials()) as client, pytest.raises(GpulseError, match="no operation"):
-        client.call("nonsense")
+        client.call("nonsense", dict)

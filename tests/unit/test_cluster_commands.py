@@ -12,10 +12,14 @@ import pytest
 from gpulse.cli import agent, recover, remote, service, session, target
 from gpulse.cli.compat import gsprof
 from gpulse.cluster.client.address import Address
+from gpulse.cluster.protocol.answers import ExportState, OneSession, SessionAnswer, Sessions, SeveralSessions
 from gpulse.errors import GpulseError, RefusedError, UsageError
 from gpulse.model.time_text import parse_duration
+from tests.unit.head_answers import session_answer
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from gpulse.cluster.agent.agent import AgentConfig
 
 TOKEN = "0123456789abcdef0123"
@@ -48,7 +52,7 @@ class _Client:
     def __exit__(self, *_: object) -> None:
         """Nothing is held."""
 
-    def call(self, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def call(self, operation: str, answer: type[Struct], body: dict[str, Any] | None = None) -> Struct:
         """Answer as a head does."""
         self.asked.append((operation, body or {}))
         if self.failure is not None:
@@ -58,18 +62,17 @@ class _Client:
         if operation == "session":
             return self._session((body or {})["name"])
         if operation == "recover":
-            return {"session": self._session((body or {})["session_id"])}
-        return {"sessions": [self._session(f"id-{name}", is_active=not is_over) for name in self.names]}
+            session = self._session((body or {})["session_id"])
+            return OneSession(success=True, message="", output_file=None, session=session)
+        sessions = [self._session(f"id-{name}", is_active=not is_over) for name in self.names]
+        if answer is Sessions:
+            return Sessions(total_sessions=len(sessions), active_sessions=0, sessions=sessions)
+        return SeveralSessions(success=True, message="", output_file=None, sessions=sessions)
 
-    def _session(self, key: str, *, is_active: bool = False) -> dict[str, Any]:
+    def _session(self, key: str, *, is_active: bool = False) -> SessionAnswer:
         name = key.removeprefix("id-")
-        return {
-            "name": name,
-            "session_id": key,
-            "is_active": is_active,
-            "recoverable": True,
-            "export": {"state": "writing" if self.polls > 0 else "done", "path": f"/out/{name}.json"},
-        }
+        export = ExportState(state="writing" if self.polls > 0 else "done", path=f"/out/{name}.json")
+        return session_answer(name, session_id=key, is_active=is_active, recoverable=True, export=export)
 
 
 Asked = Callable[[_Client], _Client]

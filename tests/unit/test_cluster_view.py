@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
+from gpulse.cluster.protocol.answers import (
+    ExportState,
+    MissingFrames,
+    RemoteQuery,
+    RemoteWrite,
+    SessionInterruption,
+    Status,
+)
 from gpulse.terminal.cluster import Commands, interruption_words, session_facts, session_lines, status_lines
 from gpulse.terminal.table import painter, width_of
+from tests.unit.head_answers import head_status, node_status, session_answer, storage
 
 PLAIN = painter(color=False)
 NOW = 1_763_200_000.0
@@ -26,65 +36,21 @@ def _utc() -> Iterator[None]:
     time.tzset()
 
 
-def node(name: str, state: str = "healthy", **changes: Any) -> dict[str, Any]:
-    """A node with eight GPUs."""
-    models, connected = {"NVIDIA H200": 8}, state != "lost"
-    fields = {"gpu_count": 8, "gpu_models": models, "connected": connected}
-    fields |= {"silent_seconds": 0.4, "version": "0.1.0", "labels": {}}
-    return {"name": name, "state": state, **fields, **changes}
-
-
-def session(name: str = "run", **changes: Any) -> dict[str, Any]:
-    """A session that goes on."""
-    fields: dict[str, Any] = {
-        "name": name,
-        "session_id": "e8691366c8487001",
-        "state": "active",
-        "start_time": "2025-11-15T09:40:00.000Z",
-        "end_time": None,
-        "frame_count": 400,
-        "interval_ms": 500,
-        "labels": {},
-        "nodes": [],
-        "gpus": [],
-        "interruptions": [],
-        "export": {"state": "none", "path": None, "error": None},
-    }
-    return {**fields, **changes}
-
-
-def status(*nodes: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A head with these nodes."""
-    fields: dict[str, Any] = {
-        "version": "0.1.0",
-        "time": "2025-11-15T09:46:40.000Z",
-        "uptime_seconds": 3725.0,
-        "freq": 500,
-        "enable_bandwidth_profiling": True,
-        "enable_nvlink_profiling": False,
-        "frames_received": 12345,
-        "total_gpus": sum(8 for each in nodes if each["connected"]),
-        "nodes": list(nodes),
-        "active_sessions": [],
-        "recoverable_sessions": [],
-        "storage": {"state": "ok", "directory": "/data", "log_bytes": 1 << 20, "free_bytes": 1 << 30},
-    }
-    return {**fields, **changes}
-
-
-def lines(document: dict[str, Any], width: int = 100, **options: Any) -> list[str]:
+def lines(document: Status, width: int = 100, **options: Any) -> list[str]:
     """What is shown of it."""
     return list(status_lines(document, "gpu-head:8090", width=width, paint=PLAIN, **options))
 
 
 def test_a_head_is_shown_with_its_storage_nodes_and_sessions() -> None:
     """Everything that somebody wants to know at a glance."""
-    document = status(node("a"), node("b", "lost", silent_seconds=90.0), active_sessions=[session()])
+    document = head_status(
+        node_status("a"), node_status("b", "lost", silent_seconds=90.0), active_sessions=[session_answer()]
+    )
 
     assert [
         "head at gpu-head:8090: gpulse 0.1.0, up 1:02:05",
         "samples every 500 ms; sessions hold PCIe bandwidth; 12.3k frames received",
-        "stores in /data: 1.0M log, 1.0G free",
+        "stores in /data: 1.0M log, 2.0M history, 1.0G free",
         "",
         "2 nodes with 16 GPUs: 1 healthy, 1 lost; 8 GPUs are connected",
         "node  state    GPUs  model        last heard  version",
@@ -98,7 +64,7 @@ def test_a_head_is_shown_with_its_storage_nodes_and_sessions() -> None:
 
 def test_a_head_without_nodes_says_what_to_do() -> None:
     """The next command is on the screen."""
-    shown = lines(status())
+    shown = lines(head_status())
 
     assert "no node yet; on each machine with GPUs run: gpulse agent HEAD:8090" in shown
     assert "no session is active; start one with: gpulse session start NAME" in shown
@@ -106,21 +72,18 @@ def test_a_head_without_nodes_says_what_to_do() -> None:
 
 def test_a_head_that_cannot_store_says_so() -> None:
     """With what is wrong and what to try."""
-    failing = {
-        "state": "failing",
-        "directory": "/data",
-        "error": "the disk is full",
-        "hint": "free some room",
-    }
+    failing = storage(state="failing", error="the disk is full", hint="free some room")
 
     assert "stores nothing at the moment (/data): the disk is full; try: free some room" in lines(
-        status(storage=failing)
+        head_status(storage=failing)
     )
 
 
 def test_of_many_nodes_those_that_are_not_well_are_shown() -> None:
     """All of them on request."""
-    document = status(*(node(f"n{number:02}") for number in range(50)), node("sick", "late"))
+    document = head_status(
+        *(node_status(f"n{number:02}") for number in range(50)), node_status("sick", "late")
+    )
 
     shown = lines(document)
     assert "51 nodes with 408 GPUs: 50 healthy, 1 late" in shown
@@ -130,7 +93,7 @@ def test_of_many_nodes_those_that_are_not_well_are_shown() -> None:
 
 def test_interrupted_sessions_are_named() -> None:
     """With the command that goes on with them."""
-    shown = lines(status(node("a"), recoverable_sessions=["week_long"]))
+    shown = lines(head_status(node_status("a"), recoverable_sessions=["week_long"]))
 
     assert "interrupted: week_long; go on with: gpulse session recover week_long" == shown[-1]
 
@@ -138,9 +101,9 @@ def test_interrupted_sessions_are_named() -> None:
 def test_names_from_elsewhere_are_harmless() -> None:
     """A node can call itself anything."""
     evil = "\x1b]0;pwned\x07\n"
-    document = status(
-        node(evil, labels={evil: evil}),
-        active_sessions=[session(evil, nodes=[evil])],
+    document = head_status(
+        node_status(evil, labels={evil: evil}),
+        active_sessions=[session_answer(evil, nodes=[evil])],
         recoverable_sessions=[evil],
     )
 
@@ -150,19 +113,21 @@ def test_names_from_elsewhere_are_harmless() -> None:
 @given(st.integers(20, 160))
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     """Columns give way instead of wrapping."""
-    document = status(node("a-long-name" * 3), node("b"), active_sessions=[session("s" * 60)])
+    document = head_status(
+        node_status("a-long-name" * 3), node_status("b"), active_sessions=[session_answer("s" * 60)]
+    )
 
     assert all(width_of(line) <= width for line in lines(document, width))
 
 
 def test_sessions_that_ended_show_their_file() -> None:
     """A file that failed says so too."""
-    ended = session(
+    ended = session_answer(
         state="finished",
         end_time="2025-11-15T09:41:00.000Z",
-        export={"state": "done", "path": "/out/run.json", "error": None},
+        export=ExportState(state="done", path="/out/run.json"),
     )
-    failed = session(state="finished", export={"state": "failed", "path": None, "error": "disk full"})
+    failed = session_answer(state="finished", export=ExportState(state="failed", error="disk full"))
 
     shown = session_lines([ended, failed], now=NOW, width=120, paint=PLAIN)
     assert shown[1].endswith("/out/run.json")
@@ -172,9 +137,9 @@ def test_sessions_that_ended_show_their_file() -> None:
 
 def test_why_a_file_failed_is_not_cut_like_a_path() -> None:
     """On a narrow terminal the beginning of the reason stays, not what follows its last slash."""
-    failed = session(
+    failed = session_answer(
         state="finished",
-        export={"state": "failed", "path": None, "error": "cannot write /out/run.json: No space left"},
+        export=ExportState(state="failed", error="cannot write /out/run.json: No space left"),
     )
 
     (_, shown) = session_lines([failed], now=NOW, width=100, paint=PLAIN)
@@ -185,7 +150,7 @@ def test_another_program_names_its_own_commands() -> None:
     """What is suggested can be typed."""
     other = Commands("gsprof profile --name NAME", "gsprof recover --name NAME", "gsprof connect HEAD:8090")
 
-    shown = "\n".join(lines(status(recoverable_sessions=["lost", "other"]), commands=other))
+    shown = "\n".join(lines(head_status(recoverable_sessions=["lost", "other"]), commands=other))
     assert "gpulse session" not in shown
     assert "gpulse agent" not in shown
     assert all(command in shown for command in other)
@@ -193,10 +158,12 @@ def test_another_program_names_its_own_commands() -> None:
 
 def test_everything_about_a_session() -> None:
     """Interruptions are part of it."""
-    document = session(
+    document = session_answer(
         labels={"model": "llama"},
         gpus=["a:0"],
-        interruptions=[{"start_time": "2025-11-15T09:41:00.000Z", "end_time": "2025-11-15T09:42:00.000Z"}],
+        interruptions=[
+            SessionInterruption(start_time="2025-11-15T09:41:00.000Z", end_time="2025-11-15T09:42:00.000Z")
+        ],
     )
 
     assert [
@@ -217,26 +184,28 @@ def test_everything_about_a_session() -> None:
     ("missing", "pending", "words"),
     [
         ([], [], "no frames are missing"),
-        ([{"node": "a", "seconds": 9.0}], [], "no frames of a for 9s"),
+        ([MissingFrames(node="a", seconds=9.0)], [], "no frames of a for 9s"),
         ([], ["a", "b"], "not known yet for a, b, whose agents may still send frames"),
         (
             [],
             list("abcdefg"),
             "not known yet for a, b, c, d, e and 2 more, whose agents may still send frames",
         ),
-        (None, None, ""),
+        (UNSET, UNSET, ""),
     ],
 )
 def test_what_is_missing_of_an_interruption(missing: Any, pending: Any, words: str) -> None:
     """Only what no frame covers is missing, and what is not known yet is said to be so."""
 
-    assert words == interruption_words({"missing": missing, "pending": pending})
+    part = SessionInterruption(start_time="", end_time="", missing=missing, pending=pending)
+    assert words == interruption_words(part)
 
 
 def test_an_interruption_that_waits_to_be_recovered() -> None:
     """It says how."""
-    document = session(
-        state="interrupted", interruptions=[{"start_time": "2025-11-15T09:41:00.000Z", "end_time": None}]
+    document = session_answer(
+        state="interrupted",
+        interruptions=[SessionInterruption(start_time="2025-11-15T09:41:00.000Z", end_time=None)],
     )
 
     shown = list(session_facts(document, now=NOW, width=100, paint=PLAIN))
@@ -247,7 +216,7 @@ def test_nodes_never_heard_of_are_named() -> None:
     """What should be there and is not comes first, as text that cannot disturb the terminal."""
     lines = list(
         status_lines(
-            {"nodes": [node("a")], "missing_nodes": ["b", "c\x1b[2J"]}, "here", width=80, paint=PLAIN
+            head_status(node_status("a"), missing_nodes=["b", "c\x1b[2J"]), "here", width=80, paint=PLAIN
         )
     )
     told = next(line for line in lines if "never reported" in line)
@@ -255,32 +224,32 @@ def test_nodes_never_heard_of_are_named() -> None:
     assert "\x1b" not in told
 
 
-def test_what_a_head_has_beyond_its_disk_is_shown() -> None:
-    """The engine and the shared directory have a line each, and what is wrong with them is said."""
-    well = status(
-        remote={"state": "ok", "url": "http://vm/api/v1/write", "samples_total": 12345},
-        remote_query={"state": "ok", "url": "http://vm"},
-        shared={"state": "ok", "directory": "/shared", "heads": [{"alive": True}, {"alive": False}]},
-    )
-    ill = status(
-        remote={
-            "state": "failing",
-            "url": "http://vm",
-            "error": "it does not answer",
-            "hint": "start it",
-            "waiting_bytes": 1 << 20,
-            "lost_total": 7,
-        },
-        remote_query={"state": "failing", "url": "http://vm", "error": "it does not answer"},
-        shared={"state": "failing", "directory": "/shared", "error": "it hangs", "heads": []},
-    )
+def remote_write(**changes: Any) -> RemoteWrite:
+    """A time-series database that takes samples."""
+    counts = ("waiting_bytes", "samples_total", "refused_total", "lost_total", "resent_total")
+    fields: dict[str, Any] = {**dict.fromkeys(counts, 0), **dict.fromkeys(("error", "hint", "since"))}
+    fields |= {"state": "ok", "url": "http://vm/api/v1/write", "waiting_seconds": 0.0}
+    return RemoteWrite(**{**fields, **changes})
 
-    assert [
-        "sends to http://vm/api/v1/write: 12.3k samples since it started",
-        "shares in /shared: 2 other heads, 1 alive",
-    ] == lines(well)[3:5]
+
+def test_what_a_head_has_beyond_its_disk_is_shown() -> None:
+    """Writing to the time-series database has a line, and what is wrong with it or with reading is said."""
+    query = RemoteQuery(url="http://vm", state="ok", error=None, hint=None, since=None)
+    well = head_status(remote=remote_write(samples_total=12345), remote_query=query)
+    failing = remote_write(
+        state="failing",
+        url="http://vm",
+        error="it does not answer",
+        hint="start it",
+        waiting_bytes=1 << 20,
+        lost_total=7,
+    )
+    silent = RemoteQuery(url="http://vm", state="failing", error="it does not answer", hint=None, since=1.0)
+    ill = head_status(remote=failing, remote_query=silent)
+
+    assert ["sends to http://vm/api/v1/write: 12.3k samples since it started", ""] == lines(well)[3:5]
     assert [
         "the engine at http://vm does not take samples: it does not answer; try: start it; 1.0M wait for it; 7 records given up",
         "history beyond this disk cannot be read from http://vm: it does not answer",
-        "shares nothing at the moment (/shared): it hangs",
+        "",
     ] == lines(ill, width=200)[3:6]

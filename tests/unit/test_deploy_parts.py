@@ -29,6 +29,7 @@ from gpulse.deploy.work import Foreman, Shop, everywhere
 from gpulse.errors import GpulseError, UsageError
 from gpulse.terminal.table import painter
 from tests.integration.ssh_nodes import is_alive
+from tests.unit.head_answers import node_status
 
 _PRINTABLE = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=40)
 
@@ -397,9 +398,9 @@ def test_what_a_head_says_of_a_node_that_ssh_cannot_reach() -> None:
     """By the name in the list where the head knows it; nothing where nobody can tell."""
 
     nodes = [
-        {"name": "big", "hostname": "ip-10-0-0-7", "state": "late", "labels": {"ssh": "gpu01"}},
-        {"name": "gpu02", "hostname": "gpu02", "state": "healthy", "labels": {}},
-        {"name": "other", "hostname": "other", "state": "lost", "labels": {"ssh": "door:2222"}},
+        node_status("big", "late", labels={"ssh": "gpu01"}),
+        node_status("gpu02"),
+        node_status("other", "lost", labels={"ssh": "door:2222"}),
     ]
 
     def heard(node: NodeSpec, hostname: str | None = None, error: str | None = None) -> str | None:

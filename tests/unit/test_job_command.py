@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 import pytest
@@ -10,40 +12,41 @@ from click.testing import CliRunner
 
 from gpulse.cli import job, target
 from gpulse.cluster.client.address import Address
+from gpulse.cluster.client.client import HeadClient, Reply
 from gpulse.errors import GpulseError, RefusedError, UsageError
 from tests.unit.job_documents import job_document
 
 
-class _Client:
+class _Link:
     """Stands for a head with one report."""
 
-    address = Address("grpc", "localhost", 8090)
-
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[Mapping[str, Any]] = []
         self.failure: Exception | None = None
         self.changes: dict[str, Any] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is held."""
-
-    def call(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, operation: str, body: Mapping[str, Any]) -> Reply:
         """Answer as a head does."""
         assert "job" == operation
         self.asked.append(body)
         if self.failure is not None:
             raise self.failure
-        return {**job_document(), **self.changes}
+        return Reply(200, json.dumps({**job_document(), **self.changes}).encode())
+
+    def fetch(self, body: Mapping[str, Any]) -> Iterator[Reply]:
+        """Nothing is fetched."""
+        raise AssertionError(body)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> _Client:
-    """The head that commands ask."""
-    made = _Client()
-    monkeypatch.setattr(target.Target, "connect", lambda *_: made)
+def link(monkeypatch: pytest.MonkeyPatch) -> _Link:
+    """The way to the head that commands ask."""
+    made = _Link()
+    here = Address("grpc", "localhost", 8090)
+    monkeypatch.setattr(target.Target, "connect", lambda *_: HeadClient(made, here))
     return made
 
 
@@ -59,10 +62,10 @@ def client(monkeypatch: pytest.MonkeyPatch) -> _Client:
         (["x", "--html", "-"], {"job": "x", "points": 240}),
     ],
 )
-def test_what_is_asked(client: _Client, words: list[str], body: dict[str, Any]) -> None:
+def test_what_is_asked(link: _Link, words: list[str], body: dict[str, Any]) -> None:
     """The head gets what was meant, times as they were written."""
     assert 0 == CliRunner().invoke(job.command, words).exit_code
-    assert [body] == client.asked
+    assert [body] == link.asked
 
 
 @pytest.mark.parametrize(
@@ -82,18 +85,18 @@ def test_what_is_asked(client: _Client, words: list[str], body: dict[str, Any]) 
         ["4711", "--html", "/"],
     ],
 )
-def test_what_makes_no_sense(client: _Client, words: list[str]) -> None:
+def test_what_makes_no_sense(link: _Link, words: list[str]) -> None:
     """It is a wrong command, and the head is not asked."""
     found = CliRunner().invoke(job.command, words, standalone_mode=False)
     assert isinstance(found.exception, UsageError | click.UsageError)
     assert 2 == found.exception.exit_code
-    assert [] == client.asked
+    assert [] == link.asked
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 2), (404, 1), (409, 1)])
-def test_what_a_head_refuses(client: _Client, status: int, code: int) -> None:
+def test_what_a_head_refuses(link: _Link, status: int, code: int) -> None:
     """What makes no sense to it is a wrong command, what there is not is a failure."""
-    client.failure = RefusedError(status, "no", hint="yes")
+    link.failure = RefusedError(status, "no", hint="yes")
     found = CliRunner().invoke(job.command, ["x"], standalone_mode=False)
     assert (code, "no", "yes") == (
         found.exception.exit_code,  # type: ignore[union-attr]
@@ -103,11 +106,11 @@ def test_what_a_head_refuses(client: _Client, status: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"gpus": "many"}, {"cluster": None}, {"gpu_rows": [{}]}])
-def test_an_answer_that_is_not_a_report(client: _Client, changes: dict[str, Any]) -> None:
+def test_an_answer_that_is_not_a_report(link: _Link, changes: dict[str, Any]) -> None:
     """As of a head of another version; it is printed as JSON all the same."""
-    client.changes = changes
+    link.changes = changes
     found = CliRunner().invoke(job.command, ["x"], standalone_mode=False)
     assert isinstance(found.exception, GpulseError)
-    assert "not a report that this version can read" in found.exception.message
+    assert "to 'job' cannot be read" in found.exception.message
     assert "same version" in (found.exception.hint or "")
     assert 0 == CliRunner().invoke(job.command, ["x", "--json"]).exit_code

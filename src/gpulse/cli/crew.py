@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from gpulse.errors import INTERRUPTED, GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
+    from gpulse.cluster.protocol.answers import NodeStatus
     from gpulse.deploy.nodes import NodeSpec
     from gpulse.deploy.order import Order, Outcome
     from gpulse.deploy.ssh import Ssh
@@ -222,36 +223,29 @@ def in_order(crew: Crew, outcomes: list[Outcome]) -> list[Outcome]:
 
 def _heard(outcomes: list[Outcome], asked: target.Target) -> list[Outcome]:
     """With what a head says about the nodes; without it when it does not answer."""
+    from gpulse.cluster.protocol.answers import Status  # noqa: PLC0415  --help needs none of it
+
     try:
         with asked.connect() as client:
-            nodes = client.call("status").get("nodes") or []
+            nodes = client.call("status", Status).nodes
     except GpulseError as error:
         shell.complain("gpulse", f"the head cannot be asked: {error.message}", error.hint)
         return outcomes
     return [outcome._replace(heard=_heard_of(outcome, nodes)) for outcome in outcomes]
 
 
-def _heard_of(outcome: Outcome, nodes: list[dict[str, Any]]) -> str | None:
+def _heard_of(outcome: Outcome, nodes: Sequence[NodeStatus]) -> str | None:
     """The state of a node at its head; None when it is not known what the node is called there."""
     from gpulse.cluster.head.expected import is_known  # noqa: PLC0415  --help needs none of it
 
     node = outcome.node
     wanted = node.name or outcome.hostname
-    found = [known for known in nodes if wanted is not None and known.get("name") == wanted]
+    found = [known for known in nodes if wanted is not None and known.name == wanted]
     if not found and node.wrong is None:
         listed = node.name or node.reached
-        found = [
-            known
-            for known in nodes
-            if is_known(
-                listed,
-                str(known.get("name") or ""),
-                str(known.get("hostname") or ""),
-                known.get("labels") or {},
-            )
-        ]
+        found = [known for known in nodes if is_known(listed, known.name, "", known.labels)]
     if len(found) == 1:
-        return str(found[0].get("state"))
+        return found[0].state
     return None if outcome.error is not None else "never reported"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from gpulse.errors import GpulseError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
-    from gpulse.reports.document import Document
     from gpulse.reports.job_report import JobReport
 
 _POINTS = 240
@@ -115,52 +114,36 @@ def command(
         "to": end,
         "points": None if page is None else _POINTS,
     }
-    answer = _asked(target.taken(given), {name: value for name, value in asked.items() if value is not None})
+    from gpulse.reports.job_report import JobReport  # noqa: PLC0415  --help needs none of it
+
+    chosen = target.taken(given)
+    body = {name: value for name, value in asked.items() if value is not None}
     if as_json and page is None:
-        shell.write(json.dumps(answer, indent=2))
+        remote.print_json(_asked(chosen, dict, body))
         return
-    report = _read(answer)
+    report = _asked(chosen, JobReport, body)
     if page is not None and str(page) == remote.STDOUT:
         shell.write(_page(report).rstrip("\n"))
         return
     if as_json:
-        shell.write(json.dumps(answer, indent=2))
+        remote.print_json(report)
     else:
         shell.write(_text(report, as_line=as_line, no_color=no_color))
     if page is not None:
         _save(page, _page(report))
 
 
-def _asked(chosen: target.Target, body: Document) -> Document:
+def _asked(chosen: target.Target, answer: type[remote.Result], body: Mapping[str, Any]) -> remote.Result:
     """The head's report; what makes no sense to it is a wrong command."""
     from gpulse.errors import RefusedError  # noqa: PLC0415  --help needs none of it
 
     with remote.asking(chosen) as head:
         try:
-            return head.call("job", body)
+            return head.call("job", answer, body)
         except RefusedError as error:
             if error.status == 400:
                 raise UsageError(error.message, hint=error.hint) from error
             raise
-
-
-def _read(answer: Document) -> JobReport:
-    """Return the head's answer as a report.
-
-    Raises:
-        GpulseError: It is not one.
-    """
-    import msgspec  # noqa: PLC0415  --help needs none of it
-
-    from gpulse.reports.job_report import JobReport  # noqa: PLC0415
-
-    try:
-        return msgspec.convert(answer, JobReport)
-    except msgspec.ValidationError as error:
-        raise GpulseError(
-            f"the head's answer is not a report that this version can read: {f.plain(str(error))}",
-            hint="use the same version of gpulse here and on the head; --json prints the answer as it is",
-        ) from error
 
 
 def _meant(job: str | None, session: str | None, pid: int | None) -> tuple[str, str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from gpulse.errors import GpulseError, MissingExtraError, UsageError
 from gpulse.terminal import format as f
 
 if TYPE_CHECKING:
-    from gpulse.reports.document import Document
+    from gpulse.cluster.protocol.answers import SessionAnswer
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -43,7 +42,7 @@ class Asked(NamedTuple):
         """The name or the id; None when there is neither."""
         return self.session_id or self.name
 
-    def choose(self, sessions: Sequence[Document]) -> Asked | None:
+    def choose(self, sessions: Sequence[SessionAnswer]) -> Asked | None:
         """Say which session is meant when none is named: the only one there is, or none if they are to be listed.
 
         Only sessions that were interrupted can go on. Any session can be exported, but those come first.
@@ -51,20 +50,20 @@ class Asked(NamedTuple):
         Raises:
             UsageError: There are several.
         """
-        recoverable = [session for session in sessions if session["recoverable"]]
+        recoverable = [session for session in sessions if session.recoverable]
         if self.listed or not (recoverable or (self.exported and sessions)):
             _list(self, recoverable)
             return None
         candidates = recoverable or list(sessions)
         if len(candidates) > 1:
-            names = list(dict.fromkeys(f.plain(str(session["name"])) for session in candidates))
+            names = list(dict.fromkeys(f.plain(session.name) for session in candidates))
             kind = "interrupted" if recoverable else "there are"
             export = " --export" if self.exported else ""
             raise UsageError(
                 f"which session? {kind}: {', '.join(names)}",
                 hint=f"{self.command}{export} {self.before_name}{names[-1]}{self.options}",
             )
-        return self._replace(session_id=str(candidates[0]["session_id"]))
+        return self._replace(session_id=candidates[0].session_id)
 
 
 def options(command: Command) -> Command:
@@ -94,8 +93,10 @@ def options(command: Command) -> Command:
 
 def at_head(asked: Asked, head: remote.Head) -> None:
     """Do it at a head."""
+    from gpulse.cluster.protocol.answers import OneSession, Sessions  # noqa: PLC0415  --help needs none of it
+
     if asked.listed or not asked.wanted:
-        chosen = asked.choose(head.call("sessions")["sessions"])
+        chosen = asked.choose(head.call("sessions", Sessions).sessions)
         if chosen is None:
             return
         asked = chosen
@@ -104,8 +105,7 @@ def at_head(asked: Asked, head: remote.Head) -> None:
         remote.fetch(head, asked.wanted or "", kind, asked.output)
     else:
         body = {"session_id": asked.session_id} if asked.session_id else {"name": asked.name}
-        session = head.call("recover", body)["session"]
-        shell.write(_resumed(session))
+        shell.write(_resumed(head.call("recover", OneSession, body).session))
 
 
 def in_directory(asked: Asked, directory: Path, chosen: target.Target) -> None:
@@ -125,14 +125,12 @@ def in_directory(asked: Asked, directory: Path, chosen: target.Target) -> None:
             at_head(asked, head)
         return
     try:
-        import msgspec  # noqa: PLC0415  part of an extra
-
         from gpulse.cluster.client import offline  # noqa: PLC0415  loads numpy and DuckDB
     except ImportError as error:
         raise MissingExtraError("reading the data of a head", "head") from error
     if asked.listed or not asked.wanted:
         with remote.Waiting(f"reading {directory}"):
-            sessions = msgspec.to_builtins(offline.described(str(directory), time.time()))
+            sessions = offline.described(str(directory), time.time())
         chosen_one = asked.choose(sessions)
         if chosen_one is None:
             return
@@ -167,9 +165,9 @@ def holder_of(directory: Path) -> int | None:
     return writer_of(str(directory))
 
 
-def _list(asked: Asked, sessions: Sequence[Document]) -> None:
+def _list(asked: Asked, sessions: Sequence[SessionAnswer]) -> None:
     if asked.as_json:
-        shell.write(json.dumps({"sessions": list(sessions)}, indent=2))
+        remote.print_json({"sessions": list(sessions)})
         return
     if not sessions:
         shell.write("there is no session to recover")
@@ -180,14 +178,14 @@ def _list(asked: Asked, sessions: Sequence[Document]) -> None:
     shell.write("\n".join(session_lines(sessions, now=time.time(), width=shell.width(), paint=paint)))
 
 
-def _resumed(session: Document) -> str:
+def _resumed(session: SessionAnswer) -> str:
     """Return that a session goes on, for how long it was interrupted, and what is missing."""
     from gpulse.terminal.cluster import interruption_words, seconds_of  # noqa: PLC0415
 
-    last = (session.get("interruptions") or [{}])[-1]
-    start, end = seconds_of(last.get("start_time")), seconds_of(last.get("end_time"))
-    name = f.plain(str(session["name"]))
-    if start is None or end is None:
+    name = f.plain(session.name)
+    last = session.interruptions[-1] if session.interruptions else None
+    start, end = (None, None) if last is None else (seconds_of(last.start_time), seconds_of(last.end_time))
+    if last is None or start is None or end is None:
         return f"{name} goes on"
     missing = interruption_words(last)
     return f"{name} goes on after an interruption of {f.duration(end - start)}{f': {missing}' if missing else ''}"

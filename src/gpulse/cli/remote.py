@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 import click
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from gpulse.cli.target import Target
     from gpulse.cluster.client.address import Transport
     from gpulse.cluster.client.client import HeadClient
-    from gpulse.reports.document import Document
+    from gpulse.cluster.protocol.answers import SessionAnswer, SeveralSessions
+
+Result = TypeVar("Result")
 
 FORMATS = get_args(Format)
 _PATIENCE_SECONDS = 2.0
@@ -119,15 +122,20 @@ class Head:
         self.place = client.address.target
         """Where it is, as people write it."""
 
-    def call(self, operation: str, body: Document | None = None) -> Document:
-        """Carry out one operation of the head.
+    def call(self, operation: str, answer: type[Result], body: Mapping[str, Any] | None = None) -> Result:
+        """Carry out one operation of the head and return its answer.
+
+        Args:
+            operation: Its name.
+            answer: The type of its answer.
+            body: The fields of the request.
 
         Raises:
             GpulseError: It could not be reached, or will not do that.
         """
         try:
             with Waiting(f"waiting for the head at {self.place}"):
-                return self.client.call(operation, body)
+                return self.client.call(operation, answer, body)
         except GpulseError as error:
             hint = _PATHS.sub(lambda path: _AS_COMMANDS[path[1]], error.hint or "")
             error.hint = _AT_HEAD.sub(lambda command: f"{command[0]}{self.options}", hint) or None
@@ -143,11 +151,16 @@ def asking(chosen: Target, transport: Transport = "grpc") -> Iterator[Head]:
         yield Head(client, chosen.options(transport))
 
 
-def written(head: Head, outcome: Document) -> list[Document]:
+def print_json(answer: object) -> None:
+    """Print an answer of the head as JSON."""
+    import msgspec  # noqa: PLC0415  --help needs none of it
+
+    shell.write(json.dumps(msgspec.to_builtins(answer), indent=2))
+
+
+def written(head: Head, outcome: SeveralSessions) -> list[SessionAnswer]:
     """Wait until the head has written the files of sessions; the sessions then."""
-    sessions: dict[str, Document] = {
-        str(session["session_id"]): session for session in outcome.get("sessions", ())
-    }
+    sessions = {session.session_id: session for session in outcome.sessions}
     with Waiting("") as waiting:
         while pending := [key for key, session in sessions.items() if _is_writing(session)]:
             waiting.text = f"the head writes {_progress(sessions, pending)}"
@@ -156,27 +169,29 @@ def written(head: Head, outcome: Document) -> list[Document]:
     return list(sessions.values())
 
 
-def _is_writing(session: Document) -> bool:
-    return (session.get("export") or {}).get("state") == "writing"
+def _is_writing(session: SessionAnswer) -> bool:
+    return session.export.state == "writing" if session.export else False
 
 
-def _progress(sessions: Mapping[str, Document], pending: Sequence[str]) -> str:
-    name = f.plain(str(sessions[pending[0]]["name"]))
+def _progress(sessions: Mapping[str, SessionAnswer], pending: Sequence[str]) -> str:
+    name = f.plain(sessions[pending[0]].name)
     if len(sessions) == 1:
         return name
     return f"{name}, file {len(sessions) - len(pending) + 1} of {len(sessions)}"
 
 
-def _looked_up(client: HeadClient, pending: Sequence[str]) -> dict[str, Document]:
+def _looked_up(client: HeadClient, pending: Sequence[str]) -> dict[str, SessionAnswer]:
     """What has become of sessions, with one question."""
+    from gpulse.cluster.protocol.answers import SessionAnswer, Sessions  # noqa: PLC0415  as above
+
     if len(pending) == 1:
-        return {pending[0]: client.call("session", {"name": pending[0]})}
-    found = {str(session["session_id"]): session for session in client.call("sessions")["sessions"]}
+        return {pending[0]: client.call("session", SessionAnswer, {"name": pending[0]})}
+    found = {session.session_id: session for session in client.call("sessions", Sessions).sessions}
     return {key: found[key] for key in pending if key in found}
 
 
 def tell_written(
-    sessions: Sequence[Document],
+    sessions: Sequence[SessionAnswer],
     *,
     verb: str,
     export_with: Callable[[str], str],
@@ -190,23 +205,23 @@ def tell_written(
         export_with: The command that brings the file of a session here, given its name.
         say: Says it.
     """
+    from gpulse.cluster.protocol.answers import ExportState  # noqa: PLC0415  as above
+
     code = 0
     for session in sessions:
-        export = session.get("export", {})
-        name = f.plain(str(session["name"]))
-        match export.get("state"):
-            case "done":
-                path = str(export["path"])
+        name = f.plain(session.name)
+        match session.export:
+            case ExportState(state="done", path=str(path)):
                 say(f"{name} {verb}: {f.plain(path)}")
                 if not os.path.exists(path):
                     say(f"bring it here with: {export_with(name)}")
                 elif told := see_with(path):
                     say(told)
-            case "failed":
+            case ExportState(state="failed", error=error):
                 code = 1
                 shell.complain(
                     export_with(name).partition(" ")[0],
-                    f"{name} {verb}, but its file could not be written: {f.plain(str(export['error']))}",
+                    f"{name} {verb}, but its file could not be written: {f.plain(str(error))}",
                     export_with(name),
                 )
             case _:
@@ -241,12 +256,14 @@ def fetch(head: Head, name: str, output_format: Format, place: Path | None) -> N
         head.client.download(name, output_format, sys.stdout.buffer)
         sys.stdout.flush()
         return
-    session = head.call("session", {"name": name})
+    from gpulse.cluster.protocol.answers import SessionAnswer  # noqa: PLC0415  as above
+
+    session = head.call("session", SessionAnswer, {"name": name})
     save(
-        str(session["name"]),
+        session.name,
         output_format,
         place,
-        lambda file, told: head.client.download(str(session["session_id"]), output_format, file, told),
+        lambda file, told: head.client.download(session.session_id, output_format, file, told),
     )
 
 

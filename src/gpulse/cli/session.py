@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from gpulse.terminal import format as f
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from gpulse.reports.document import Document
 
 _OUTPUT = click.Path(path_type=Path, allow_dash=True)
 _COMPLETION_SECONDS = 1.0
@@ -28,18 +26,19 @@ def _names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> 
     """The names of sessions, for a shell that completes one; none when the head does not answer at once."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415
 
+    from gpulse.cluster.protocol.answers import Sessions  # noqa: PLC0415
     from gpulse.errors import GpulseError  # noqa: PLC0415
 
     try:
         chosen = target.Target(head=ctx.params.get("head"))
         with chosen.connect(call_seconds=_COMPLETION_SECONDS) as client:
-            found = client.call("sessions")["sessions"]
+            found = client.call("sessions", Sessions).sessions
     except GpulseError:
         return []
     return [
-        CompletionItem(session["name"], help=session["state"])
+        CompletionItem(session.name, help=session.state)
         for session in reversed(found)
-        if session["name"].startswith(incomplete)
+        if session.name.startswith(incomplete)
     ]
 
 
@@ -106,7 +105,7 @@ def start(
 
 def begin(
     chosen: target.Target,
-    body: Document,
+    body: Mapping[str, Any],
     *,
     as_json: bool = False,
     transport: Any = "grpc",
@@ -121,22 +120,19 @@ def begin(
         transport: What to speak.
         stop: The command that ends a session, given its name, if it is another one than our own.
     """
-    with remote.asking(chosen, transport) as head:
-        answer = head.call(
-            "start", {key: value for key, value in body.items() if value not in (None, [], {})}
-        )
-    if as_json:
-        shell.write(json.dumps(answer, indent=2))
-        return
-    from gpulse.terminal.cluster import seconds_of  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.protocol.answers import OneSession  # noqa: PLC0415  --help needs none of it
 
-    session = answer["session"]
-    name = f.plain(str(session["name"]))
-    began = seconds_of(session["start_time"])
-    earlier = f", from {f.duration(body['since'])} ago on" if body.get("since") and began else ""
+    given = {key: value for key, value in body.items() if value not in (None, [], {})}
+    with remote.asking(chosen, transport) as head:
+        answer = head.call("start", OneSession, given)
+    if as_json:
+        remote.print_json(answer)
+        return
+    name = f.plain(answer.session.name)
+    earlier = f", from {f.duration(body['since'])} ago on" if body.get("since") else ""
     ending = stop(name) if stop else f"gpulse session stop {name}{chosen.options()}"
     shell.write(f"{name} is being profiled{earlier}; end it with: {ending}")
-    if planned := answer.get("output_file"):
+    if planned := answer.output_file:
         usual = f"{name}.json"
         why = "" if os.path.basename(str(planned)) == usual else f", since {usual} is taken"
         shell.write(f"its file will be {f.plain(str(planned))}{why}")
@@ -170,6 +166,8 @@ def stop(
     """
     if name and everything:
         raise UsageError("NAME means one session, --all means all", hint="leave out one of them")
+    from gpulse.cluster.protocol.answers import SeveralSessions  # noqa: PLC0415  --help needs none of it
+
     kind = remote.chosen_format(output_format, output)
     chosen = target.taken(given)
     with remote.asking(chosen) as head:
@@ -177,10 +175,11 @@ def stop(
         if len(names) > 1 and output is not None and not output.is_dir():
             raise UsageError("several sessions do not fit into one file", hint="give a directory with -o")
         meant = {} if everything else {"name": names[0]}  # all at once, so that they end at one moment
-        sessions = remote.written(head, head.call("stop", {**meant, "format": kind}))
+        stopped = head.call("stop", SeveralSessions, {**meant, "format": kind})
+        sessions = remote.written(head, stopped)
         if as_json:
-            shell.write(json.dumps({"sessions": sessions}, indent=2))
-            code = int(any(session["export"]["state"] == "failed" for session in sessions))
+            remote.print_json({"sessions": sessions})
+            code = int(any(session.export and session.export.state == "failed" for session in sessions))
         else:
             aside = output is not None and str(output) == remote.STDOUT
             code = remote.tell_written(
@@ -191,7 +190,7 @@ def stop(
             )
         if output is not None:
             for session in sessions:
-                remote.fetch(head, session["session_id"], kind, output)
+                remote.fetch(head, session.session_id, kind, output)
     return code
 
 
@@ -201,7 +200,9 @@ def active_names(head: remote.Head, *, all_of_them: bool) -> list[str]:
     Raises:
         UsageError: There is none, or it is not clear which one is meant.
     """
-    names = [str(session["name"]) for session in head.call("sessions")["sessions"] if session["is_active"]]
+    from gpulse.cluster.protocol.answers import Sessions  # noqa: PLC0415  --help needs none of it
+
+    names = [session.name for session in head.call("sessions", Sessions).sessions if session.is_active]
     if not names:
         raise UsageError("no session is active", hint=f"gpulse session list{head.options}")
     if len(names) > 1 and not all_of_them:
@@ -218,18 +219,21 @@ def active_names(head: remote.Head, *, all_of_them: bool) -> list[str]:
 @target.options
 def list_sessions(*, as_json: bool, no_color: bool, **given: Any) -> None:
     """List all sessions, the newest last."""
+    from gpulse.cluster.protocol.answers import Sessions, Status  # noqa: PLC0415  --help needs none of it
+
     with remote.asking(target.taken(given)) as head:
-        answer = head.call("sessions")
-        now = head.call("status").get("time")
-    if as_json:
-        shell.write(json.dumps(answer, indent=2))
-    elif not answer["sessions"]:
+        if as_json:
+            remote.print_json(head.call("sessions", dict))
+            return
+        answer = head.call("sessions", Sessions)
+        now = head.call("status", Status).time
+    if not answer.sessions:
         shell.write("there is no session yet; start one with: gpulse session start NAME")
     else:
         from gpulse.terminal.cluster import seconds_of, session_lines  # noqa: PLC0415
 
         paint = shell.paint(no_color=no_color)
-        lines = session_lines(answer["sessions"], now=seconds_of(now), width=shell.width(), paint=paint)
+        lines = session_lines(answer.sessions, now=seconds_of(now), width=shell.width(), paint=paint)
         shell.write("\n".join(lines))
 
 
@@ -240,12 +244,14 @@ def list_sessions(*, as_json: bool, no_color: bool, **given: Any) -> None:
 @target.options
 def show(*, name: str, as_json: bool, no_color: bool, **given: Any) -> None:
     """Show everything about the session NAME, which can be an id too."""
+    from gpulse.cluster.protocol.answers import SessionAnswer, Status  # noqa: PLC0415  --help needs none of it
+
     with remote.asking(target.taken(given)) as head:
-        session = head.call("session", {"name": name})
-        now = head.call("status").get("time")
-    if as_json:
-        shell.write(json.dumps(session, indent=2))
-        return
+        if as_json:
+            remote.print_json(head.call("session", dict, {"name": name}))
+            return
+        session = head.call("session", SessionAnswer, {"name": name})
+        now = head.call("status", Status).time
     from gpulse.terminal.cluster import seconds_of, session_facts  # noqa: PLC0415
 
     paint = shell.paint(no_color=no_color)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -31,22 +30,24 @@ def command(
     """  # noqa: D301  click needs the backspace itself
     asked = {"interval_ms": freq, "bandwidth": bandwidth, "nvlink": nvlink}
     body = {name: value for name, value in asked.items() if value is not None}
+    from gpulse.cluster.protocol import answers  # noqa: PLC0415  --help needs none of it
+
     with remote.asking(target.taken(given)) as head:
         if body:
-            settings = head.call("settings", body)["settings"]
+            settings = head.call("settings", answers.SettingsChanged, body).settings
         else:
-            status = head.call("status")
-            settings = {
-                "interval_ms": status["freq"],
-                "bandwidth": status["enable_bandwidth_profiling"],
-                "nvlink": status["enable_nvlink_profiling"],
-            }
+            status = head.call("status", answers.Status)
+            settings = answers.AgentSettings(
+                interval_ms=status.freq,
+                bandwidth=status.enable_bandwidth_profiling,
+                nvlink=status.enable_nvlink_profiling,
+            )
     if as_json:
-        shell.write(json.dumps(settings, indent=2))
+        remote.print_json(settings)
         return
     shell.write(
-        f"samples every {settings['interval_ms']} ms, "
-        f"PCIe bandwidth {_word(settings['bandwidth'])}, NVLink {_word(settings['nvlink'])}"
+        f"samples every {settings.interval_ms} ms, "
+        f"PCIe bandwidth {_word(settings.bandwidth)}, NVLink {_word(settings.nvlink)}"
     )
 
 

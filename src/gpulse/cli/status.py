@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,16 +48,17 @@ def show(
         name: The program that was called.
     """
     from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.protocol.answers import Status  # noqa: PLC0415
 
     try:
         with remote.asking(chosen, transport) as head:
-            status = head.call("status")
+            if as_json:
+                remote.print_json(head.call("status", dict))
+                return 0
+            status = head.call("status", Status)
     except UnreachableError as error:
         shell.complain(name, error.message, error.hint)
         return NOT_RUNNING
-    if as_json:
-        shell.write(json.dumps(status, indent=2))
-        return 0
     from gpulse.terminal.cluster import status_lines  # noqa: PLC0415
 
     lines = status_lines(

@@ -190,7 +190,7 @@ def _process_tree(context: Context, request: JobRequest, now: float) -> Subject:
     """Return a process and its descendants; of several that had the pid, the newest."""
     word = request.name
     if not word.isdecimal() or len(word) > 18:
-        raise RefusedError(400, f"{word[:40]!r} is not a pid", hint="a number, such as 1234")
+        raise RefusedError(404, f"there is no process {word[:40]!r}", hint="a pid is a number, such as 1234")
     top = _newest_process(context, int(word), request, now)
     last = now + AHEAD_SECONDS if top.ended is None else top.ended
     alive = context.store.processes(Query(top.first_seen, last, nodes=frozenset({top.node})))

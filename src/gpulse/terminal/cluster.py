@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
+
+from gpulse.cluster.protocol.answers import (
+    ExportState,
+    NodeStatus,
+    SessionAnswer,
+    SessionInterruption,
+    Status,
+    Storage,
+)
 from gpulse.model.finding_group import grouped
 from gpulse.model.natural import natural_key
 from gpulse.terminal import format as f
 from gpulse.terminal.beyond import beyond_lines
 from gpulse.terminal.table import Cell, Column, Paint, render, wrapped
-
-Document = Mapping[str, Any]
 
 
 class Commands(NamedTuple):
@@ -55,7 +63,7 @@ _SESSION_COLUMNS = (
 
 
 def status_lines(
-    status: Document,
+    status: Status,
     place: str,
     *,
     width: int,
@@ -75,21 +83,20 @@ def status_lines(
     """
     yield from wrapped(_headline(status, place), width, "  ")
     yield from wrapped(_sampling(status), width, "  ")
-    storage = status.get("storage") or {}
-    yield from (paint(_storage_style(storage), line) for line in wrapped(_storage(storage), width, "  "))
+    style = "" if status.storage.state == "ok" else "warn"
+    yield from (paint(style, line) for line in wrapped(_storage(status.storage), width, "  "))
     for style, told in beyond_lines(status):
         yield from (paint(style, line) for line in wrapped(told, width, "  "))
     yield ""
     yield from node_lines(status, width=width, paint=paint, every_node=every_node, commands=commands)
     yield from finding_lines(status, width=width, paint=paint)
-    sessions = status.get("active_sessions") or []
     yield ""
-    if sessions:
-        now = seconds_of(status.get("time"))
-        yield from session_lines(sessions, now=now, width=width, paint=paint)
+    if status.active_sessions:
+        now = seconds_of(status.time)
+        yield from session_lines(status.active_sessions, now=now, width=width, paint=paint)
     else:
         yield from wrapped(f"no session is active; start one with: {commands.start}", width, "  ")
-    waiting = [f.plain(str(name)) for name in status.get("recoverable_sessions") or []]
+    waiting = [f.plain(name) for name in status.recoverable_sessions]
     if waiting:
         recover = commands.recover.replace("NAME", waiting[0]) if len(waiting) == 1 else commands.recover
         text = f"interrupted: {', '.join(waiting)}; go on with: {recover}"
@@ -97,7 +104,7 @@ def status_lines(
 
 
 def node_lines(
-    status: Document,
+    status: Status,
     *,
     width: int,
     paint: Paint,
@@ -105,8 +112,7 @@ def node_lines(
     commands: Commands = Commands(),  # noqa: B008  it never changes
 ) -> Iterator[str]:
     """The nodes, those that are not well first."""
-    nodes: Sequence[Document] = status.get("nodes") or []
-    missing = [f.plain(str(name)) for name in status.get("missing_nodes") or ()]
+    nodes, missing = status.nodes, [f.plain(name) for name in status.missing_nodes]
     if missing:
         told = f"never reported: {', '.join(missing)}; see whether their agents run: gpulse deploy status --nodes FILE"
         yield from (paint("warn", line) for line in wrapped(told, width, "  "))
@@ -114,29 +120,26 @@ def node_lines(
         yield from wrapped(f"no node yet; on each machine with GPUs run: {commands.agent}", width, "  ")
         return
     order = {"lost": 0, "late": 1}
-    ordered = sorted(
-        nodes, key=lambda node: (order.get(str(node.get("state")), 2), natural_key(str(node.get("name"))))
-    )
+    ordered = sorted(nodes, key=lambda node: (order.get(node.state, 2), natural_key(node.name)))
     shown = ordered
     if len(ordered) > MOST_NODES and not every_node:
-        shown = [node for node in ordered if node.get("state") != "healthy"]
+        shown = [node for node in ordered if node.state != "healthy"]
     if len(nodes) > 1:
-        states = Counter(str(node.get("state")) for node in nodes)
+        states = Counter[str](node.state for node in nodes)
         told = ", ".join(f"{states[state]} {state}" for state in ("healthy", "late", "lost") if states[state])
-        counts = [node.get("gpu_count") for node in nodes]
-        gpus, connected = sum(each for each in counts if isinstance(each, int)), status.get("total_gpus")
-        if connected != gpus:
-            told += f"; {f.count(connected)} GPUs are connected"
+        gpus = sum(node.gpu_count or 0 for node in nodes)
+        if status.total_gpus != gpus:
+            told += f"; {f.count(status.total_gpus)} GPUs are connected"
         yield from wrapped(f"{len(nodes)} nodes with {f.count(gpus)} GPUs: {told}", width, "  ")
     if shown:
         yield from render(_NODE_COLUMNS, map(_node_row, shown), width, paint)
 
 
-def finding_lines(status: Document, *, width: int, paint: Paint) -> Iterator[str]:
+def finding_lines(status: Status, *, width: int, paint: Paint) -> Iterator[str]:
     """What is wrong now, worst first; the same on several GPUs once. Notes are left out."""
-    now = seconds_of(status.get("time"))
-    found = [one for one in status.get("findings") or () if one.get("severity") != "info"]
-    groups = grouped(found)
+    now = seconds_of(status.time)
+    found = [one for one in status.findings if one.severity != "info"]
+    groups = grouped([msgspec.to_builtins(one) for one in found])
     if groups:
         yield ""
         yield paint("title", f"{len(found)} {'finding' if len(found) == 1 else 'findings'}")
@@ -152,57 +155,55 @@ def finding_lines(status: Document, *, width: int, paint: Paint) -> Iterator[str
         yield f"  and {len(groups) - _MAX_FINDINGS} more kinds: gpulse status --json, or the page"
 
 
-def session_lines(sessions: Iterable[Document], *, now: float | None, width: int, paint: Paint) -> list[str]:
+def session_lines(
+    sessions: Iterable[SessionAnswer], *, now: float | None, width: int, paint: Paint
+) -> list[str]:
     """Sessions, a line each."""
     return render(_SESSION_COLUMNS, (_session_row(session, now) for session in sessions), width, paint)
 
 
-def session_facts(session: Document, *, now: float | None, width: int, paint: Paint) -> Iterator[str]:
+def session_facts(session: SessionAnswer, *, now: float | None, width: int, paint: Paint) -> Iterator[str]:
     """Everything about one session."""
-    export = session.get("export") or {}
     told: dict[str, str] = {
-        "state": str(session.get("state")),
-        "id": str(session.get("session_id")),
-        "began": _moment(session.get("start_time")),
-        "ended": _moment(session.get("end_time")),
+        "state": session.state,
+        "id": session.session_id,
+        "began": _moment(session.start_time),
+        "ended": _moment(session.end_time),
         "length": _length(session, now),
-        "frames": f"{session.get('frame_count')}, one every {session.get('interval_ms')} ms",
-        "nodes": ", ".join(map(str, session.get("nodes") or ())) or "all",
-        "GPUs": ", ".join(map(str, session.get("gpus") or ())) or "all",
-        "labels": _labels(session.get("labels")),
-        "file": _file(session, export),
+        "frames": f"{session.frame_count}, one every {session.interval_ms} ms",
+        "nodes": ", ".join(session.nodes) or "all",
+        "GPUs": ", ".join(session.gpus) or "all",
+        "labels": _labels(session.labels),
+        "file": _file(session),
     }
-    interruptions = session.get("interruptions") or ()
+    interruptions = session.interruptions
     wide = max(map(len, [*told, *(["interrupted"] if interruptions else [])])) + 2
-    yield paint("title", f.plain(str(session.get("name"))))
+    yield paint("title", f.plain(session.name))
     for name, text in told.items():
         if text not in ("", f.UNKNOWN):
             yield from wrapped(f"{name:<{wide}}{f.plain(text)}", width, " " * wide)
     for part in interruptions:
-        text = f"{_moment(part.get('start_time'))} to "
-        if part.get("end_time"):
+        text = f"{_moment(part.start_time)} to "
+        if part.end_time:
             missing = interruption_words(part)
-            text += f"{_moment(part['end_time'])}{f': {missing}' if missing else ''}"
+            text += f"{_moment(part.end_time)}{f': {missing}' if missing else ''}"
         else:
-            text += f"now; to go on: gpulse session recover {session.get('name')}"
-        style = "dim" if part.get("missing") == part.get("pending") == [] else "notice"
+            text += f"now; to go on: gpulse session recover {session.name}"
+        style = "dim" if part.missing == part.pending == [] else "notice"
         lines = wrapped(f"{'interrupted':<{wide}}{f.plain(text)}", width, " " * wide)
         yield from (paint(style, line) for line in lines)
 
 
-def interruption_words(part: Document) -> str:
+def interruption_words(part: SessionInterruption) -> str:
     """Return what is missing of a session's interruption; empty when the head does not say."""
-    missing, pending = part.get("missing"), part.get("pending")
-    if not isinstance(missing, list) or not isinstance(pending, list):
+    missing, pending = part.missing, part.pending
+    if missing is msgspec.UNSET or pending is msgspec.UNSET:
         return ""
-    told = [
-        f"no frames of {f.plain(str(one.get('node')))} for {f.duration(one.get('seconds'))}"
-        for one in missing[:_MAX_NAMED]
-    ]
+    told = [f"no frames of {f.plain(one.node)} for {f.duration(one.seconds)}" for one in missing[:_MAX_NAMED]]
     if len(missing) > _MAX_NAMED:
         told.append(f"and of {len(missing) - _MAX_NAMED} more nodes")
     if pending:
-        names = ", ".join(f.plain(str(name)) for name in pending[:_MAX_NAMED])
+        names = ", ".join(f.plain(name) for name in pending[:_MAX_NAMED])
         more = f" and {len(pending) - _MAX_NAMED} more" if len(pending) > _MAX_NAMED else ""
         told.append(f"not known yet for {names}{more}, whose agents may still send frames")
     return "; ".join(told) or "no frames are missing"
@@ -216,98 +217,82 @@ def seconds_of(text: object) -> float | None:
         return None
 
 
-def _headline(status: Document, place: str) -> str:
-    uptime = f.duration(status.get("uptime_seconds"))
-    return f"head at {place}: gpulse {f.plain(str(status.get('version')))}, up {uptime}"
+def _headline(status: Status, place: str) -> str:
+    return f"head at {place}: gpulse {f.plain(status.version)}, up {f.duration(status.uptime_seconds)}"
 
 
-def _sampling(status: Document) -> str:
+def _sampling(status: Status) -> str:
     extra = [
         word
-        for word, key in (
-            ("PCIe bandwidth", "enable_bandwidth_profiling"),
-            ("NVLink", "enable_nvlink_profiling"),
+        for word, is_on in (
+            ("PCIe bandwidth", status.enable_bandwidth_profiling),
+            ("NVLink", status.enable_nvlink_profiling),
         )
-        if status.get(key)
+        if is_on
     ]
     kept = f"; sessions hold {' and '.join(extra)}" if extra else ""
-    return f"samples every {status.get('freq')} ms{kept}; {f.count(status.get('frames_received'))} frames received"
+    return f"samples every {status.freq} ms{kept}; {f.count(status.frames_received)} frames received"
 
 
-def _storage(storage: Document) -> str:
-    place = f.plain(str(storage.get("directory")))
-    used = [
-        f"{f.size(storage[key])} {word}"
-        for key, word in (("log_bytes", "log"), ("history_bytes", "history"), ("free_bytes", "free"))
-        if storage.get(key) is not None
-    ]
-    if storage.get("state") == "ok":
-        return f"stores in {place}: {', '.join(used)}"
-    hint = f"; try: {f.plain(str(storage['hint']))}" if storage.get("hint") else ""
-    return f"stores nothing at the moment ({place}): {f.plain(str(storage.get('error')))}{hint}"
+def _storage(storage: Storage) -> str:
+    place = f.plain(storage.directory)
+    if storage.state == "ok":
+        used = f"{f.size(storage.log_bytes)} log, {f.size(storage.history_bytes)} history"
+        return f"stores in {place}: {used}, {f.size(storage.free_bytes)} free"
+    hint = f"; try: {f.plain(storage.hint)}" if storage.hint else ""
+    return f"stores nothing at the moment ({place}): {f.plain(str(storage.error))}{hint}"
 
 
-def _storage_style(storage: Document) -> str:
-    return "" if storage.get("state") == "ok" else "warn"
-
-
-def _node_row(node: Document) -> list[Cell | str]:
-    state, name = str(node.get("state")), str(node.get("name"))
+def _node_row(node: NodeStatus) -> list[Cell | str]:
     return [
-        Cell(f.plain(name), "name"),
-        Cell(f.plain(state), _STYLES.get(state, "")),
-        f.count(node.get("gpu_count")),
-        f.plain(", ".join(map(str, node.get("gpu_models") or ()))) or f.UNKNOWN,
-        _ago(node.get("silent_seconds")),
-        f.plain(str(node.get("version") or f.UNKNOWN)),
-        f.plain(_labels(node.get("labels"))),
+        Cell(f.plain(node.name), "name"),
+        Cell(node.state, _STYLES.get(node.state, "")),
+        f.count(node.gpu_count),
+        f.plain(", ".join(node.gpu_models)) or f.UNKNOWN,
+        _ago(node.silent_seconds),
+        f.plain(node.version) or f.UNKNOWN,
+        f.plain(_labels(node.labels)),
     ]
 
 
-def _session_row(session: Document, now: float | None) -> list[Cell | str]:
-    state = str(session.get("state"))
-    export = session.get("export") or {}
-    chosen = [*map(str, session.get("nodes") or ()), *map(str, session.get("gpus") or ())]
-    path = (
-        f.plain(_file(session, export)) if export.get("state") in ("done", "failed", "writing") else f.UNKNOWN
-    )
+def _session_row(session: SessionAnswer, now: float | None) -> list[Cell | str]:
+    state = session.export.state if session.export else "none"
+    path = f.UNKNOWN if state == "none" else f.plain(_file(session))
     return [
-        Cell(f.plain(str(session.get("name"))), "name"),
-        Cell(f.plain(state), _STYLES.get(state, "")),
-        _moment(session.get("start_time")),
+        Cell(f.plain(session.name), "name"),
+        Cell(session.state, _STYLES.get(session.state, "")),
+        _moment(session.start_time),
         _length(session, now),
-        f.count(session.get("frame_count")),
-        f.plain(",".join(chosen)),
-        f.plain(_labels(session.get("labels"))),
-        f.plain(str(session.get("session_id") or "")),
-        Cell(
-            path, briefer=(path.rpartition("/")[2],) if export.get("state") == "done" and "/" in path else ()
-        ),
+        f.count(session.frame_count),
+        f.plain(",".join([*session.nodes, *session.gpus])),
+        f.plain(_labels(session.labels)),
+        f.plain(session.session_id),
+        Cell(path, briefer=(path.rpartition("/")[2],) if state == "done" and "/" in path else ()),
     ]
 
 
-def _labels(labels: Mapping[str, str] | None) -> str:
-    return " ".join(f"{name}={text}" for name, text in (labels or {}).items())
+def _labels(labels: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={text}" for name, text in labels.items())
 
 
-def _file(session: Document, export: Document) -> str:
-    match export.get("state"):
-        case "writing":
+def _file(session: SessionAnswer) -> str:
+    match session.export:
+        case ExportState(state="writing"):
             return "being written"
-        case "failed":
-            return f"failed: {export.get('error')}"
-        case "done":
-            return str(export.get("path"))
-    if session.get("end_time") is None and session.get("output_file"):
-        return f"{session['output_file']}, when it is stopped"
-    return f.UNKNOWN if session.get("end_time") is None else "not written"
+        case ExportState(state="failed", error=error):
+            return f"failed: {error}"
+        case ExportState(state="done", path=path):
+            return str(path)
+    if session.end_time is None and session.output_file:
+        return f"{session.output_file}, when it is stopped"
+    return f.UNKNOWN if session.end_time is None else "not written"
 
 
-def _length(session: Document, now: float | None) -> str:
-    start, end = seconds_of(session.get("start_time")), seconds_of(session.get("end_time"))
+def _length(session: SessionAnswer, now: float | None) -> str:
+    start, end = seconds_of(session.start_time), seconds_of(session.end_time)
     if end is None:
-        open_gaps = [gap for gap in session.get("interruptions") or () if gap.get("end_time") is None]
-        end = seconds_of(open_gaps[-1]["start_time"]) if open_gaps else now
+        open_gaps = [gap for gap in session.interruptions if gap.end_time is None]
+        end = seconds_of(open_gaps[-1].start_time) if open_gaps else now
     return f.UNKNOWN if start is None or end is None else f.duration(max(0.0, end - start))
 
 

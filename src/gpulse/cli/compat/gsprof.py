@@ -175,15 +175,17 @@ def _stop(name: str, transport: Transport) -> None:
     @target.access_options
     def stop(*, name: str | None, output_format: str | None, **given: Any) -> int:
         body = {"name": name, "format": output_format}
+        from gpulse.cluster.protocol.answers import SeveralSessions  # noqa: PLC0415  --help needs none of it
+
         begin = "profile" if transport == "grpc" else "http-profile"
         chosen = _chosen(given, transport)
         with remote.asking(chosen, transport) as head:
-            answer = head.call("stop", {key: value for key, value in body.items() if value})
+            answer = head.call("stop", SeveralSessions, {key: value for key, value in body.items() if value})
             sessions = remote.written(head, answer)
         there = _where(chosen, transport)
         if not sessions:
             raise GpulseError(
-                f.plain(str(answer["message"])),
+                f.plain(answer.message),
                 hint=f"gsprof {begin} {there} --name NAME",
             )
         scheme = "http://" if transport == "http" and "://" not in there else ""
@@ -241,8 +243,10 @@ def _where(chosen: target.Target, transport: Transport) -> str:
 @target.access_options
 def end(**given: Any) -> None:
     """End the head; sessions that go on can be recovered."""
+    from gpulse.cluster.protocol.answers import Done  # noqa: PLC0415  --help needs none of it
+
     with remote.asking(_chosen(given, "grpc")) as there:
-        there.call("exit")
+        there.call("exit", Done)
         shell.write(f"the head at {there.place} ends")
 
 

@@ -1,20 +1,24 @@
-"""Asks a head, over gRPC or HTTP: the same questions, the same answers, and errors that say what to try next."""
+"""Client of a head over gRPC or HTTP, with errors that say what to try next."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar
+
+import msgspec
 
 from gpulse._version import __version__
 from gpulse.cluster.client.address import Address
+from gpulse.cluster.protocol.answers import Error
 from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError, RefusedError
 from gpulse.model.session import Format
-from gpulse.reports.document import Document
 
 CALL_SECONDS = 60.0
 """A head that needs longer for an answer is not well; writing long files is not waited for by it."""
+
+
+Result = TypeVar("Result")
 
 
 class UnreachableError(GpulseError):
@@ -41,8 +45,8 @@ class Credentials(NamedTuple):
     key: str | None = None
 
 
-class Answer(NamedTuple):
-    """What a head said."""
+class Reply(NamedTuple):
+    """The reply of a head, not decoded yet."""
 
     status: int
     """As in HTTP."""
@@ -52,14 +56,14 @@ class Answer(NamedTuple):
 class Link(Protocol):
     """A way to a head."""
 
-    def ask(self, operation: str, body: Mapping[str, Any]) -> Answer:
+    def ask(self, operation: str, body: Mapping[str, Any]) -> Reply:
         """One operation.
 
         Raises:
             GpulseError: There was no answer.
         """
 
-    def fetch(self, body: Mapping[str, Any]) -> Iterator[Answer]:
+    def fetch(self, body: Mapping[str, Any]) -> Iterator[Reply]:
         """A file in pieces; an answer whose status is not 200 says why there are no more.
 
         Raises:
@@ -93,21 +97,37 @@ class HeadClient:
         """Let go of the connection."""
         self._link.close()
 
-    def call(self, operation: str, body: Mapping[str, Any] | None = None) -> Document:
-        """Carry out one operation of the head (`cluster.operations`) and give its answer.
+    def call(self, operation: str, answer: type[Result], body: Mapping[str, Any] | None = None) -> Result:
+        """Carry out one operation of the head (`protocol.operations`) and return its answer.
+
+        Args:
+            operation: Its name.
+            answer: The type of its answer.
+            body: The fields of the request; times may be as people write them, for the head's clock counts.
 
         Raises:
             UnreachableError: Nothing listens there.
-            UnansweredError: What listens there is no head, or another one than was expected.
+            UnansweredError: What listens there is no head, or one of another version.
             RefusedError: It will not do that.
         """
-        answer = self._link.ask(operation, body or {})
-        document = _document(answer)
-        if answer.status == 200 and document is not None:
-            return document
-        if answer.status == 404 and document is not None and "no operation" in str(document.get("error")):
+        reply = self._link.ask(operation, body or {})
+        if reply.status == 200:
+            return self._decoded(operation, answer, reply)
+        error = _error(reply)
+        if reply.status == 404 and error is not None and "no operation" in error.error:
             raise self._other_version(operation)
-        raise self._refused(answer.status, document)
+        raise self._refused(reply.status, error)
+
+    def _decoded(self, operation: str, answer: type[Result], reply: Reply) -> Result:
+        try:
+            return msgspec.json.decode(reply.body, type=answer)
+        except msgspec.ValidationError as error:
+            raise UnansweredError(
+                f"the answer of the head at {self.address.target} to {operation!r} cannot be read: {error}",
+                hint="install the same version of gpulse here and there",
+            ) from error
+        except (ValueError, RecursionError):
+            raise self._refused(reply.status, None) from None
 
     def download(
         self,
@@ -132,29 +152,35 @@ class HeadClient:
         pieces = self._link.fetch({"name": name, "format": output_format})
         for piece in pieces:
             if piece.status != 200:
-                raise self._refused(piece.status, _document(piece))
+                raise self._refused(piece.status, _error(piece))
             file.write(piece.body)
             size += len(piece.body)
             progress(size)
         return size
 
-    def _refused(self, status: int, document: Document | None) -> GpulseError:
-        if document is None or "error" not in document:
+    def _refused(self, status: int, error: Error | None) -> GpulseError:
+        if error is None:
             return GpulseError(
-                f"what answers at {self.address.target} is no gpulse head (status {status})",
+                f"what answers at {self.address.target} is not a gpulse head (status {status})",
                 hint="check the address and the port",
             )
-        hint = document.get("hint")
+        hint = error.hint
         if status == 401:
             hint = token_hint(self.address.host, is_local=self.address.is_local)
-        return RefusedError(status, str(document["error"]), hint=None if hint is None else str(hint))
+        return RefusedError(status, error.error, hint=hint)
 
     def _other_version(self, operation: str) -> GpulseError:
-        version = self.call("info").get("version", "unknown") if operation != "info" else "unknown"
+        version = "unknown" if operation == "info" else self.call("info", _Version).version
         return GpulseError(
             f"the head at {self.address.target} does not know {operation!r}: it runs gpulse {version}, this is {__version__}",
             hint="install the same version here and there",
         )
+
+
+class _Version(msgspec.Struct):
+    """What every version of a head says about itself."""
+
+    version: str = "unknown"
 
 
 def connect(address: Address, credentials: Credentials, *, call_seconds: float = CALL_SECONDS) -> HeadClient:
@@ -173,9 +199,9 @@ def connect(address: Address, credentials: Credentials, *, call_seconds: float =
     return HeadClient(GrpcLink(address, credentials, call_seconds), address)
 
 
-def _document(answer: Answer) -> Document | None:
+def _error(reply: Reply) -> Error | None:
+    """Return the error in a reply; None when it has none, as when something else than a head answers."""
     try:
-        document = json.loads(answer.body)
+        return msgspec.json.decode(reply.body, type=Error)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None

@@ -10,7 +10,7 @@ from typing import Any
 from gpulse._version import __version__
 from gpulse.cluster import wire
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import Answer, BrokenOffError, Credentials, UnansweredError
+from gpulse.cluster.client.client import BrokenOffError, Credentials, Reply, UnansweredError
 from gpulse.cluster.client.probe import check_listening, explained
 from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError, RefusedError
@@ -18,7 +18,8 @@ from gpulse.errors import GpulseError, RefusedError
 try:
     import grpc
 
-    from gpulse.cluster.wire_pb2 import Reply, Request
+    from gpulse.cluster.wire_pb2 import Reply as WireReply
+    from gpulse.cluster.wire_pb2 import Request
 except ImportError as error:
     raise GpulseError(
         f"gRPC cannot be used here: {error}",
@@ -54,7 +55,7 @@ class GrpcLink:
         else:
             self._channel = grpc.insecure_channel(address.target, wire.channel_options())
 
-    def ask(self, operation: str, body: Mapping[str, Any]) -> Answer:
+    def ask(self, operation: str, body: Mapping[str, Any]) -> Reply:
         """One operation.
 
         Raises:
@@ -63,9 +64,9 @@ class GrpcLink:
         call: Any = self._channel.unary_unary(wire.CALL)
         request = Request(operation=operation, body=json.dumps(body).encode()).SerializeToString()
         with self._told():
-            return _answer(call(request, timeout=self._seconds, metadata=self._metadata))
+            return _reply(call(request, timeout=self._seconds, metadata=self._metadata))
 
-    def fetch(self, body: Mapping[str, Any]) -> Iterator[Answer]:
+    def fetch(self, body: Mapping[str, Any]) -> Iterator[Reply]:
         """A file in pieces.
 
         Raises:
@@ -78,7 +79,7 @@ class GrpcLink:
             replies = call(request, metadata=self._metadata)
             try:
                 for reply in replies:
-                    answer = _answer(reply)
+                    answer = _reply(reply)
                     if started or answer.status != 200:  # the first one says what comes
                         yield answer
                     started = True
@@ -136,6 +137,6 @@ def _details(error: grpc.RpcError) -> str:
     return said if len(said) <= 200 else f"{said[:200]}…"
 
 
-def _answer(reply: bytes) -> Answer:
-    message = Reply.FromString(reply)
-    return Answer(message.status, message.body)
+def _reply(reply: bytes) -> Reply:
+    message = WireReply.FromString(reply)
+    return Reply(message.status, message.body)

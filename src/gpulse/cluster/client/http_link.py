@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from gpulse._version import __version__
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import Answer, BrokenOffError, Credentials, UnansweredError
+from gpulse.cluster.client.client import BrokenOffError, Credentials, Reply, UnansweredError
 from gpulse.cluster.client.probe import CONNECT_SECONDS, explained, unreachable
 from gpulse.cluster.protocol.operations import BY_NAME
 from gpulse.errors import GpulseError, UsageError
@@ -41,7 +41,7 @@ class HttpLink:
         if credentials.token:
             self._headers["Authorization"] = f"Bearer {credentials.token}"
 
-    def ask(self, operation: str, body: Mapping[str, Any]) -> Answer:
+    def ask(self, operation: str, body: Mapping[str, Any]) -> Reply:
         """One operation.
 
         Raises:
@@ -50,9 +50,9 @@ class HttpLink:
         with closing(self._connection()) as connection:
             response = self._response(connection, operation, body)
             with self._told():
-                return Answer(response.status, response.read())
+                return Reply(response.status, response.read())
 
-    def fetch(self, body: Mapping[str, Any]) -> Iterator[Answer]:
+    def fetch(self, body: Mapping[str, Any]) -> Iterator[Reply]:
         """A file in pieces.
 
         Raises:
@@ -62,10 +62,10 @@ class HttpLink:
             response = self._response(connection, "download", body)
             if response.status != 200:
                 with self._told():
-                    yield Answer(response.status, response.read())
+                    yield Reply(response.status, response.read())
                 return
             while piece := self._piece(response):
-                yield Answer(200, piece)
+                yield Reply(200, piece)
             if response.length:  # the library takes an early end for the end
                 raise self._broken_off()
 

@@ -166,13 +166,17 @@ def session(
             a.SessionInterruption(
                 start_time=iso_time.iso(part.start),
                 end_time=_iso(part.end),
-                missing=UNSET if covered is None else covered.missing,
+                missing=UNSET if covered is None else _missing(covered),
                 pending=UNSET if covered is None else covered.pending,
             )
             for part, covered in zip(session.interruptions, found, strict=True)
         ],
         export=export,
     )
+
+
+def _missing(coverage: Coverage) -> list[a.MissingFrames]:
+    return [a.MissingFrames(node=one.node, seconds=one.seconds) for one in coverage.missing]
 
 
 def findings(live: Iterable[LiveNode], missing: Iterable[Finding]) -> list[a.NodeFinding]:

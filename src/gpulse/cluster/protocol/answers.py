@@ -10,7 +10,6 @@ from msgspec import UNSET, Struct, UnsetType
 from gpulse.model.finding import Family, Severity
 from gpulse.model.metric import Value
 from gpulse.model.session import State
-from gpulse.reports.interruptions import MissingTime
 
 NodeState = Literal["healthy", "late", "lost"]
 
@@ -23,9 +22,9 @@ class Error(Answer, frozen=True, kw_only=True):
     """Why a request was not carried out, and what to do about it."""
 
     error: str
-    hint: str | None
-    detail: str
-    """The same as `error`, under the name that older clients read."""
+    hint: str | None = None
+    detail: str = ""
+    """The same as `error`, under the name that clients of other programs read."""
 
 
 class Info(Answer, frozen=True, kw_only=True):
@@ -46,12 +45,19 @@ class ExportState(Answer, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class MissingFrames(Answer, frozen=True, kw_only=True):
+    """For how long the frames of a node are missing."""
+
+    node: str
+    seconds: float
+
+
 class SessionInterruption(Answer, frozen=True, kw_only=True):
     """A time in which the head was not there to keep a session."""
 
     start_time: str
     end_time: str | None
-    missing: Sequence[MissingTime] | UnsetType = UNSET
+    missing: Sequence[MissingFrames] | UnsetType = UNSET
     """By node what is missing, where that was looked up."""
     pending: Sequence[str] | UnsetType = UNSET
     """Nodes that may still send what they have."""
