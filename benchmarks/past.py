@@ -77,15 +77,19 @@ class Size(NamedTuple):
 class Maker:
     """Makes a history as sealing and merging leave it, without a sample a second for a month."""
 
-    def __init__(self, directory: Path, size: Size, wide: tuple[str, ...] = _WIDE) -> None:
+    def __init__(
+        self, directory: Path, size: Size, wide: tuple[str, ...] = _WIDE, *, is_whole: bool = False
+    ) -> None:
         """Prepare to write.
 
         Args:
             directory: Where the history goes.
             size: How much of it.
             wide: The metrics of the first nodes; others have fewer.
+            is_whole: Whether hours that a summary stands for can be read as well, which takes minutes to write.
         """
         self._wide = wide
+        self._is_whole = is_whole
         self._history = directory / "history"
         self._history.mkdir(parents=True)
         self._size = size
@@ -103,7 +107,7 @@ class Maker:
             template = next(self._history.glob("summary-*"))
             for day in range(1, self._size.days):
                 for hour in range(24 if day < self._size.days - 1 else 23):
-                    self._copy(hours[hour], day, is_real=day == self._size.days - 1)
+                    self._copy(hours[hour], day, is_real=self._is_whole or day == self._size.days - 1)
                 if day < self._size.days - 1:
                     self._summary(template, day)
             for piece in range(6):
@@ -217,7 +221,7 @@ def _gpus(nodes: range, begin: int, seconds: int, step: int, metrics: tuple[str,
             value = "(us // 1000000 * 300 / 1000)"
         if step == 60:
             select.append(f'{value}::FLOAT AS "{metric}", {value}::DECIMAL(18,3) AS "min_{metric}"')
-            select.append(f'({value} + 1)::DECIMAL(18,3) AS "max_{metric}"')
+            select.append(f'({value} + 1)::DECIMAL(18,3) AS "max_{metric}", 60::INTEGER AS "known_{metric}"')
         else:
             select.append(f'{value}::DECIMAL(18,3) AS "{metric}"')
     return (
@@ -242,6 +246,7 @@ def _processes(nodes: range, begin: int, seconds: int, step: int) -> str:
         select.append(f'{value}::DOUBLE AS "{metric}"')
         if step == 60:
             select.append(f'{value}::DOUBLE AS "min_{metric}", {value}::DOUBLE AS "max_{metric}"')
+            select.append(f'12::INTEGER AS "known_{metric}"')
     holders = "if((node_id * 8 + place) % 7 = 0, 0, if((node_id * 8 + place) % 5 = 0, 2, 1))"
     return (
         f"SELECT {', '.join(select)} FROM {_moments(nodes, begin, seconds, step)}, range(2) turns(turn) "

@@ -16,7 +16,7 @@ import pytest
 
 from gpulse.errors import LogError, UsageError
 from gpulse.model.columns import Block, Column, Layout, PackedFrame, layout_id
-from gpulse.store.history import compaction, reader
+from gpulse.store.history import reader
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
@@ -211,23 +211,6 @@ def test_merged_segments_hold_the_same_rows(tmp_path: Path) -> None:
         "samples, power_watts, min_power_watts::DOUBLE, max_power_watts::DOUBLE, sm_active_ratio",
     )[1]
     assert (60, pytest.approx(100.0895), 100.06, 100.119, 0.5) == minute
-
-
-def test_merged_segments_without_minutes_are_read_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What an earlier version merged without a row a minute is answered from its samples."""
-    monkeypatch.setattr(compaction, "ROLLUP_SCOPES", ("gpu",))
-    sealed(tmp_path, 2000, 3700)
-    with closing(Workshop(str(tmp_path))) as workshop:
-        assert workshop.compact()["compacted"]
-    asked: dict[str, Any] = {"start": BEGIN, "end": BEGIN + 3700, "nodes": [1], "step": 60}
-    with opened(tmp_path) as samples:
-        (series,) = samples.series(query("host", "cpu_utilization_ratio", **asked))
-        (steps,) = samples.series(query("host", ["cpu_utilization_ratio"], **asked))
-    assert 62 == len(series.times)
-    assert series.times.tolist() == steps.times.tolist()
-    assert np.allclose(series.values, steps.values)
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:

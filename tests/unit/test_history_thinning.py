@@ -13,13 +13,12 @@ import pytest
 
 from gpulse.errors import DiskError
 from gpulse.model.frame import HostReading
-from gpulse.store.history import compaction, day_summaries, seal_process, thinning
+from gpulse.store.history import compaction, day_summaries, retention, seal_process
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.seal_process import Workshop
 from gpulse.store.history.segments import SHARES, counted, list_names, read_segments, read_summaries
-from gpulse.store.history.thinning import thinnable
 from gpulse.store.store import Share
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -165,10 +164,12 @@ def test_summaries_stay_right(store: Path) -> None:
     ]
 
     shutil.rmtree(f"{directory}/{summaries[0].segment.name}")
+    hosts = of_gpus(store, "cpu_utilization_ratio", "host", step=300.0)
     with closing(Workshop(str(store))) as workshop:
         assert [summaries[0].segment.name] == workshop.compact()["compacted"]
     (made,) = read_summaries(directory)
-    assert {"process", "gpu"} == {file.scope for file in made.files}
+    assert {"process", "gpu", "host"} == {file.scope for file in made.files}
+    assert hosts == of_gpus(store, "cpu_utilization_ratio", "host", step=300.0)
     check_near(before[0], asked(store)[0])
     assert before[1] == asked(store)[1]
 
@@ -181,9 +182,9 @@ def test_a_process_that_is_killed_on_the_way_leaves_a_whole_store(
     before = asked(store)
     names = list_names(f"{store}/history")
     with closing(Workshop(str(store))) as workshop, monkeypatch.context() as patch:
-        patch.setattr(thinning, "remove_segments", killed)
+        patch.setattr(retention, "remove_segments", killed)
         if not is_renamed:
-            patch.setattr(thinning, "write_meta", killed)
+            patch.setattr(retention, "write_meta", killed)
             patch.setattr("gpulse.store.history.segments.shutil.rmtree", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             workshop.retain(END, None, None, WHOLE_SECONDS)
@@ -220,12 +221,20 @@ def test_what_is_not_ready_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -
     """The newest, what is not merged yet, what has no shares or is not in the engine; not all is done at once."""
     segments = read_segments(f"{store}/history")
     asked: dict[str, Any] = {"now": END + EVER, "whole_seconds": 1.0}
-    assert segments[:-1] == thinnable([one._replace(is_compacted=True) for one in segments], **asked)
-    assert segments[1:-1] == thinnable([segments[0]._replace(is_compacted=False), *segments[1:]], **asked)
+    assert segments[:-1] == retention.thinnable(
+        [one._replace(is_compacted=True) for one in segments], **asked
+    )
+    assert segments[1:-1] == retention.thinnable(
+        [segments[0]._replace(is_compacted=False), *segments[1:]], **asked
+    )
     undivided = [file for file in segments[0].files if file.seconds != SHARES]
-    assert segments[1:-1] == thinnable([segments[0]._replace(files=tuple(undivided)), *segments[1:]], **asked)
-    assert [] == thinnable([one._replace(thinned=1) for one in segments], **asked)
-    assert segments[1:2] == thinnable(segments, sent=(segments[0].first, segments[2].last - 1), **asked)
+    assert segments[1:-1] == retention.thinnable(
+        [segments[0]._replace(files=tuple(undivided)), *segments[1:]], **asked
+    )
+    assert [] == retention.thinnable([one._replace(thinned=1) for one in segments], **asked)
+    assert segments[1:2] == retention.thinnable(
+        segments, sent=(segments[0].first, segments[2].last - 1), **asked
+    )
 
     monkeypatch.setattr(seal_process, "_THIN_SECONDS", 0.0)
     assert [[one.name] for one in segments[:3]] == [thinned(store)["thinned"] for _ in range(3)]
@@ -234,7 +243,7 @@ def test_what_is_not_ready_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_thin_ones_go_when_they_are_old_or_too_much(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest first, also when a disk is too full to make one thin."""
     with monkeypatch.context() as patch:
-        patch.setattr(thinning, "write_file", full)
+        patch.setattr(retention, "write_file", full)
         with pytest.raises(DiskError):
             thinned(store, keep_seconds=END - BEGIN - 2500.0)
     thinned(store)

@@ -230,7 +230,7 @@ async def test_the_same_from_memory_files_and_minutes(lab: Lab) -> None:
     asked: Any = {"start": 123, "end": 4877}
     before = await lab.usage(by="job", **asked), await lab.processes(**asked)
     lab.archive.tidy(BEGIN + 5000.0, keep_seconds=1e9, limit_bytes=None)
-    assert any(segment.has_minutes("process") for segment in lab.archive._history.segments)
+    assert any(segment.is_compacted for segment in lab.archive._history.segments)
     after = await lab.usage(by="job", **asked), await lab.processes(**asked)
     for answer in (before[0], after[0]):
         assert 2 * 4754 == pytest.approx(answer.pop("capacity_seconds"), abs=20)

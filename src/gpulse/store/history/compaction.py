@@ -1,4 +1,4 @@
-"""Segments of minutes become one of an hour, with a row a minute and shares of GPUs beside every sample."""
+"""Compaction: merge segments of minutes into one of an hour, with a rollup row per minute and GPU time beside the samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.store.history import conversion, gpu_time, rollup
-from gpulse.store.history.parquet import THOROUGH, temporary, write_file
+from gpulse.store.history.parquet import THOROUGH, write_file
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, remove_segments, write_meta
 from gpulse.store.history.tables import literal, quoted, words_of
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     import duckdb
 
 HOUR_US = 3_600_000_000
-ROLLUP_SCOPES: tuple[Scope, ...] = ("gpu", "host", "disk", "filesystem", "network", "process")
-_NODES_A_FILE: dict[Scope, int] = {"gpu": 8}
-"""An hour of 64 GPUs can be sorted within little memory, and one GPU's day is found in small files."""
+_NODES_PER_FILE: dict[Scope, int] = {"gpu": 8}
+"""An hour of 64 GPUs can be sorted within little memory, and a question about one GPU reads small files."""
 
 
 def due(segments: Sequence[Segment]) -> list[Segment]:
-    """The oldest neighbours that were received over an hour or more and were not merged yet; often none."""
+    """Return the oldest adjacent segments, not merged yet, that were received over an hour or more; often none."""
     found: list[Segment] = []
     for segment in segments:
         if segment.is_compacted:
@@ -42,10 +41,10 @@ def _received(segments: Sequence[Segment]) -> tuple[int, int] | None:
 
 
 def compact(database: duckdb.DuckDBPyConnection, directory: str, segments: Sequence[Segment]) -> list[str]:
-    """Merge what is due, and give the names of the segments that became one. For the one writer of the directory.
+    """Merge what is due and return the names of the merged segments. Only for the one writer of the directory.
 
     Raises:
-        GpulseError: It could not be; everything is as it was.
+        GpulseError: The merge failed; the directory is unchanged.
     """
     parts = due(segments)
     if not parts:
@@ -65,17 +64,17 @@ def compact(database: duckdb.DuckDBPyConnection, directory: str, segments: Seque
 
 
 def _shards(parts: Sequence[Segment]) -> list[tuple[Scope, tuple[int, ...]]]:
-    """Which nodes of which scope share a file."""
+    """Return the nodes of each file, with its scope."""
     found: dict[tuple[Scope, int], set[int]] = {}
     for part in parts:
         for file in part.samples:
             for node in file.nodes:
-                found.setdefault((file.scope, node // _nodes_a_file(file.scope)), set()).add(node)
+                found.setdefault((file.scope, node // _nodes_per_file(file.scope)), set()).add(node)
     return [(scope, tuple(sorted(nodes))) for (scope, _), nodes in sorted(found.items())]
 
 
-def _nodes_a_file(scope: Scope) -> int:
-    return _NODES_A_FILE.get(scope, conversion.NODES_A_FILE)
+def _nodes_per_file(scope: Scope) -> int:
+    return _NODES_PER_FILE.get(scope, conversion.NODES_PER_FILE)
 
 
 def _merge(
@@ -99,24 +98,18 @@ def _merge(
         f"SELECT {', '.join(map(quoted, columns))} FROM read_parquet([{source}], union_by_name = true) "
         f"WHERE node_id BETWEEN {nodes[0]} AND {nodes[-1]} ORDER BY node_id, subject, time, sequence"
     )
-    name = f"{scope}-{nodes[0] // _nodes_a_file(scope):06d}.parquet"
+    name = f"{scope}-{nodes[0] // _nodes_per_file(scope):06d}.parquet"
     whole = write_file(database, query, target, SealedFile(name, scope, nodes, 0, 0, 0, 0, {}))
-    if scope not in ROLLUP_SCOPES:
-        return [whole]
     query = rollup.of_samples(
         scope, f"read_parquet({literal(f'{target}/{name}')})", rollup.metrics_of(scope, columns)
     )
-    name = name.replace(".parquet", ".60s.parquet")
-    minutes = SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, rollup.FINE)
-    with temporary(database, "rolled", query, f"{target}/{name}"):
-        return [
-            whole,
-            write_file(database, rollup.needed(database, "rolled", f"{target}/{name}"), target, minutes),
-        ]
+    name = name.replace(".parquet", f".{rollup.FINE_SECONDS}s.parquet")
+    minutes = SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, rollup.FINE_SECONDS)
+    return [whole, write_file(database, query, target, minutes)]
 
 
 def _ordered(scope: Scope, present: set[str]) -> tuple[str, ...]:
-    """Columns in the order in which sealing writes them."""
+    """Return columns in the order in which sealing writes them."""
     known = [
         "node",
         "node_id",

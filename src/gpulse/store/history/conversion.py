@@ -20,7 +20,7 @@ from gpulse.store.log.records import BATCH, FACT, NOTHING, Batch
 if TYPE_CHECKING:
     import duckdb
 
-NODES_A_FILE = 256
+NODES_PER_FILE = 256
 """Few large files are written in two thirds of the time; merging them makes small ones of an hour."""
 
 
@@ -82,8 +82,8 @@ def write_segment(
     piles.drop(words.learn(piles.layouts(), nodes))
     with new_segment(directory, haul.first, haul.last) as path:
         files: list[SealedFile] = []
-        for shard in sorted({node // NODES_A_FILE for node in nodes}):
-            held = [node for node in nodes if node // NODES_A_FILE == shard]
+        for shard in sorted({node // NODES_PER_FILE for node in nodes}):
+            held = [node for node in nodes if node // NODES_PER_FILE == shard]
             stacks = piles.take(held, words.layouts)
             files += [
                 _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, words)

@@ -1,6 +1,6 @@
-"""Summaries of a day: a row in five minutes, and shares of GPUs, in few files for those who ask about weeks.
+"""Day summaries: rollup rows of five minutes and GPU time in few files, for questions about weeks.
 
-A summary stands beside its segments, which stay as they are; it counts while all of them are there.
+A summary is a directory beside its segments, which stay as they are. It counts while all of them are there.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     import duckdb
 
 DAY_US = 86_400_000_000
-_NODES_AT_ONCE = 8
-_NODES_AT_ONCE_IN_FULL = 4
-"""Their minutes of a day are divided at once."""
+MAX_NODES_MERGED = 8
+"""This many nodes at most are summarised at once, for the sake of memory."""
+MAX_NODES_DIVIDED = 4
+"""Of this many nodes at most the minutes of a day are divided at once."""
 
 
 def due(segments: Sequence[Segment], summaries: Sequence[Segment]) -> list[Segment]:
-    """The oldest neighbours without a summary that were received over a day or more; often none."""
+    """Return the oldest adjacent segments without a summary that were received over a day or more; often none."""
     covered = {member.first for item in counted(summaries, segments) for member in item.members}
     found: list[Segment] = []
     for segment in segments:
-        if segment.first in covered or not is_ready(segment):
+        if segment.first in covered or not gpu_time.is_divided(segment):
             found = []
             continue
         if found and segment.first != found[-1].last + 1:
@@ -49,22 +50,15 @@ def due(segments: Sequence[Segment], summaries: Sequence[Segment]) -> list[Segme
     return []
 
 
-def is_ready(segment: Segment) -> bool:
-    """Whether a segment has its minutes and shares; one that an earlier version merged has not."""
-    minutes = [file for file in segment.files if file.seconds == rollup.FINE]
-    has_shares = bool(segment.shares) or not gpu_time.shards(segment.files)
-    return segment.is_compacted and has_shares and all(rollup.FIRST in file.columns for file in minutes)
-
-
 def summarise(
     database: duckdb.DuckDBPyConnection, directory: str, segments: Sequence[Segment]
 ) -> Generator[str | None, None, None]:
-    """Make the summary that is due, file by file, with None after each, and give its name. For the one writer.
+    """Make the summary that is due: yield None after each file, and its name at the end. Only for the one writer.
 
-    What is not finished is as if it had not been begun.
+    An unfinished summary leaves nothing behind when the generator is closed.
 
     Raises:
-        GpulseError: It could not be made; everything is as it was.
+        GpulseError: The summary could not be made; the directory is unchanged.
     """
     members = due(segments, read_summaries(directory))
     if not members:
@@ -84,20 +78,13 @@ def summarise(
 
 
 def _minutes(members: Sequence[Segment]) -> dict[tuple[Scope, str], Files]:
-    """The files of minutes that become one, by scope and name; none of a scope that has not minutes everywhere."""
+    """Return the files of minutes that become one, by scope and name."""
     found: dict[tuple[Scope, str], Files] = {}
     for segment in members:
         for file in segment.files:
-            scope = file.scope
-            is_whole = all(part.has_minutes(scope) or not _had(part, scope) for part in members)
-            if is_whole and file.seconds == rollup.FINE:
-                found.setdefault((scope, file.name), []).append((segment, file))
+            if file.seconds == rollup.FINE_SECONDS:
+                found.setdefault((file.scope, file.name), []).append((segment, file))
     return found
-
-
-def _had(segment: Segment, scope: Scope) -> bool:
-    """Whether there were samples of a scope, perhaps."""
-    return segment.has(scope) or segment.thinned is not None
 
 
 def _coarse(
@@ -106,19 +93,19 @@ def _coarse(
     nodes = tuple(sorted({node for _, file in files for node in file.nodes}))
     columns = list(dict.fromkeys(column for _, file in files for column in file.columns))
     paths = ", ".join(literal(path) for path in _paths(directory, files))
-    name = name.replace(f".{rollup.FINE}s.", f".{rollup.COARSE}s.")
+    name = name.replace(f".{rollup.FINE_SECONDS}s.", f".{rollup.COARSE_SECONDS}s.")
     path = f"{target}/{name}"
     whole = f"read_parquet([{paths}], union_by_name = true)"
     empty = rollup.of_minutes(scope, f"(SELECT * FROM {whole} WHERE false)", columns)
     with temporary(database, "rolled", empty, path):
-        at_once = 1 if scope == "gpu" else _NODES_AT_ONCE
+        at_once = 1 if scope == "gpu" else MAX_NODES_MERGED
         for place in range(0, len(nodes), at_once):
             part = nodes[place : place + at_once]
             some = f"(SELECT * FROM {whole} WHERE node_id BETWEEN {part[0]} AND {part[-1]})"
             with writing(path):
                 database.execute(f"INSERT INTO rolled {rollup.of_minutes(scope, some, columns)}")
-        file = SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, rollup.COARSE)
-        return write_file(database, rollup.needed(database, "rolled", path), target, file)
+        file = SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, rollup.COARSE_SECONDS)
+        return write_file(database, "SELECT * FROM rolled", target, file)
 
 
 def _paths(directory: str, files: Files) -> list[str]:
@@ -142,17 +129,17 @@ def _shares(
     packer = Packer(database, target, nodes)
     mixed = _mixed(database, paths)
     plain = [node for node in nodes if node not in mixed]
-    for place in range(0, len(plain), _NODES_AT_ONCE):
-        packer.add(*_kept(paths, plain[place : place + _NODES_AT_ONCE]))
+    for place in range(0, len(plain), MAX_NODES_MERGED):
+        packer.add(*_kept(paths, plain[place : place + MAX_NODES_MERGED]))
     if mixed:
         sources = Sources(lambda found: _paths(directory, found), members)
-        for held, worked in gpu_time.minutes(sources, sorted(mixed), _NODES_AT_ONCE_IN_FULL):
+        for held, worked in gpu_time.minutes(sources, sorted(mixed), MAX_NODES_DIVIDED):
             packer.add(held, worked)
     return packer.write(level=THOROUGH)
 
 
 def _mixed(database: duckdb.DuckDBPyConnection, paths: list[str]) -> set[int]:
-    """The nodes whose minutes are not in order from file to file."""
+    """Return the nodes whose minutes are not in order from file to file."""
     with writing(paths[0]):
         rows = database.execute(gpu_time.SPANS, [paths]).fetchall()
     places = {path: place for place, path in enumerate(paths)}
@@ -161,7 +148,7 @@ def _mixed(database: duckdb.DuckDBPyConnection, paths: list[str]) -> set[int]:
 
 
 def _kept(paths: list[str], nodes: list[int]) -> tuple[Bound, Bound, Bound]:
-    """What files of shares have of some nodes: minutes of processes and of GPUs, and finished shares."""
+    """Return what files of shares have of some nodes: minutes of processes and of GPUs, and finished shares."""
     condition = f"node_id IN ({', '.join(map(str, nodes))})"
     bound: list[Any] = [paths]
     return (

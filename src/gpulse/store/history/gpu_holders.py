@@ -26,7 +26,7 @@ from gpulse.store.history.gpu_time import (
 )
 from gpulse.store.history.query import History, Window
 from gpulse.store.history.relation import Relation, Sources, edges_of, relation
-from gpulse.store.history.rollup import COARSE, FINE, MINUTE_US
+from gpulse.store.history.rollup import COARSE_SECONDS, FINE_SECONDS, MINUTE_US
 from gpulse.store.merge import merged_shares
 from gpulse.store.store import Holding, Share
 
@@ -50,7 +50,7 @@ FROM ({{held}}) WHERE gpu IS NOT NULL AND pid IS NOT NULL GROUP BY {_HELD} ORDER
 
 def holdings(history: History, sources: Sources, window: Window) -> list[Holding]:
     """What processes held on which GPUs in a window of the scope `process`."""
-    source = relation(sources, window, OF_PROCESS, grain=COARSE)
+    source = relation(sources, window, OF_PROCESS, grain=COARSE_SECONDS)
     found = history.run(_HOLDINGS.format(held=source.query), source.bound, source.files, source.tables)
     rows = _rows(found, ("node_id", "pid", "start_time", "gpu", "first", "last"))
     more = _rows(found, ("memory_mean", "memory_max", "sm_mean"))
@@ -98,9 +98,9 @@ def _answered(history: History, question: _Question, window: Window) -> list[Sha
 
 def _both(sources: Sources, window: Window) -> tuple[Relation, Relation]:
     """The minutes of processes and of GPUs."""
-    held = relation(sources, window, OF_PROCESS, grain=FINE)
+    held = relation(sources, window, OF_PROCESS, grain=FINE_SECONDS)
     gpus = window._replace(scope="gpu")
-    return held, relation(sources, gpus, OF_GPU, grain=FINE, name="worked", nearly=True)
+    return held, relation(sources, gpus, OF_GPU, grain=FINE_SECONDS, name="worked", nearly=True)
 
 
 class _Mixed(NamedTuple):

@@ -20,7 +20,7 @@ from gpulse.model.packing import SLOW_SECONDS
 from gpulse.store.history.parquet import temporary, write_file, writing
 from gpulse.store.history.query import Window
 from gpulse.store.history.relation import Sources, relation
-from gpulse.store.history.rollup import FINE, MINUTE_US
+from gpulse.store.history.rollup import FINE_SECONDS, MINUTE_US
 from gpulse.store.history.segments import SHARES, SealedFile, Segment
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ SETTLED, HELD, WORKED = 0, 1, 2
 OF_PROCESS = ("gpu_memory_bytes", "sm_ratio")
 OF_GPU = ("gpu_utilization_ratio", "graphics_active_ratio", "sm_active_ratio", "power_watts")
 KEY = "node_id, pid, start_time, gpu"
-_NODES_A_FILE = 256
+_NODES_PER_FILE = 256
 _NODES_AT_ONCE = 32
 """Their minutes of an hour are divided at once."""
 _SCOPES = ("process", "gpu")
@@ -205,7 +205,7 @@ class Packer:
         """
         self._database = database
         self._target = target
-        name = f"share-{nodes[0] // _NODES_A_FILE:06d}.parquet"
+        name = f"share-{nodes[0] // _NODES_PER_FILE:06d}.parquet"
         self._file = SealedFile(name, "process", nodes, 0, 0, 0, 0, {}, SHARES)
         self._path = f"{target}/{name}"
         with writing(self._path):
@@ -301,12 +301,17 @@ def divide(
     return made
 
 
+def is_divided(segment: Segment) -> bool:
+    """Whether a segment is merged and has its shares; it has none when dividing needed too much memory."""
+    return segment.is_compacted and (bool(segment.shares) or not shards(segment.files))
+
+
 def shards(files: Iterable[SealedFile]) -> list[tuple[int, ...]]:
     """The nodes with samples of GPUs or processes, those of one file together."""
     nodes = {node for file in files if file.scope in _SCOPES for node in file.nodes}
     found: dict[int, list[int]] = {}
     for node in sorted(nodes):
-        found.setdefault(node // _NODES_A_FILE, []).append(node)
+        found.setdefault(node // _NODES_PER_FILE, []).append(node)
     return [tuple(shard) for shard in found.values()]
 
 
@@ -317,6 +322,6 @@ def minutes(sources: Sources, nodes: Sequence[int], at_once: int) -> Iterator[tu
     end = (max(file.end for file in files) // MINUTE_US + 1) * MINUTE_US
     for place in range(0, len(nodes), at_once):
         window = Window("process", begin, end, frozenset(nodes[place : place + at_once]))
-        held = relation(sources, window, OF_PROCESS, grain=FINE)
-        worked = relation(sources, window._replace(scope="gpu"), OF_GPU, grain=FINE)
+        held = relation(sources, window, OF_PROCESS, grain=FINE_SECONDS)
+        worked = relation(sources, window._replace(scope="gpu"), OF_GPU, grain=FINE_SECONDS)
         yield (held.query, held.bound), (worked.query, worked.bound)

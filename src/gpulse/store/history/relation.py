@@ -10,7 +10,7 @@ import numpy as np
 from gpulse.store.history.blocks import subject_key
 from gpulse.store.history.query import Window
 from gpulse.store.history.recent import RecentView
-from gpulse.store.history.rollup import COARSE, FINE, FIRST, KNOWN, LAST, known
+from gpulse.store.history.rollup import COARSE_SECONDS, FINE_SECONDS, FIRST, KNOWN, LAST
 from gpulse.store.history.segments import SealedFile, Segment, Summary
 from gpulse.store.history.tables import quoted, spelled, word_of, words_of
 
@@ -60,8 +60,8 @@ def relation(
         sources: Where to look.
         window: What is wanted.
         metrics: Names of the catalogue.
-        grain: How many seconds a row may stand for where there are such rows: 0 for every sample, else `rollup.FINE` or
-            `rollup.COARSE`, and rows begin at multiples of it.
+        grain: How many seconds a row may stand for where there are such rows: 0 for every sample, else `rollup.FINE_SECONDS` or
+            `rollup.COARSE_SECONDS`, and rows begin at multiples of it.
         name: What the tables in memory are called; another one for each relation of a query.
         nearly: Where samples are gone and rows of minutes are not, a part of such a row stands for a part of its minute.
     """
@@ -72,9 +72,7 @@ def relation(
         whole = _covering(part, seconds) if seconds else part
         condition, values = whole.condition()
         for columns, group in _alike(files, metrics, is_rolled=seconds > 0):
-            select = (
-                _rolled(window, metrics, columns, seconds) if seconds else _samples(window, metrics, columns)
-            )
+            select = (_rolled if seconds else _samples)(window, metrics, columns)
             query = f"SELECT {select} FROM read_parquet(?) WHERE {condition}"
             parts.append(query if whole == part else _cut(query, part, seconds))
             bound += [sources.paths(group), *values]
@@ -104,36 +102,36 @@ def _pieces(
     sources: Sources, window: Window, grain: int, *, nearly: bool
 ) -> Iterator[tuple[Window, Files, int]]:
     """Which files answer for which part of the window, and for how many seconds their rows stand."""
-    summaries = [item for item in sources.summaries if item.segment.has(window.scope, COARSE)]
-    inner = _aligned(window, COARSE)
-    if grain < COARSE or not summaries or inner.start >= inner.end:
+    summaries = [item for item in sources.summaries if item.segment.has(window.scope, COARSE_SECONDS)]
+    inner = _aligned(window, COARSE_SECONDS)
+    if grain < COARSE_SECONDS or not summaries or inner.start >= inner.end:
         yield from _finer(sources.segments, window, grain, nearly=nearly)
         return
-    yield inner, inner.files([item.segment for item in summaries], seconds=COARSE), COARSE
+    yield inner, inner.files([item.segment for item in summaries], seconds=COARSE_SECONDS), COARSE_SECONDS
     members = [segment for item in summaries for segment in item.members]
     for edge in edges_of(window, inner):
-        yield from _finer(members, edge, FINE, nearly=nearly)
+        yield from _finer(members, edge, FINE_SECONDS, nearly=nearly)
     covered = {segment.first for segment in members}
     rest = [segment for segment in sources.segments if segment.first not in covered]
-    yield from _finer(rest, window, FINE, nearly=nearly)
+    yield from _finer(rest, window, FINE_SECONDS, nearly=nearly)
 
 
 def _finer(
     segments: Sequence[Segment], window: Window, grain: int, *, nearly: bool
 ) -> Iterator[tuple[Window, Files, int]]:
-    inner = _aligned(window, FINE)
-    rolled = [segment for segment in segments if segment.has_minutes(window.scope)]
+    inner = _aligned(window, FINE_SECONDS)
+    rolled = [segment for segment in segments if segment.is_compacted]
     bare = [segment for segment in rolled if nearly and not segment.has(window.scope)]
     if not grain or inner.start >= inner.end:
         yield window, window.files(segments), 0
-        yield window, _covering(window, FINE).files(bare, seconds=FINE), FINE
+        yield window, _covering(window, FINE_SECONDS).files(bare, seconds=FINE_SECONDS), FINE_SECONDS
         return
-    whole = [segment for segment in segments if not segment.has_minutes(window.scope)]
-    yield inner, inner.files(rolled, seconds=FINE), FINE
+    whole = [segment for segment in segments if not segment.is_compacted]
+    yield inner, inner.files(rolled, seconds=FINE_SECONDS), FINE_SECONDS
     yield window, window.files(whole), 0
     for edge in edges_of(window, inner):
         yield edge, edge.files(rolled), 0
-        yield edge, _covering(edge, FINE).files(bare, seconds=FINE), FINE
+        yield edge, _covering(edge, FINE_SECONDS).files(bare, seconds=FINE_SECONDS), FINE_SECONDS
 
 
 def _aligned(window: Window, seconds: int) -> Window:
@@ -158,7 +156,7 @@ def _alike(files: Files, metrics: Sequence[str], *, is_rolled: bool) -> list[tup
     """Files that have the same of the wanted columns, in the same types, together."""
     names = list(metrics)
     if is_rolled:
-        names += [FIRST, LAST, *(side + metric for side in ("min_", "max_", KNOWN) for metric in metrics)]
+        names += [side + metric for side in ("min_", "max_") for metric in metrics]
     found: dict[tuple[str | None, ...], Files] = {}
     for item in files:
         found.setdefault(tuple(item[1].columns.get(name) for name in names), []).append(item)
@@ -185,17 +183,18 @@ def _samples(window: Window, metrics: Sequence[str], columns: set[str]) -> str:
     return ", ".join(select)
 
 
-def _rolled(window: Window, metrics: Sequence[str], columns: set[str], seconds: int) -> str:
+def _rolled(window: Window, metrics: Sequence[str], columns: set[str]) -> str:
     time = "epoch_us(time)"
-    first = f"epoch_us({FIRST})" if FIRST in columns else time
-    last = f"epoch_us({LAST})" if LAST in columns else f"{time} + {seconds * 1_000_000 - 1}"
-    select = [*_keys(window), f"samples, {time} AS time, {first} AS first, {last} AS last"]
+    select = [
+        *_keys(window),
+        f"samples, {time} AS time, epoch_us({FIRST}) AS first, epoch_us({LAST}) AS last",
+    ]
     for place, metric in enumerate(metrics):
         value, low, high = (
             f"{quoted(side + metric)}::DOUBLE" if metric in columns else "NULL::DOUBLE"
             for side in ("", "min_", "max_")
         )
-        count = f"{known(metric, columns)}::BIGINT" if metric in columns else "0::BIGINT"
+        count = f"{quoted(KNOWN + metric)}::BIGINT" if metric in columns else "0::BIGINT"
         select.append(_metric(place, value, count, low, high))
     return ", ".join(select)
 

@@ -1,30 +1,25 @@
-"""Rows that stand for the samples of a minute or of five: how they are made, and what their columns are called."""
+"""Rollup rows: one row for the samples of a minute or of five minutes, with mean, minimum, maximum and count per metric."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.history.parquet import writing
 from gpulse.store.history.tables import KEYS, quoted, words_of
 
-if TYPE_CHECKING:
-    import duckdb
-
 MINUTE_US = 60_000_000
-FINE, COARSE = 60, 300
-"""How many seconds a row stands for: beside an hour's samples, and in what is made of a day."""
+FINE_SECONDS, COARSE_SECONDS = 60, 300
+"""How much time one row covers: beside the samples of an hour, and in the summary of a day."""
 FIRST, LAST = "first_time", "last_time"
-"""When the first and the last sample of a row were taken."""
+"""Columns with the times of the first and the last sample of a row."""
 KNOWN = "known_"
-"""Begins the names of columns that say of how many samples a mean is; without one it is of all of the row's."""
+"""Prefix of the columns that count the samples in which a metric was known, which its mean is of."""
 _SIDES = ("min_", "max_", KNOWN)
 _TAKEN = ("samples", FIRST, LAST)
 
 
 def metrics_of(scope: Scope, columns: Collection[str]) -> list[str]:
-    """The metrics among the columns of a file of samples; those that only look like something else are left out."""
+    """Return the metrics among the columns of a file of samples, without keys and names that rollup columns have."""
     words = (*KEYS, *words_of(scope), *_TAKEN)
     return [
         column
@@ -34,7 +29,7 @@ def metrics_of(scope: Scope, columns: Collection[str]) -> list[str]:
 
 
 def of_samples(scope: Scope, source: str, metrics: Sequence[str]) -> str:
-    """The query for one row a minute, from samples."""
+    """Return the query for one row per minute, from samples."""
     select = {
         "samples": "count(*)::INTEGER",
         FIRST: "min(time)",
@@ -42,43 +37,37 @@ def of_samples(scope: Scope, source: str, metrics: Sequence[str]) -> str:
     }
     for metric in metrics:
         name = quoted(metric)
-        select[metric] = f"avg({name})::{_kind(scope, metric)}"
+        select[metric] = f"avg({name})::{_mean_type(scope, metric)}"
         select[f"min_{metric}"] = f"min({name})"
         select[f"max_{metric}"] = f"max({name})"
         select[KNOWN + metric] = f"count({name})::INTEGER"
-    return _grouped(scope, source, FINE, select)
+    return _grouped(scope, source, FINE_SECONDS, select)
 
 
 def of_minutes(scope: Scope, source: str, columns: Collection[str]) -> str:
-    """The query for one row in five minutes, from rows of minutes."""
+    """Return the query for one row per five minutes, from rows of minutes."""
     select = {
         "samples": "sum(samples)::INTEGER",
         FIRST: f"min({FIRST})",
         LAST: f"max({LAST})",
     }
-    for metric in rolled_metrics(columns):
-        name = quoted(metric)
-        count = known(metric, columns)
-        select[metric] = f"(sum({name} * {count}) / nullif(sum({count}), 0))::{_kind(scope, metric)}"
+    for metric in (column for column in columns if KNOWN + column in columns):
+        name, count = quoted(metric), quoted(KNOWN + metric)
+        select[metric] = f"(sum({name} * {count}) / nullif(sum({count}), 0))::{_mean_type(scope, metric)}"
         select[f"min_{metric}"] = f"min({quoted(f'min_{metric}')})"
         select[f"max_{metric}"] = f"max({quoted(f'max_{metric}')})"
         select[KNOWN + metric] = f"coalesce(sum({count}), 0)::INTEGER"
-    return _grouped(scope, source, COARSE, select)
+    return _grouped(scope, source, COARSE_SECONDS, select)
 
 
-def rolled_metrics(columns: Collection[str]) -> list[str]:
-    """The metrics that rows of minutes have."""
-    return [column for column in columns if f"min_{column}" in columns and f"max_{column}" in columns]
+def columns_of(scope: Scope, metrics: Sequence[str]) -> list[str]:
+    """Return the columns that rollup rows of some metrics have."""
+    names = ["node", "node_id", "subject", *words_of(scope), "time", *_TAKEN]
+    return [*names, *(side + metric for metric in metrics for side in ("", *_SIDES))]
 
 
-def known(metric: str, columns: Collection[str]) -> str:
-    """Of how many samples a row's mean of a metric is, as SQL."""
-    count = f"if({quoted(metric)} IS NULL, 0, samples)"
-    return f"coalesce({quoted(KNOWN + metric)}, {count})" if KNOWN + metric in columns else count
-
-
-def _kind(scope: Scope, metric: str) -> str:
-    """Seven digits are enough for a mean, but not for that of a counter."""
+def _mean_type(scope: Scope, metric: str) -> str:
+    """Return the SQL type of a mean: seven digits are enough, except for counters."""
     entry = CATALOGUE[scope].get(metric)
     return "FLOAT" if entry is not None and entry.kind != "counter" else "DOUBLE"
 
@@ -95,22 +84,6 @@ def _grouped(scope: Scope, source: str, seconds: int, select: Mapping[str, str])
         **select,
     }
     wanted = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
-    again = ", start_time" if "start_time" in words else ""  # the same pid may be another process's
+    again = ", start_time" if "start_time" in words else ""  # a pid may be used again by another process
     keys = f"node_id, subject, epoch_us(time) // {length}{again}"
     return f"SELECT {wanted} FROM {source} GROUP BY {keys} ORDER BY {keys}"
-
-
-def needed(database: duckdb.DuckDBPyConnection, table: str, path: str) -> str:
-    """A query for a table of rows without the counts that say nothing new.
-
-    Raises:
-        GpulseError: It cannot be read.
-    """
-    with writing(path):
-        columns = [row[0] for row in database.execute(f"DESCRIBE {table}").fetchall()]
-        counts = [name for name in columns if name.startswith(KNOWN) and name.removeprefix(KNOWN) in columns]
-        told = ", ".join(f"bool_or({quoted(name)} NOT IN (0, samples))" for name in counts)
-        found = database.execute(f"SELECT {told} FROM {table}").fetchone() if counts else ()
-    idle = {name for name, is_partial in zip(counts, found or (), strict=True) if not is_partial}
-    kept = ", ".join(quoted(name) for name in columns if name not in idle)
-    return f"SELECT {kept} FROM {table}"

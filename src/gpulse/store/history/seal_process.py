@@ -22,7 +22,7 @@ from typing import Any
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.store.disk import disk_errors
-from gpulse.store.history import compaction, conversion, day_summaries, retention, thinning
+from gpulse.store.history import compaction, conversion, day_summaries, retention
 from gpulse.store.history.layouts import Words
 from gpulse.store.history.parquet import connect
 from gpulse.store.history.segments import Segment, read_segments, remove_lost_summaries, sealed_to, tidy
@@ -149,8 +149,8 @@ class Workshop:
         """Take what a time-series database has out of the oldest segments, for a while: sealing must not wait long."""
         deadline = time.monotonic() + _THIN_SECONDS
         segments = read_segments(self.history)
-        for segment in thinning.thinnable(segments, now=now, whole_seconds=whole_seconds, sent=sent):
-            thinning.thin(self._database, self.history, segment)
+        for segment in retention.thinnable(segments, now=now, whole_seconds=whole_seconds, sent=sent):
+            retention.thin(self._database, self.history, segment)
             done.append(segment.name)
             if time.monotonic() >= deadline:
                 break

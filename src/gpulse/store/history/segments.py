@@ -88,10 +88,6 @@ class Segment(NamedTuple):
         """The latest time in it, in microseconds; None when it has no rows."""
         return max((file.end for file in self.files), default=None)
 
-    def has_minutes(self, scope: Scope) -> bool:
-        """Whether there is a row a minute of a scope beside every sample."""
-        return self.has(scope, 60)
-
     @property
     def shares(self) -> list[SealedFile]:
         """The files that say how the time of GPUs is divided."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpulse.store.history.query import plain
-from gpulse.store.history.rollup import COARSE, FINE
+from gpulse.store.history.rollup import COARSE_SECONDS, FINE_SECONDS
 from gpulse.store.store import Query, Series, SeriesKey, Statistic
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def grain_of(query: Query) -> int:
     """Return how many seconds a row may stand for to answer a query exactly; 0 for every sample."""
     if query.step_us is None or query.statistic == "last":
         return 0
-    return next((seconds for seconds in (COARSE, FINE) if query.step_us % (seconds * 1_000_000) == 0), 0)
+    return next(
+        (seconds for seconds in (COARSE_SECONDS, FINE_SECONDS) if query.step_us % (seconds * 1_000_000) == 0),
+        0,
+    )
 
 
 def select_series(relation: str, query: Query) -> str:
