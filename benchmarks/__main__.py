@@ -18,6 +18,7 @@ _FAKE = {
     "harvest": "how soon a GPU is given back, and what harvesting costs meanwhile",
     "dask": "what monitoring costs a Dask cluster: tasks, eight hours of memory, an export",
     "past": "what questions about weeks cost: a GPU's month, who held a thousand GPUs",
+    "forms": "what each form of history buys and costs: questions about weeks with one of them left out",
     "job": "what a report about a job costs: a day of eight GPUs among a thousand",
     "remote": "what sending a quarter of a million samples a second to an engine costs",
     "scrape": "what a scrape of a thousand GPUs costs a head, and of eight an agent",

@@ -43,7 +43,7 @@ _MOST_SECONDS = 1.0
 _POINTS = 240
 
 
-def _tell(path: Path, size: Size) -> None:
+def add_job(path: Path, size: Size) -> None:
     """One job on all GPUs of a node for a day, and what the agents of all nodes said meanwhile."""
     begin = size.end - _DAY
     uuids = [f"GPU-{_NODE:08d}-0000-4000-8000-{gpu:012d}" for gpu in range(_GPUS)]
@@ -103,7 +103,7 @@ def run(*, quick: bool, takes: int) -> Report:
             make_book(base / "book.sqlite", size, layouts, texts) as book,
             closing(History(base)) as history,
         ):
-            _tell(base / "book.sqlite", size)
+            add_job(base / "book.sqlite", size)
             store = StoreReader(book, history, recent)
             reports = ReportRunner(store, Register(book.nodes().values()), lambda: 1.0)
             _questions(report, reports, size, takes)
