@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpulse.reports.past import Past
+
 from benchmarks import measure
 from benchmarks.job import add_job
 from benchmarks.measure import Report, Spread, Table, Target
@@ -21,7 +23,6 @@ from gpulse.cluster.head.exports import Exports
 from gpulse.model.metric import CATALOGUE
 from gpulse.reports.efficiency import METRICS
 from gpulse.reports.job import Jobs
-from gpulse.reports.past import Past
 from gpulse.store.history import gpu_time, rollup
 from gpulse.store.history.parquet import connect, write_file
 from gpulse.store.history.query import History
@@ -36,7 +37,7 @@ NAME = "forms"
 _RECORDINGS = measure.ROOT / "tests" / "data" / "recordings"
 _GPUS = 8
 _HOUR, _DAY = 3600, 86_400
-_METRICS = tuple(dict.fromkeys((*gpu_time.OF_GPU, *METRICS, *CATALOGUE["gpu"])))[:45]
+_METRICS = tuple(dict.fromkeys((*gpu_time.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
 _CHART = _METRICS[:6]
 _POINTS = 600
 _HUNDRED_GPUS = 12
@@ -173,7 +174,7 @@ def _ask_all(report: Report, history: _Fixed, questions: _Questions, size: Size,
 
 
 def _in_turn(history: _Fixed, forms: Mapping[str, Forms], ask: Ask, takes: int) -> dict[str, list[Cost]]:
-    """Ask with each choice of forms in turn; the first round is not counted."""
+    """Ask with each choice of forms in turn; the first round is not valid_summaries."""
     contenders = {name: partial(_answered, history, some, ask) for name, some in forms.items()}
     return {name: costs[1:] for name, costs in measure.in_turn(takes + 1, contenders).items()}
 
@@ -261,7 +262,7 @@ def _costs(base: Path, merged: Sequence[Segment], spent: float, samples: int) ->
         timed("five minutes", lambda: sum(rolled(*pair, 300) for pair in of_minutes))
         timed(
             "minutes in a thin segment",
-            lambda: sum(rolled(*pair, 60, gpu_time.OF_GPU) for pair in of_samples),
+            lambda: sum(rolled(*pair, 60, gpu_time.GPU_METRICS) for pair in of_samples),
         )
         timed("GPU time, nobody on the GPUs", lambda: sum(map(divided, merged)))
     return table

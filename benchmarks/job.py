@@ -97,7 +97,9 @@ def run(*, quick: bool, takes: int) -> Report:
     size = Size(16, 3) if quick else Size(125, 30)
     base = Path(tempfile.mkdtemp(prefix="gpulse-job-"))
     try:
-        Maker(base, size, tuple(dict.fromkeys((*gpu_time.OF_GPU, *METRICS, *CATALOGUE["gpu"])))[:45]).make()
+        Maker(
+            base, size, tuple(dict.fromkeys((*gpu_time.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
+        ).make()
         recent, layouts, texts = make_recent(size)
         with (
             make_book(base / "book.sqlite", size, layouts, texts) as book,

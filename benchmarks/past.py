@@ -49,7 +49,7 @@ _USERS = 40
 _PROCESSES = 4
 """So many has a job for each of its GPUs; one or two of them hold it."""
 _PID = "1000 + {} * 1000 + {} * 100 + {} * 10"
-_NARROW = gpu_time.OF_GPU
+_NARROW = gpu_time.GPU_METRICS
 _WIDE = tuple(name for name in CATALOGUE["gpu"])[:45]
 _CHART = (
     "power_watts",
@@ -242,7 +242,7 @@ def _processes(nodes: range, begin: int, seconds: int, step: int) -> str:
         if step == 60
         else "1::UBIGINT AS run, us // 1000000 AS sequence",
     ]
-    for metric, value in zip(gpu_time.OF_PROCESS, ("40e9", "0.25"), strict=True):
+    for metric, value in zip(gpu_time.PROCESS_METRICS, ("40e9", "0.25"), strict=True):
         select.append(f'{value}::DOUBLE AS "{metric}"')
         if step == 60:
             select.append(f'{value}::DOUBLE AS "min_{metric}", {value}::DOUBLE AS "max_{metric}"')

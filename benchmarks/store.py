@@ -37,7 +37,7 @@ from gpulse.store.history.blocks import make_stack
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.seal_process import Workshop
+from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import BATCH, Batch, Entry
 from gpulse.store.metadata.metadata import Metadata
@@ -211,7 +211,7 @@ def make_store(
         known = [*_node_facts(nodes), *facts]
         log.append_many((entry.kind, entry.payload) for entry in known)
         book.apply(step_of(log.sync(), known))
-        with closing(Workshop(str(directory))) as workshop:
+        with closing(HistoryWriter(str(directory))) as writer:
             for begin in range(0, seconds, _SEAL_SECONDS):
                 span = range(begin, min(begin + _SEAL_SECONDS, seconds))
                 lasts = {}
@@ -222,14 +222,14 @@ def make_store(
                         samples += batch.count * _GPUS
                 position = log.sync()
                 book.apply(Step(position, [], lasts, []))
-                spent, answer = _timed(lambda position=position: workshop.seal(position))  # type: ignore[misc]
+                spent, answer = _timed(lambda position=position: writer.seal(position))  # type: ignore[misc]
                 sealing += spent
                 sealed_bytes += sum(
                     file.stat().st_size
                     for name in answer["segments"]
                     for file in (directory / "history" / name).iterdir()
                 )
-                compacting += _timed(workshop.compact)[0]
+                compacting += _timed(writer.compact)[0]
                 log.drop_before(min(position, book.checkpoint()))
     return Made(samples, sealing, compacting, sealed_bytes)
 

@@ -21,7 +21,7 @@ from gpulse.model.columns import split
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.seal_client import Sealer
+from gpulse.store.history.seal_client import SealClient
 from gpulse.store.history.segments import read_segments
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
@@ -35,7 +35,7 @@ _NODES = range(1, 4)
 
 
 @contextmanager
-def killer(sealer: Sealer, chance: random.Random) -> Iterator[list[int]]:
+def killer(sealer: SealClient, chance: random.Random) -> Iterator[list[int]]:
     """Kills the sealing process with SIGKILL at random moments until the block ends."""
     over = threading.Event()
     killed: list[int] = []
@@ -92,7 +92,7 @@ def test_every_frame_is_there_once_however_often_the_sealer_is_killed(tmp_path: 
     chance = random.Random(4)
     fleet = Fleet()
     seconds = kills = 0
-    with closing(Sealer(tmp_path)) as sealer, closing(History(tmp_path)) as history:
+    with closing(SealClient(tmp_path)) as sealer, closing(History(tmp_path)) as history:
         while kills < _KILLS:
             more = chance.randrange(60, 400)
             last = write_log(tmp_path, fleet, _NODES, range(seconds, seconds + more))
@@ -120,7 +120,7 @@ def test_questions_are_answered_rightly_while_segments_change_under_them(tmp_pat
     seconds = 4000
     over = threading.Event()
     last = write_log(tmp_path, fleet, _NODES, range(seconds), frames=100)
-    with closing(Sealer(tmp_path)) as sealer, closing(History(tmp_path)) as history:
+    with closing(SealClient(tmp_path)) as sealer, closing(History(tmp_path)) as history:
         recent = recent_after(tmp_path, fleet, 0)
         samples = HistoryReader(history, recent)
         counts: set[int] = set()
@@ -151,7 +151,7 @@ def test_a_sealer_that_died_is_started_again(tmp_path: Path) -> None:
     """A killed process costs nothing but time: the next request starts another one."""
     fleet = Fleet()
     last = write_log(tmp_path, fleet, _NODES, range(30))
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         assert 0 == sealer.start()
         pid = sealer.pid
         assert pid is not None
@@ -163,7 +163,7 @@ def test_a_sealer_that_died_is_started_again(tmp_path: Path) -> None:
 
 def test_a_closed_sealer_says_so(tmp_path: Path) -> None:
     """After close() nothing is started any more."""
-    sealer = Sealer(tmp_path)
+    sealer = SealClient(tmp_path)
     sealer.start()
     sealer.close()
     with pytest.raises(ClosedError):
@@ -174,8 +174,8 @@ def test_a_sealer_ends_with_its_parent(tmp_path: Path) -> None:
     """A head that was killed leaves no sealing process behind, so that the next head finds the directory free."""
     source = """
 import sys, time
-from gpulse.store.history.seal_client import Sealer
-sealer = Sealer(sys.argv[1])
+from gpulse.store.history.seal_client import SealClient
+sealer = SealClient(sys.argv[1])
 sealer.start()
 print(sealer.pid, flush=True)
 time.sleep(600)
@@ -202,7 +202,7 @@ def test_only_what_is_in_the_log_can_be_sealed(tmp_path: Path) -> None:
     """A position beyond the log's end is refused, and the process goes on."""
     fleet = Fleet()
     last = write_log(tmp_path, fleet, _NODES, range(30))
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         with pytest.raises(LogError, match="ends at"):
             sealer.seal(last + 10)
         assert last == sealer.seal(last).position
@@ -212,11 +212,11 @@ def test_a_damaged_segment_is_refused_by_name(tmp_path: Path) -> None:
     """Neither the sealing process nor a reader goes on as if a segment were not there."""
     fleet = Fleet()
     last = write_log(tmp_path, fleet, _NODES, range(30))
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         name = sealer.seal(last).segments[0]
     meta = tmp_path / "history" / name / "meta.json"
     meta.write_text(meta.read_text().replace('"format":1', '"format":2'))
-    with closing(Sealer(tmp_path)) as sealer, pytest.raises(LogError, match=f"{name} is of format 2"):
+    with closing(SealClient(tmp_path)) as sealer, pytest.raises(LogError, match=f"{name} is of format 2"):
         sealer.start()
     with pytest.raises(LogError, match=f"{name} is of format 2"):
         History(tmp_path)
@@ -226,11 +226,11 @@ def test_another_log_is_refused(tmp_path: Path) -> None:
     """A history does not go on with a log that it was not made from."""
     fleet = Fleet()
     last = write_log(tmp_path, fleet, _NODES, range(30))
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         sealer.seal(last)
     os.rename(tmp_path / "log", tmp_path / "old")
     write_log(tmp_path, fleet, _NODES, range(30))
-    with closing(Sealer(tmp_path)) as sealer, pytest.raises(LogError, match="made from another log"):
+    with closing(SealClient(tmp_path)) as sealer, pytest.raises(LogError, match="made from another log"):
         sealer.start()
 
 
@@ -239,7 +239,7 @@ def test_a_full_disk_is_told_and_sealing_goes_on_afterwards(tmp_path: Path) -> N
     fleet = Fleet()
     last = write_log(tmp_path, fleet, _NODES, range(30))
     history = tmp_path / "history"
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         sealer.start()
         history.rename(tmp_path / "away")
         history.write_text("in the way")
@@ -253,7 +253,7 @@ def test_a_full_disk_is_told_and_sealing_goes_on_afterwards(tmp_path: Path) -> N
 def test_old_segments_are_removed_on_request(tmp_path: Path) -> None:
     """The oldest go first, by age, and the newest stays."""
     fleet = Fleet()
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         names: list[str] = []
         for begin in (0, 100, 200):
             last = write_log(tmp_path, fleet, _NODES, range(begin, begin + 100))
@@ -269,12 +269,12 @@ def test_layouts_come_from_the_log_itself_when_there_is_no_book(tmp_path: Path) 
     """A new sealing process reads what an earlier one learned from facts that were sealed long ago."""
     fleet = Fleet()
     last = write_log(tmp_path, fleet, _NODES, range(10))
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         sealer.seal(last)
     with Log(tmp_path / "log") as log:
         log.append(BATCH, fleet.batch(1, 10).to_bytes())
         last = log.sync()
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         assert last == sealer.seal(last).position
 
 
@@ -296,7 +296,7 @@ def test_numbers_without_a_layout_are_left_out_and_counted(tmp_path: Path) -> No
         log.append(BATCH, unknown._replace(frames=_renamed(unknown.frames)).to_bytes())
         log.append(BATCH, unknown._replace(count=unknown.count + 1).to_bytes())
         last = log.sync()
-    with closing(Sealer(tmp_path)) as sealer:
+    with closing(SealClient(tmp_path)) as sealer:
         sealed = sealer.seal(last)
         assert last == sealed.position
         assert sealed.unreadable == 2 + sum(len(frame.blocks) for frame in split(unknown.frames))

@@ -30,7 +30,7 @@ from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.agent_events import decode_events
 from gpulse.store.history.blocks import clipped
-from gpulse.store.history.seal_process import Workshop
+from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.local import LocalStore
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import Batch, Entry
@@ -128,12 +128,12 @@ class Door:
         [process.identity.get("pid") for process in self.archive.processes(query(start=0, end=1e11))]
         position = self.archive.book.applied
         self.close()
-        workshop = Workshop(self.directory)
+        writer = HistoryWriter(self.directory)
         try:
-            sealed = workshop.seal(position)
+            sealed = writer.seal(position)
             assert (0, 0) == (sealed["missing"], sealed["unreadable"])
         finally:
-            workshop.close()
+            writer.close()
         with LocalStore(self.directory) as again:
             assert not again.book.unreadable
             fleet = Fleet(again.nodes(), {}, again.layouts)
@@ -180,13 +180,13 @@ _SPELLED = (
         max_leaves=8,
     ).map(json.dumps)
 )
-"""JSON values, as they are spelled, and what only looks like them."""
+"""JSON values, as they are text_column, and what only looks like them."""
 
 
 def _changed(documents: dict[str, dict[str, Any]]) -> st.SearchStrategy[tuple[str, str]]:
     """One of some documents by name, of which some fields have other values."""
 
-    def spelled(given: tuple[str, dict[str, str]]) -> tuple[str, str]:
+    def text_column(given: tuple[str, dict[str, str]]) -> tuple[str, str]:
         name, changes = given
         fields = {key: json.dumps(value) for key, value in documents[name].items()} | changes
         return name, "{" + ",".join(f"{json.dumps(key)}:{text}" for key, text in fields.items()) + "}"
@@ -195,7 +195,7 @@ def _changed(documents: dict[str, dict[str, Any]]) -> st.SearchStrategy[tuple[st
         fields = st.sampled_from([*documents[name], "other"])
         return st.tuples(st.just(name), st.dictionaries(fields, _SPELLED, max_size=2))
 
-    return st.sampled_from(sorted(documents)).flatmap(changes).map(spelled)
+    return st.sampled_from(sorted(documents)).flatmap(changes).map(text_column)
 
 
 _EVENTS = {kind: {"event": kind, **event} for kind, event in EVENTS.items()}

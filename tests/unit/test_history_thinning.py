@@ -17,8 +17,8 @@ from gpulse.store.history import compaction, day_summaries, retention, seal_proc
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.seal_process import Workshop
-from gpulse.store.history.segments import SHARES, counted, list_names, read_segments, read_summaries
+from gpulse.store.history.seal_process import HistoryWriter
+from gpulse.store.history.segments import SHARES, list_names, read_segments, read_summaries, valid_summaries
 from gpulse.store.store import Share
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -46,12 +46,12 @@ def short_days() -> Iterator[None]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store that nobody changes: two nodes that work and rest, and whose processes come and go."""
     directory = tmp_path_factory.mktemp("whole")
-    with Lab(directory, ("0", "1"), ("0",)) as lab, closing(Workshop(str(directory / "data"))) as workshop:
+    with Lab(directory, ("0", "1"), ("0",)) as lab, closing(HistoryWriter(str(directory / "data"))) as writer:
         for begin in range(0, 9000, 600):
             for node in NODES:
                 lab.add([frame(lab, second, node) for second in range(begin, begin + 600, 10)], node)
-            workshop.seal(lab.archive.book.applied)
-            while workshop.compact()["compacted"]:
+            writer.seal(lab.archive.book.applied)
+            while writer.compact()["compacted"]:
                 pass
     return directory / "data"
 
@@ -82,8 +82,8 @@ def store(tmp_path: Path, whole: Path) -> Path:
 
 def thinned(store: Path, keep_seconds: float | None = EVER, limit_bytes: int | None = None) -> dict[str, Any]:
     """What became of a store that keeps everything for an hour."""
-    with closing(Workshop(str(store))) as workshop:
-        return workshop.retain(END, keep_seconds, limit_bytes, WHOLE_SECONDS)
+    with closing(HistoryWriter(str(store))) as writer:
+        return writer.retain(END, keep_seconds, limit_bytes, WHOLE_SECONDS)
 
 
 def asked(store: Path, start: float = 0, end: float = 9000) -> tuple[list[Share], list[Any], list[Any]]:
@@ -155,18 +155,18 @@ def test_what_an_engine_has_is_gone(store: Path) -> None:
 
 def test_summaries_stay_right(store: Path) -> None:
     """One that was made before counts still, and one that is made after says the same of processes."""
-    summaries = counted(read_summaries(f"{store}/history"), read_segments(f"{store}/history"))
+    summaries = valid_summaries(read_summaries(f"{store}/history"), read_segments(f"{store}/history"))
     before = asked(store)
     thinned(store)
     directory = f"{store}/history"
     assert [one.segment for one in summaries] == [
-        one.segment for one in counted(read_summaries(directory), read_segments(directory))
+        one.segment for one in valid_summaries(read_summaries(directory), read_segments(directory))
     ]
 
     shutil.rmtree(f"{directory}/{summaries[0].segment.name}")
     hosts = of_gpus(store, "cpu_utilization_ratio", "host", step=300.0)
-    with closing(Workshop(str(store))) as workshop:
-        assert [summaries[0].segment.name] == workshop.compact()["compacted"]
+    with closing(HistoryWriter(str(store))) as writer:
+        assert [summaries[0].segment.name] == writer.compact()["compacted"]
     (made,) = read_summaries(directory)
     assert {"process", "gpu", "host"} == {file.scope for file in made.files}
     assert hosts == of_gpus(store, "cpu_utilization_ratio", "host", step=300.0)
@@ -181,21 +181,21 @@ def test_a_process_that_is_killed_on_the_way_leaves_a_whole_store(
     """Either the segment or the thin one counts, and the next start removes what does not."""
     before = asked(store)
     names = list_names(f"{store}/history")
-    with closing(Workshop(str(store))) as workshop, monkeypatch.context() as patch:
+    with closing(HistoryWriter(str(store))) as writer, monkeypatch.context() as patch:
         patch.setattr(retention, "remove_segments", killed)
         if not is_renamed:
             patch.setattr(retention, "write_meta", killed)
             patch.setattr("gpulse.store.history.segments.shutil.rmtree", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
-            workshop.retain(END, None, None, WHOLE_SECONDS)
+            writer.retain(END, None, None, WHOLE_SECONDS)
     left = f"{names[0]}-thin"
     assert (store / "history" / (left if is_renamed else f".unfinished-{left}")).is_dir()
     assert (store / "history" / names[0]).is_dir()
 
     assert [left if is_renamed else names[0], *names[1:]] == list_names(f"{store}/history")
     check_near(before[0], asked(store)[0])
-    with closing(Workshop(str(store))) as workshop:
-        assert [names[0] if is_renamed else f".unfinished-{left}"] == workshop.tidied
+    with closing(HistoryWriter(str(store))) as writer:
+        assert [names[0] if is_renamed else f".unfinished-{left}"] == writer.tidied
     assert names[1 if is_renamed else 0 : 3] == thinned(store)["thinned"]
     check_near(before[0], asked(store)[0])
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpulse.store.history.seal_client import Sealer
-from gpulse.store.history.seal_process import Workshop
-from gpulse.store.tsdb.config import TsdbConfig
+from gpulse.store.history.seal_client import SealClient
+from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.tsdb.forwarder import Forwarder
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -34,18 +33,18 @@ class Waiting(Forwarder):
         return self.got[1]
 
 
-class SameProcess(Sealer):
+class SameProcess(SealClient):
     """One that needs no process."""
 
     def __init__(self, data_dir: str) -> None:
         super().__init__(data_dir)
-        self._workshop = Workshop(data_dir)
+        self._writer = HistoryWriter(data_dir)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._workshop.answer(request)
+        return self._writer.answer(request)
 
     def _end(self) -> None:
-        self._workshop.close()
+        self._writer.close()
 
 
 def _oldest(lab: Lab) -> float:

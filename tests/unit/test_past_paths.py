@@ -15,8 +15,8 @@ from gpulse.model.frame import Frame
 from gpulse.store.history import compaction, day_summaries
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.seal_process import Workshop
-from gpulse.store.history.segments import SHARES, Segment, counted
+from gpulse.store.history.seal_process import HistoryWriter
+from gpulse.store.history.segments import SHARES, Segment, valid_summaries
 from gpulse.store.store import Series, Share
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -141,12 +141,12 @@ def test_all_paths_agree(tmp_path: Path, seed: int) -> None:
     chance = random.Random(1000 + seed)
     with Lab(tmp_path, *LABELS) as lab:
         story = Story(lab, seed)
-        with closing(Workshop(str(tmp_path / "data"))) as workshop:
+        with closing(HistoryWriter(str(tmp_path / "data"))) as writer:
             for place in range(BLOCKS):
                 story.block(place)
                 if chance.random() < 0.6 or place == BLOCKS - 3:
-                    workshop.seal(lab.archive.book.applied)
-                    while chance.random() < 0.8 and workshop.compact()["compacted"]:
+                    writer.seal(lab.archive.book.applied)
+                    while chance.random() < 0.8 and writer.compact()["compacted"]:
                         pass
         check_paths(lab, tmp_path / "data", chance)
 
@@ -167,7 +167,7 @@ def check_paths(lab: Lab, data_dir: Path, chance: random.Random) -> None:
         ]
     for shares, summaries in ((True, True), (True, False), (False, True), (False, False)):
         with closing(History(data_dir)) as history:
-            assert counted(history.summaries, history.segments)
+            assert valid_summaries(history.summaries, history.segments)
             shown(history, shares=shares, summaries=summaries)
             source = HistoryReader(history, memory)
             for one, (divided, held, steps) in zip(asked, wanted, strict=True):

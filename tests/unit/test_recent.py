@@ -1,4 +1,4 @@
-"""What came since the last sealing: asked, dropped, counted."""
+"""What came since the last sealing: asked, dropped, valid_summaries."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from gpulse.model.columns import Layout
 from gpulse.store.format import prepare_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.seal_client import Sealed, Sealer
+from gpulse.store.history.seal_client import SealClient, SealResult
 from gpulse.store.history.segments import Segment
 from gpulse.store.log.log import Log
 from gpulse.store.log.record import Record
@@ -80,7 +80,7 @@ class LocalStore(StoreReader):
             self.layouts.update(self.book.layouts())
             self._recent = Recent(self.layouts)
             super().__init__(self.book, self._history, self._recent)
-            self._sealer = Sealer(self.directory)
+            self._sealer = SealClient(self.directory)
             self._seen_us: dict[int, int] = {}
             self._newest_us = self._history.newest_us
             for record in self._log.read(self._history.sealed_to + 1):
@@ -224,7 +224,7 @@ class LocalStore(StoreReader):
             self._behind = False
             log.warning("the book follows the log again")
 
-    def seal(self) -> Sealed:
+    def seal(self) -> SealResult:
         """Move what is only in the log into the history, and shorten the log; nothing should be missing or unreadable.
 
         Raises:
@@ -232,7 +232,7 @@ class LocalStore(StoreReader):
         """
         self.settle()
         target = self.book.applied
-        sealed = Sealed(self._history.sealed_to, ())
+        sealed = SealResult(self._history.sealed_to, ())
         if target > self._history.sealed_to:
             sealed = self._sealer.seal(target)
             self._history.refresh()

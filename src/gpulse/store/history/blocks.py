@@ -123,7 +123,7 @@ class _Pile(NamedTuple):
     numbers: list[bytes]
 
 
-class Piles:
+class BlockCollector:
     """Collects batches until they are wanted as stacks."""
 
     def __init__(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.history import conversion, gpu_time, rollup
+from gpulse.store.history import gpu_time, rollup, segment_writer
 from gpulse.store.history.parquet import THOROUGH, write_file
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, remove_segments, write_meta
-from gpulse.store.history.tables import literal, quoted, words_of
+from gpulse.store.history.tables import label_columns, literal, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -19,19 +19,18 @@ _NODES_PER_FILE: dict[Scope, int] = {"gpu": 8}
 """An hour of 64 GPUs can be sorted within little memory, and a question about one GPU reads small files."""
 
 
-def due(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the oldest adjacent segments, not merged yet, that were received over an hour or more; often none."""
-    found: list[Segment] = []
+def oldest_run(
+    segments: Sequence[Segment], length_us: int, is_candidate: Callable[[Segment], bool]
+) -> list[Segment]:
+    """Return the oldest adjacent candidates that were received over a length of time or more; often none."""
+    run: list[Segment] = []
     for segment in segments:
-        if segment.is_compacted:
-            found = []
-            continue
-        if found and segment.first != found[-1].last + 1:
-            found = []
-        found.append(segment)
-        span = _received(found)
-        if len(found) > 1 and span is not None and span[1] - span[0] >= HOUR_US:
-            return found
+        if run and segment.first != run[-1].last + 1:
+            run = []
+        run = [*run, segment] if is_candidate(segment) else []
+        span = _received(run)
+        if len(run) > 1 and span is not None and span[1] - span[0] >= length_us:
+            return run
     return []
 
 
@@ -46,7 +45,7 @@ def compact(database: duckdb.DuckDBPyConnection, directory: str, segments: Seque
     Raises:
         GpulseError: The merge failed; the directory is unchanged.
     """
-    parts = due(segments)
+    parts = oldest_run(segments, HOUR_US, lambda segment: not segment.is_compacted)
     if not parts:
         return []
     first, last = parts[0].first, parts[-1].last
@@ -74,7 +73,7 @@ def _shards(parts: Sequence[Segment]) -> list[tuple[Scope, tuple[int, ...]]]:
 
 
 def _nodes_per_file(scope: Scope) -> int:
-    return _NODES_PER_FILE.get(scope, conversion.NODES_PER_FILE)
+    return _NODES_PER_FILE.get(scope, segment_writer.NODES_PER_FILE)
 
 
 def _merge(
@@ -114,7 +113,7 @@ def _ordered(scope: Scope, present: set[str]) -> tuple[str, ...]:
         "node",
         "node_id",
         "subject",
-        *words_of(scope),
+        *label_columns(scope),
         "time",
         "run",
         "sequence",

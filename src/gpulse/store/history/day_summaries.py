@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from gpulse.model.metric import Scope
 from gpulse.store.history import gpu_time, rollup
-from gpulse.store.history.gpu_time import Bound, Packer, Span
+from gpulse.store.history.compaction import oldest_run
+from gpulse.store.history.gpu_time import ShareFileWriter, Span, Statement
 from gpulse.store.history.parquet import THOROUGH, temporary, write_file, writing
 from gpulse.store.history.relation import Files, Sources
 from gpulse.store.history.segments import (
     SealedFile,
     Segment,
-    counted,
     new_segment,
     read_summaries,
+    valid_summaries,
     write_meta,
 )
 from gpulse.store.history.tables import literal
@@ -34,20 +35,9 @@ MAX_NODES_DIVIDED = 4
 
 
 def due(segments: Sequence[Segment], summaries: Sequence[Segment]) -> list[Segment]:
-    """Return the oldest adjacent segments without a summary that were received over a day or more; often none."""
-    covered = {member.first for item in counted(summaries, segments) for member in item.members}
-    found: list[Segment] = []
-    for segment in segments:
-        if segment.first in covered or not gpu_time.is_divided(segment):
-            found = []
-            continue
-        if found and segment.first != found[-1].last + 1:
-            found = []
-        found.append(segment)
-        times = [time for part in found if part.received for time in part.received]
-        if len(found) > 1 and times and max(times) - min(times) >= DAY_US:
-            return found
-    return []
+    """Return the oldest adjacent segments of a day that have no summary; often none."""
+    covered = {member.first for item in valid_summaries(summaries, segments) for member in item.members}
+    return oldest_run(segments, DAY_US, lambda one: one.first not in covered and gpu_time.is_divided(one))
 
 
 def summarise(
@@ -126,7 +116,7 @@ def _shares(
         if not set(nodes).isdisjoint(file.nodes)
     ]
     paths = _paths(directory, files)
-    packer = Packer(database, target, nodes)
+    packer = ShareFileWriter(database, target, nodes)
     mixed = _mixed(database, paths)
     plain = [node for node in nodes if node not in mixed]
     for place in range(0, len(plain), MAX_NODES_MERGED):
@@ -147,12 +137,12 @@ def _mixed(database: duckdb.DuckDBPyConnection, paths: list[str]) -> set[int]:
     return {node for nodes in found.values() for node in nodes}
 
 
-def _kept(paths: list[str], nodes: list[int]) -> tuple[Bound, Bound, Bound]:
+def _kept(paths: list[str], nodes: list[int]) -> tuple[Statement, Statement, Statement]:
     """Return what files of shares have of some nodes: minutes of processes and of GPUs, and finished shares."""
     condition = f"node_id IN ({', '.join(map(str, nodes))})"
     bound: list[Any] = [paths]
     return (
-        (gpu_time.open_held(condition), bound),
-        (gpu_time.open_worked(condition), bound),
+        (gpu_time.open_process_minutes(condition), bound),
+        (gpu_time.open_gpu_minutes(condition), bound),
         (gpu_time.finished(condition), bound),
     )

@@ -10,19 +10,19 @@ import numpy as np
 
 from gpulse.model.metric import Scope
 from gpulse.store.history.gpu_time import (
+    GPU_METRICS,
     HOUR_US,
-    OF_GPU,
-    OF_PROCESS,
+    PROCESS_METRICS,
     SPANS,
     Span,
     added,
     conflicts,
     divided,
     finished,
-    minutes_held,
-    minutes_worked,
-    open_held,
-    open_worked,
+    gpu_minutes,
+    open_gpu_minutes,
+    open_process_minutes,
+    process_minutes,
 )
 from gpulse.store.history.query import History, Window
 from gpulse.store.history.relation import Relation, Sources, edges_of, relation
@@ -50,7 +50,7 @@ FROM ({{held}}) WHERE gpu IS NOT NULL AND pid IS NOT NULL GROUP BY {_HELD} ORDER
 
 def holdings(history: History, sources: Sources, window: Window) -> list[Holding]:
     """What processes held on which GPUs in a window of the scope `process`."""
-    source = relation(sources, window, OF_PROCESS, grain=COARSE_SECONDS)
+    source = relation(sources, window, PROCESS_METRICS, grain=COARSE_SECONDS)
     found = history.run(_HOLDINGS.format(held=source.query), source.bound, source.files, source.tables)
     rows = _rows(found, ("node_id", "pid", "start_time", "gpu", "first", "last"))
     more = _rows(found, ("memory_mean", "memory_max", "sm_mean"))
@@ -84,7 +84,7 @@ class _Question(NamedTuple):
 
 def _answered(history: History, question: _Question, window: Window) -> list[Share]:
     held, worked, settled = question
-    query = divided(minutes_held(held.query), minutes_worked(worked.query), window)
+    query = divided(process_minutes(held.query), gpu_minutes(worked.query), window)
     bound, files = held.bound + worked.bound, held.files + worked.files
     if settled is not None:
         query = f"SELECT * FROM ({query}) UNION ALL {settled.query}"
@@ -98,9 +98,9 @@ def _answered(history: History, question: _Question, window: Window) -> list[Sha
 
 def _both(sources: Sources, window: Window) -> tuple[Relation, Relation]:
     """The minutes of processes and of GPUs."""
-    held = relation(sources, window, OF_PROCESS, grain=FINE_SECONDS)
+    held = relation(sources, window, PROCESS_METRICS, grain=FINE_SECONDS)
     gpus = window._replace(scope="gpu")
-    return held, relation(sources, gpus, OF_GPU, grain=FINE_SECONDS, name="worked", nearly=True)
+    return held, relation(sources, gpus, GPU_METRICS, grain=FINE_SECONDS, name="worked", nearly=True)
 
 
 class _Mixed(NamedTuple):
@@ -202,7 +202,10 @@ class _SharedFiles:
         condition, more = window.condition()
         condition += f" AND {self._unmixed('epoch_us(time)')}"
         bound = [self._sources.paths(files), *more]
-        kept = [Relation(query(condition), bound, files, {}) for query in (open_held, open_worked, finished)]
+        kept = [
+            Relation(query(condition), bound, files, {})
+            for query in (open_process_minutes, open_gpu_minutes, finished)
+        ]
         return _Question(_joint([held, kept[0]]), _joint([worked, kept[1]]), kept[2])
 
     def _unmixed(self, time: str) -> str:

@@ -1,8 +1,8 @@
 """How the time of GPUs is divided among processes, kept beside samples so that weeks of it add up quickly.
 
-A file of shares has rows of three kinds. Most are finished: how much of a GPU a process had in an hour (`SETTLED`). A node's
-first and last minute in a segment may go on in another one, so these are kept as minutes of processes (`HELD`) and of
-GPUs (`WORKED`), and divided when somebody asks. As long as a node's segments follow one another in time, nothing else is
+A file of shares has rows of three kinds. Most are finished: how much of a GPU a process had in an hour (`FINISHED`). A node's
+first and last minute in a segment may go on in another one, so these are kept as minutes of processes (`PROCESS_MINUTE`) and of
+GPUs (`GPU_MINUTE`), and divided when somebody asks. As long as a node's segments follow one another in time, nothing else is
 needed; where they do not, their minutes are asked.
 """
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOUR_US = 3_600_000_000
-SETTLED, HELD, WORKED = 0, 1, 2
-OF_PROCESS = ("gpu_memory_bytes", "sm_ratio")
-OF_GPU = ("gpu_utilization_ratio", "graphics_active_ratio", "sm_active_ratio", "power_watts")
+FINISHED, PROCESS_MINUTE, GPU_MINUTE = 0, 1, 2
+PROCESS_METRICS = ("gpu_memory_bytes", "sm_ratio")
+GPU_METRICS = ("gpu_utilization_ratio", "graphics_active_ratio", "sm_active_ratio", "power_watts")
 KEY = "node_id, pid, start_time, gpu"
 _NODES_PER_FILE = 256
 _NODES_AT_ONCE = 32
 """Their minutes of an hour are divided at once."""
 _SCOPES = ("process", "gpu")
 
-_MINUTES_HELD = f"""
+_PROCESS_MINUTES = f"""
 SELECT {KEY}, time // {MINUTE_US} * {MINUTE_US} AS time, sum(samples)::BIGINT AS samples, min(first) AS first,
     max(last) AS last, max(h0) AS h0, sum(m1 * n1) / nullif(sum(n1), 0) AS m1, sum(n1)::BIGINT AS n1
 FROM ({{0}}) WHERE gpu IS NOT NULL AND pid IS NOT NULL GROUP BY {KEY}, time // {MINUTE_US}
 """
-_MINUTES_WORKED = f"""
+_GPU_MINUTES = f"""
 SELECT node_id, subject AS gpu, time // {MINUTE_US} * {MINUTE_US} AS time, sum(samples)::BIGINT AS samples,
     min(first) AS first, max(last) AS last,
-    {", ".join(f"sum(m{n} * n{n}) / nullif(sum(n{n}), 0) AS m{n}, sum(n{n})::BIGINT AS n{n}" for n in range(len(OF_GPU)))}
+    {", ".join(f"sum(m{n} * n{n}) / nullif(sum(n{n}), 0) AS m{n}, sum(n{n})::BIGINT AS n{n}" for n in range(len(GPU_METRICS)))}
 FROM ({{0}}) GROUP BY node_id, subject, time // {MINUTE_US}
 """
 _DIVIDED = f"""
@@ -91,33 +91,35 @@ SELECT {KEY}, {{0}} min(first) AS first, max(last) AS last, sum(seconds) AS seco
     max(memory_max) AS memory_max, sum(seen_seconds) AS seen_seconds
 FROM ({{1}}) GROUP BY {{0}} {KEY}
 """
-_SUMS = (
+_SHARE_COLUMNS = (
     "first, last, seconds, known_seconds, busy_seconds, idle_seconds, energy_joules, memory_max, seen_seconds"
 )
-_OF_HELD = "time, samples, first, last, h0, m1, n1"
-_OF_WORKED = "time, samples, first, last, " + ", ".join(f"m{n}, n{n}" for n in range(len(OF_GPU)))
+_PROCESS_MINUTE_COLUMNS = "time, samples, first, last, h0, m1, n1"
+_GPU_MINUTE_COLUMNS = "time, samples, first, last, " + ", ".join(
+    f"m{n}, n{n}" for n in range(len(GPU_METRICS))
+)
 _PACKED = (
     "kind TINYINT, node_id INTEGER, pid BIGINT, start_time DOUBLE, gpu VARCHAR, time BIGINT, first BIGINT, last BIGINT, "
     "seconds DOUBLE, known_seconds DOUBLE, busy_seconds DOUBLE, idle_seconds DOUBLE, energy_joules DOUBLE, "
     "memory_max DOUBLE, seen_seconds DOUBLE, samples BIGINT, h0 DOUBLE, "
-    + ", ".join(f"m{n} DOUBLE, n{n} BIGINT" for n in range(len(OF_GPU)))
+    + ", ".join(f"m{n} DOUBLE, n{n} BIGINT" for n in range(len(GPU_METRICS)))
 )
 _SPANS = (
-    "SELECT node_id, min(time) AS start, max(time) AS stop FROM (SELECT node_id, time FROM minutes_held "
-    "UNION ALL SELECT node_id, time FROM minutes_worked) GROUP BY node_id"
+    "SELECT node_id, min(time) AS start, max(time) AS stop FROM (SELECT node_id, time FROM process_minutes "
+    "UNION ALL SELECT node_id, time FROM gpu_minutes) GROUP BY node_id"
 )
-Bound = tuple[str, list[Any]]
+Statement = tuple[str, list[Any]]
 """A query, and what to put where it has question marks."""
 
 
-def minutes_held(source: str) -> str:
+def process_minutes(source: str) -> str:
     """The minutes of processes on GPUs, from a relation of the scope `process`."""
-    return _MINUTES_HELD.format(source)
+    return _PROCESS_MINUTES.format(source)
 
 
-def minutes_worked(source: str) -> str:
+def gpu_minutes(source: str) -> str:
     """The minutes of GPUs, from a relation of their scope."""
-    return _MINUTES_WORKED.format(source)
+    return _GPU_MINUTES.format(source)
 
 
 def divided(held: str, worked: str, window: Window | None = None) -> str:
@@ -160,36 +162,38 @@ def conflicts(spans: Iterable[Span]) -> dict[int, set[int]]:
 
 SPANS = (
     "SELECT filename, node_id, min(epoch_us(time)) AS start, max(epoch_us(time)) AS stop, count(*) AS rows "
-    f"FROM read_parquet(?, filename = true) WHERE kind <> {SETTLED} GROUP BY filename, node_id"
+    f"FROM read_parquet(?, filename = true) WHERE kind <> {FINISHED} GROUP BY filename, node_id"
 )
 """Gives the spans of all nodes in files, and how many minutes are not divided yet; bind their paths."""
 
 
 def finished(condition: str) -> str:
     """Shares by the hour that are finished in files; bind their paths."""
-    return f"SELECT {KEY}, epoch_us(time) AS hour, {_SUMS} FROM read_parquet(?) WHERE kind = {SETTLED} AND {condition}"
+    return f"SELECT {KEY}, epoch_us(time) AS hour, {_SHARE_COLUMNS} FROM read_parquet(?) WHERE kind = {FINISHED} AND {condition}"
 
 
-def open_held(condition: str) -> str:
+def open_process_minutes(condition: str) -> str:
     """The minutes of processes in files that are not divided yet, as a relation; bind their paths."""
     none = "NULL::DOUBLE"
     return (
         "SELECT node_id, '' AS subject, pid, start_time, gpu, samples, epoch_us(time) AS time, first, last, "
         f"{none} AS m0, 0::BIGINT AS n0, {none} AS l0, h0, m1, n1, {none} AS l1, {none} AS h1 "
-        f"FROM read_parquet(?) WHERE kind = {HELD} AND {condition}"
+        f"FROM read_parquet(?) WHERE kind = {PROCESS_MINUTE} AND {condition}"
     )
 
 
-def open_worked(condition: str) -> str:
+def open_gpu_minutes(condition: str) -> str:
     """The minutes of GPUs in files that are not divided yet, as a relation; bind their paths."""
-    metrics = ", ".join(f"m{n}, n{n}, NULL::DOUBLE AS l{n}, NULL::DOUBLE AS h{n}" for n in range(len(OF_GPU)))
+    metrics = ", ".join(
+        f"m{n}, n{n}, NULL::DOUBLE AS l{n}, NULL::DOUBLE AS h{n}" for n in range(len(GPU_METRICS))
+    )
     return (
         f"SELECT node_id, gpu AS subject, samples, epoch_us(time) AS time, first, last, {metrics} "
-        f"FROM read_parquet(?) WHERE kind = {WORKED} AND {condition}"
+        f"FROM read_parquet(?) WHERE kind = {GPU_MINUTE} AND {condition}"
     )
 
 
-class Packer:
+class ShareFileWriter:
     """Puts one file of shares together, some nodes at a time."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, target: str, nodes: tuple[int, ...]) -> None:
@@ -211,7 +215,7 @@ class Packer:
         with writing(self._path):
             database.execute(f"CREATE OR REPLACE TEMP TABLE packed ({_PACKED})")
 
-    def add(self, held: Bound, worked: Bound, settled: Bound | None = None) -> None:
+    def add(self, held: Statement, worked: Statement, settled: Statement | None = None) -> None:
         """Take the samples of some nodes in.
 
         Args:
@@ -223,23 +227,25 @@ class Packer:
             GpulseError: It cannot be done.
         """
         tables: tuple[tuple[str, str, list[Any]], ...] = (
-            ("minutes_held", minutes_held(held[0]), held[1]),
-            ("minutes_worked", minutes_worked(worked[0]), worked[1]),
+            ("process_minutes", process_minutes(held[0]), held[1]),
+            ("gpu_minutes", gpu_minutes(worked[0]), worked[1]),
             ("spans", _SPANS, []),
         )
         with ExitStack() as stack:
             for name, query, bound in tables:
                 stack.enter_context(temporary(self._database, name, query, self._path, bound))
             inner, outer = "time > start AND time < stop", "time = start OR time = stop"
-            shares = divided(_within("minutes_held", inner), _within("minutes_worked", inner))
+            shares = divided(_within("process_minutes", inner), _within("gpu_minutes", inner))
             done, bound = settled or ("", [])
             source = f"SELECT * FROM ({shares}) UNION ALL {done}" if done else shares
-            self._insert(f"{KEY}, time, {_SUMS}", SETTLED, added(source, hourly=True), bound)
-            self._insert(f"{KEY}, {_OF_HELD}", HELD, _within("minutes_held", outer))
-            self._insert(f"node_id, gpu, {_OF_WORKED}", WORKED, _within("minutes_worked", outer))
+            self._insert(f"{KEY}, time, {_SHARE_COLUMNS}", FINISHED, added(source, hourly=True), bound)
+            self._insert(
+                f"{KEY}, {_PROCESS_MINUTE_COLUMNS}", PROCESS_MINUTE, _within("process_minutes", outer)
+            )
+            self._insert(f"node_id, gpu, {_GPU_MINUTE_COLUMNS}", GPU_MINUTE, _within("gpu_minutes", outer))
 
     def _insert(self, columns: str, kind: int, query: str, bound: Sequence[Any] = ()) -> None:
-        chosen = columns.replace("time, first", "hour, first", 1) if kind == SETTLED else columns
+        chosen = columns.replace("time, first", "hour, first", 1) if kind == FINISHED else columns
         with writing(self._path):
             self._database.execute(
                 f"INSERT INTO packed (kind, {columns}) SELECT {kind}, {chosen} FROM ({query})", list(bound)
@@ -283,7 +289,7 @@ def divide(
     made = []
     try:
         for nodes in shards(files):
-            packer = Packer(database, target, nodes)
+            packer = ShareFileWriter(database, target, nodes)
             for held, worked in minutes(sources, nodes, _NODES_AT_ONCE):
                 packer.add(held, worked)
             made.append(packer.write(level=level))
@@ -315,13 +321,13 @@ def shards(files: Iterable[SealedFile]) -> list[tuple[int, ...]]:
     return [tuple(shard) for shard in found.values()]
 
 
-def minutes(sources: Sources, nodes: Sequence[int], at_once: int) -> Iterator[tuple[Bound, Bound]]:
+def minutes(sources: Sources, nodes: Sequence[int], at_once: int) -> Iterator[tuple[Statement, Statement]]:
     """The samples or minutes of processes and GPUs of some nodes, so many nodes at a time."""
     files = [file for segment in sources.segments for file in segment.files if file.scope in _SCOPES]
     begin = min(file.start for file in files) // MINUTE_US * MINUTE_US
     end = (max(file.end for file in files) // MINUTE_US + 1) * MINUTE_US
     for place in range(0, len(nodes), at_once):
         window = Window("process", begin, end, frozenset(nodes[place : place + at_once]))
-        held = relation(sources, window, OF_PROCESS, grain=FINE_SECONDS)
-        worked = relation(sources, window._replace(scope="gpu"), OF_GPU, grain=FINE_SECONDS)
+        held = relation(sources, window, PROCESS_METRICS, grain=FINE_SECONDS)
+        worked = relation(sources, window._replace(scope="gpu"), GPU_METRICS, grain=FINE_SECONDS)
         yield (held.query, held.bound), (worked.query, worked.bound)

@@ -1,4 +1,4 @@
-"""What the numbers in a log are about: layouts and names of nodes, from its facts and from the book."""
+"""Look up column layouts and node names, from facts in the log and from the metadata database."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import FACT, read_fact
 
 
-class Words:
-    """The layouts and nodes that were seen so far."""
+class LayoutLookup:
+    """The layouts and node names that were found so far."""
 
-    def __init__(self, log: LogReader, book: str) -> None:
-        """Begin with nothing.
+    def __init__(self, log: LogReader, metadata: str) -> None:
+        """Start with nothing.
 
         Args:
-            log: Where facts are looked for that the book does not have.
-            book: The path of the book; it need not be there.
+            log: Where facts are looked for that the metadata does not have.
+            metadata: The path of the metadata's SQLite file, which may be missing.
         """
         self.names: dict[int, str] = {}
         self.layouts: dict[int, Layout] = {}
         self._log = log
-        self._book = book
+        self._metadata = metadata
 
-    def hear(self, payload: bytes) -> None:
-        """Take a fact in; one that cannot be read is passed over, as the book does, which tells of it."""
+    def apply_fact(self, payload: bytes) -> None:
+        """Remember a layout or a node; skip a fact that cannot be read, which the metadata reports."""
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             fact = read_fact(payload)
             if fact["fact"] == "layout":
@@ -39,16 +39,16 @@ class Words:
             elif fact["fact"] == "node":
                 self.names[int(fact["id"])] = str(fact["name"])
 
-    def learn(self, layouts: Collection[int], nodes: Collection[int]) -> set[int]:
-        """Look up what is not known yet; the layouts that are nowhere to be found.
+    def look_up(self, layouts: Collection[int], nodes: Collection[int]) -> set[int]:
+        """Look up what is not known yet and return the layouts that were not found.
 
         Raises:
-            LogError: The book or the log cannot be read.
+            LogError: The metadata or the log cannot be read.
         """
         if self._unknown(layouts, nodes):
-            self._ask_book(layouts, nodes)
+            self._read_metadata(layouts, nodes)
         if self._unknown(layouts, nodes):
-            self._ask_log()
+            self._read_log()
         return set(layouts).difference(self.layouts)
 
     def _unknown(self, layouts: Collection[int], nodes: Collection[int]) -> bool:
@@ -59,28 +59,29 @@ class Words:
         if key not in self.layouts:
             self.layouts[key] = Layout.from_json(text)
 
-    def _ask_book(self, layouts: Collection[int], nodes: Collection[int]) -> None:
-        if not os.path.exists(self._book):
+    def _read_metadata(self, layouts: Collection[int], nodes: Collection[int]) -> None:
+        path = self._metadata
+        if not os.path.exists(path):
             return
         try:
-            with closing(sqlite3.connect(f"file:{quote(self._book)}?mode=ro", uri=True, timeout=10)) as book:
+            with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=10)) as database:
                 for number in set(layouts).difference(self.layouts):
-                    row = book.execute("SELECT text FROM layouts WHERE id = ?", (str(number),)).fetchone()
+                    row = database.execute("SELECT text FROM layouts WHERE id = ?", (str(number),)).fetchone()
                     if row is not None:
-                        with suppress(ValueError):  # it counts as one that is not there
+                        with suppress(ValueError):  # a layout that cannot be read counts as missing
                             self._add_layout(number, row[0])
                 for number in set(nodes).difference(self.names):
-                    row = book.execute("SELECT name FROM nodes WHERE id = ?", (number,)).fetchone()
+                    row = database.execute("SELECT name FROM nodes WHERE id = ?", (number,)).fetchone()
                     if row is not None:
                         self.names[number] = row[0]
         except (sqlite3.Error, ValueError) as error:
             raise LogError(
-                f"{self._book} cannot be read: {error}",
-                hint="it is made anew from the log when it is missing",
+                f"{path} cannot be read: {error}",
+                hint="move it away; it is made again from the log when it is missing",
             ) from error
 
-    def _ask_log(self) -> None:
-        """The book may not have been written when the head ended."""
+    def _read_log(self) -> None:
+        """Read all facts of the log: the metadata may not have been written when the head ended."""
         for record in self._log.read():
             if record.kind == FACT:
-                self.hear(record.payload)
+                self.apply_fact(record.payload)

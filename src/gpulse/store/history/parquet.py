@@ -14,14 +14,14 @@ from gpulse.store.disk import disk_errors
 from gpulse.store.history.segments import SealedFile
 from gpulse.store.history.tables import Table, literal, quoted
 
-_ROWS_A_GROUP = 38_400
+_ROWS_PER_GROUP = 38_400
 """Ten minutes of 64 GPUs at 1 Hz."""
-_MOST_DISTINCT = 1024
+_MAX_DICTIONARY_VALUES = 1024
 """A dictionary of more values takes more room than the differences between them."""
 QUICK, THOROUGH = 3, 15
 """Levels of zstd. What is merged within the hour need not be as small as can be; files that stay for weeks are 6 % smaller
 for three times the work."""
-_MEMORY = "128MB"
+_MEMORY_LIMIT = "128MB"
 
 
 def connect(temporary: str) -> duckdb.DuckDBPyConnection:
@@ -34,7 +34,7 @@ def connect(temporary: str) -> duckdb.DuckDBPyConnection:
         ":memory:",
         config={
             "threads": "1",
-            "memory_limit": _MEMORY,
+            "memory_limit": _MEMORY_LIMIT,
             "temp_directory": temporary,
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
@@ -92,7 +92,7 @@ def write_query(database: duckdb.DuckDBPyConnection, query: str, path: str, *, l
         database.execute(
             f"COPY ({query}) TO {literal(path)} (FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, "
             f"COMPRESSION_LEVEL {level}, "
-            f"ROW_GROUP_SIZE {_ROWS_A_GROUP}, DICTIONARY_SIZE_LIMIT {_MOST_DISTINCT})"
+            f"ROW_GROUP_SIZE {_ROWS_PER_GROUP}, DICTIONARY_SIZE_LIMIT {_MAX_DICTIONARY_VALUES})"
         )
     with open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -10,7 +10,7 @@ from gpulse.store.history import gpu_holders
 from gpulse.store.history.query import History, Window
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.relation import Sources, relation
-from gpulse.store.history.segments import counted, sealed_to
+from gpulse.store.history.segments import sealed_to, valid_summaries
 from gpulse.store.history.series import grain_of, select_series, series_of
 from gpulse.store.merge import join_samples
 from gpulse.store.store import Holding, Query, Samples, Series, Share
@@ -113,7 +113,7 @@ class HistoryReader:
             # In this order: what is dropped from the one has been in the other before.
             view = self._recent.view(query.nodes)
             segments = self._history.segments
-            summaries = counted(self._history.summaries, segments)
+            summaries = valid_summaries(self._history.summaries, segments)
             newer = view.since(sealed_to(segments))
             return question(Sources(self._history.paths, segments, newer, summaries))
 

@@ -12,7 +12,7 @@ from gpulse.store.history.query import Window
 from gpulse.store.history.recent import RecentView
 from gpulse.store.history.rollup import COARSE_SECONDS, FINE_SECONDS, FIRST, KNOWN, LAST
 from gpulse.store.history.segments import SealedFile, Segment, Summary
-from gpulse.store.history.tables import quoted, spelled, word_of, words_of
+from gpulse.store.history.tables import label_columns, label_of, quoted, text_column
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,7 +167,7 @@ def _alike(files: Files, metrics: Sequence[str], *, is_rolled: bool) -> list[tup
 
 
 def _words(window: Window) -> tuple[str, ...]:
-    return words_of(window.scope) if window.scope == "process" else ()
+    return label_columns(window.scope) if window.scope == "process" else ()
 
 
 def _keys(window: Window) -> list[str]:
@@ -253,7 +253,7 @@ def _recent(
             (
                 stack.node,
                 subject_key(window.scope, subjects[place]),
-                *(word_of(word, subjects[place]) for word in _words(window)),
+                *(label_of(word, subjects[place]) for word in _words(window)),
             )
             for place in chosen
         ]
@@ -268,8 +268,8 @@ def _recent(
     table = {
         "place": np.arange(len(keys), dtype=np.int32),
         "node_id": np.array(columns[0], np.int32),
-        "subject": spelled(columns[1]),
+        "subject": text_column(columns[1]),
     }
     for word, column in zip(_words(window), columns[2:], strict=True):
-        table[word] = spelled(column) if word == "gpu" else np.array(column, np.float64)
+        table[word] = text_column(column) if word == "gpu" else np.array(column, np.float64)
     return rows, table

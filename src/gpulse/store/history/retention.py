@@ -20,12 +20,12 @@ from gpulse.store.history.segments import (
     SealedFile,
     Segment,
     Summary,
-    counted,
     new_segment,
     read_segments,
     read_summaries,
-    remove_lost_summaries,
     remove_segments,
+    remove_stale_summaries,
+    valid_summaries,
     write_meta,
 )
 from gpulse.store.history.tables import literal, quoted
@@ -81,12 +81,12 @@ def apply_retention(
         now=now,
         keep_seconds=keep_seconds,
         limit_bytes=limit_bytes,
-        summaries=counted(read_summaries(directory), segments),
+        summaries=valid_summaries(read_summaries(directory), segments),
     )
     names = [segment.name for segment in gone]
     if names:
         remove_segments(directory, names)
-        remove_lost_summaries(directory)
+        remove_stale_summaries(directory)
     return names
 
 
@@ -141,7 +141,7 @@ def thin(database: duckdb.DuckDBPyConnection, directory: str, segment: Segment) 
 
 def _narrowed(database: duckdb.DuckDBPyConnection, source: str, file: SealedFile, target: str) -> SealedFile:
     """Write minutes of GPUs with only the metrics that GPU time needs: a fifth of the bytes."""
-    columns = [name for name in rollup.columns_of("gpu", gpu_time.OF_GPU) if name in file.columns]
+    columns = [name for name in rollup.columns_of("gpu", gpu_time.GPU_METRICS) if name in file.columns]
     rows = f"read_parquet({literal(f'{source}/{file.name}')})"
     query = f"SELECT {', '.join(map(quoted, columns))} FROM {rows}"
     return write_file(database, query, target, file)

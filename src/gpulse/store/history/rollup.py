@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.history.tables import KEYS, quoted, words_of
+from gpulse.store.history.tables import KEYS, label_columns, quoted
 
 MINUTE_US = 60_000_000
 FINE_SECONDS, COARSE_SECONDS = 60, 300
@@ -20,7 +20,7 @@ _TAKEN = ("samples", FIRST, LAST)
 
 def metrics_of(scope: Scope, columns: Collection[str]) -> list[str]:
     """Return the metrics among the columns of a file of samples, without keys and names that rollup columns have."""
-    words = (*KEYS, *words_of(scope), *_TAKEN)
+    words = (*KEYS, *label_columns(scope), *_TAKEN)
     return [
         column
         for column in columns
@@ -62,7 +62,7 @@ def of_minutes(scope: Scope, source: str, columns: Collection[str]) -> str:
 
 def columns_of(scope: Scope, metrics: Sequence[str]) -> list[str]:
     """Return the columns that rollup rows of some metrics have."""
-    names = ["node", "node_id", "subject", *words_of(scope), "time", *_TAKEN]
+    names = ["node", "node_id", "subject", *label_columns(scope), "time", *_TAKEN]
     return [*names, *(side + metric for metric in metrics for side in ("", *_SIDES))]
 
 
@@ -73,7 +73,7 @@ def _mean_type(scope: Scope, metric: str) -> str:
 
 
 def _grouped(scope: Scope, source: str, seconds: int, select: Mapping[str, str]) -> str:
-    words = words_of(scope)
+    words = label_columns(scope)
     length = seconds * 1_000_000
     columns = {
         "node": "any_value(node)",

@@ -1,4 +1,4 @@
-"""The head's end of the sealing process: starts it, asks it, starts it again when it died."""
+"""Client of the sealing process: starts it, sends requests, and restarts it when it died."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from gpulse.errors import ClosedError, DiskError, GpulseError, LogError
 
 _ERRORS: dict[str, type[GpulseError]] = {"disk": DiskError, "log": LogError}
-_TRIES = 2
+_MAX_TRIES = 2
 _END_SECONDS = 5.0
 
 
-class Sealed(NamedTuple):
-    """What sealing came to."""
+class SealResult(NamedTuple):
+    """The answer to a request to seal."""
 
     position: int
     """Everything up to here is in the history, on disk."""
@@ -30,8 +30,8 @@ class Sealed(NamedTuple):
     """How many batches and parts of batches could not be read, and are not in the history."""
 
 
-class Sealer:
-    """One sealing process for a data directory; safe to use from several threads, one request at a time."""
+class SealClient:
+    """The sealing process of one data directory. Safe to use from several threads, one request at a time."""
 
     def __init__(self, data_dir: str | os.PathLike[str]) -> None:
         self._data_dir = os.fspath(data_dir)
@@ -52,7 +52,7 @@ class Sealer:
         return self._process.pid if self._process else None
 
     def start(self) -> int:
-        """Start the process, and give the position up to which everything is sealed.
+        """Start the process and return the position up to which everything is sealed.
 
         Raises:
             GpulseError: The directory cannot be used.
@@ -60,8 +60,8 @@ class Sealer:
         self._run(self._ensure)
         return self._sealed_to
 
-    def seal(self, position: int) -> Sealed:
-        """Seal the log up to a position, which must be on disk; waits until the history is.
+    def seal(self, position: int) -> SealResult:
+        """Seal the log up to a position, which must be on disk, and wait until the history is on disk too.
 
         Raises:
             DiskError: The disk is full or broken. It can be tried again.
@@ -70,10 +70,10 @@ class Sealer:
         """
         reply = self._run(lambda: self._ask({"do": "seal", "to": position}))
         self._sealed_to = reply["sealed_to"]
-        return Sealed(reply["sealed_to"], tuple(reply["segments"]), reply["missing"], reply["unreadable"])
+        return SealResult(reply["sealed_to"], tuple(reply["segments"]), reply["missing"], reply["unreadable"])
 
     def compact(self) -> tuple[str, ...]:
-        """Merge the oldest hour that is whole, or sum up the oldest day; gives what was merged or made, or nothing.
+        """Merge the oldest whole hour, or summarise the oldest day; return the names of what was merged or made.
 
         Raises:
             GpulseError: As for `seal`.
@@ -88,14 +88,14 @@ class Sealer:
         whole_seconds: float | None = None,
         sent: tuple[int, int] | None = None,
     ) -> tuple[str, ...]:
-        """Remove the oldest segments by age and size; gives their names.
+        """Remove the oldest segments by age and size and return their names.
 
         Args:
             now: Epoch seconds.
-            keep_seconds: What is older goes; None to keep everything.
-            limit_bytes: How much may stay at most; None for no limit.
-            whole_seconds: What is older keeps only what no time-series database takes; None to keep all of it.
-            sent: After which log position, and up to which one, a time-series database has the rest; None when it has everything.
+            keep_seconds: Remove what is older; None to keep everything.
+            limit_bytes: The most bytes that may stay; None for no limit.
+            whole_seconds: Remove older samples that a time-series database has; None to keep them.
+            sent: After which log position, and up to which one, it has them; None when it has all of them.
 
         Raises:
             GpulseError: As for `seal`.
@@ -111,7 +111,7 @@ class Sealer:
         return tuple(self._run(lambda: self._ask(request))["removed"])
 
     def close(self) -> None:
-        """End the process at once; what it was doing is done again next time."""
+        """Kill the process; its unfinished work is repeated next time."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -154,8 +154,8 @@ class Sealer:
         return self._process
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, once more when the process dies of it: every request can be repeated."""
-        for _ in range(_TRIES):
+        """Send a request, and send it again when the process dies: every request can be repeated."""
+        for _ in range(_MAX_TRIES):
             process = self._ensure()
             with suppress(OSError):
                 assert process.stdin is not None  # noqa: S101  it was asked for

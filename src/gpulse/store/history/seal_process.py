@@ -1,7 +1,7 @@
-"""The process that turns the log into Parquet files: `python -m gpulse.store.history.seal_process DATA_DIR`.
+"""The process that writes the log into Parquet files: `python -m gpulse.store.history.seal_process DATA_DIR`.
 
-It reads one JSON object a line from its standard input and answers each with one. It ends when its input is closed, at
-once and whatever it is doing: what was not renamed does not exist.
+It reads one JSON object per line from its standard input and answers each with one. It exits as soon as its input is
+closed, whatever it is doing: a directory that was not renamed does not count.
 """
 
 from __future__ import annotations
@@ -22,44 +22,50 @@ from typing import Any
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.store.disk import disk_errors
-from gpulse.store.history import compaction, conversion, day_summaries, retention
-from gpulse.store.history.layouts import Words
+from gpulse.store.history import compaction, day_summaries, retention, segment_writer
+from gpulse.store.history.layouts import LayoutLookup
 from gpulse.store.history.parquet import connect
-from gpulse.store.history.segments import Segment, read_segments, remove_lost_summaries, sealed_to, tidy
+from gpulse.store.history.segments import (
+    Segment,
+    read_segments,
+    remove_leftovers,
+    remove_stale_summaries,
+    sealed_to,
+)
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.segment import read_headers
 
 _PR_SET_PDEATHSIG = 1
 _NICE = 19
-_SEGMENT_BYTES = 64 << 20
-"""So much of the log at most goes into one segment, so that it can be held in memory."""
-_SUM_SECONDS = 5.0
-"""So long at once a summary is worked on, about; it is made file by file."""
+_MAX_SEGMENT_BYTES = 64 << 20
+"""At most this much of the log goes into one segment, so that it fits in memory."""
+_SUMMARY_SECONDS = 5.0
+"""Sealing waits about this long at most while files of a summary are made."""
 _THIN_SECONDS = 20.0
-"""So long at once segments are thinned, about."""
+"""Sealing waits about this long at most while segments are thinned."""
 _LOCK_SECONDS = 30.0
-"""A process whose head was killed ends within a moment; one that stays that long belongs to somebody else."""
+"""A process whose head was killed ends within a moment; one that keeps the lock for longer belongs to another head."""
 
 
-class Workshop:
-    """What the process can do. One is open at a time for a directory."""
+class HistoryWriter:
+    """The one writer of a history directory, which it locks."""
 
     def __init__(self, data_dir: str) -> None:
-        """Take the directory and remove what an ended process left behind.
+        """Lock the directory and remove what an ended process left behind.
 
         Raises:
-            GpulseError: It is damaged, or another process has it.
+            GpulseError: The directory is damaged, or another process has the lock.
         """
         self.history = f"{data_dir}/history"
-        self._summing: Generator[str | None, None, None] | None = None
+        self._summary: Generator[str | None, None, None] | None = None
         """The summary that is being made."""
         self._log = LogReader(f"{data_dir}/log")
-        self._words = Words(self._log, f"{data_dir}/book.sqlite")
+        self._layouts = LayoutLookup(self._log, f"{data_dir}/book.sqlite")
         with disk_errors(f"write {self.history}"):
             os.makedirs(self.history, mode=0o700, exist_ok=True)
         self._lock = _lock(f"{self.history}/lock")
         try:
-            self.tidied = [*tidy(self.history), *remove_lost_summaries(self.history)]
+            self.tidied = [*remove_leftovers(self.history), *remove_stale_summaries(self.history)]
             segments = read_segments(self.history)
             self.sealed_to = sealed_to(segments)
             self._check_log(segments)
@@ -69,58 +75,62 @@ class Workshop:
             raise
 
     def close(self) -> None:
-        """Let go of the directory."""
-        self._stop_summing()
+        """Release the directory."""
+        self._stop_summary()
         self._database.close()
         os.close(self._lock)
 
     def seal(self, position: int) -> dict[str, Any]:
-        """Seal everything up to a position that is on disk in the log."""
+        """Seal the log up to a position that is on disk."""
         made, missing, unreadable = [], 0, 0
         log = self._log_number()
         with self._log.follow(self.sealed_to + 1) as cursor:
             records = takewhile(lambda record: record.position <= position, iter(cursor))
             while self.sealed_to < position:
-                haul = conversion.collect(records, self._words, self.sealed_to + 1, most_bytes=_SEGMENT_BYTES)
-                if haul.last <= self.sealed_to:
+                pending = segment_writer.collect(
+                    records, self._layouts, self.sealed_to + 1, max_bytes=_MAX_SEGMENT_BYTES
+                )
+                if pending.last <= self.sealed_to:
                     raise LogError(
                         f"the log in {self._log.directory} ends at {self.sealed_to}, before {position}",
                         hint="only what is on disk in the log can be sealed",
                     )
-                segment = conversion.write_segment(self._database, self.history, log, haul, self._words)
+                segment = segment_writer.write_segment(
+                    self._database, self.history, log, pending, self._layouts
+                )
                 made.append(segment.name)
-                missing += haul.missing
-                unreadable += haul.unreadable + haul.piles.unreadable
+                missing += pending.missing
+                unreadable += pending.unreadable + pending.blocks.unreadable
                 self.sealed_to = segment.last
         return {"sealed_to": self.sealed_to, "segments": made, "missing": missing, "unreadable": unreadable}
 
     def compact(self) -> dict[str, Any]:
-        """Merge the oldest segments that make up an hour, or else sum up a day; nothing when there is none."""
+        """Merge the oldest segments that make up an hour, or else summarise the oldest day, if there is one."""
         merged = compaction.compact(self._database, self.history, read_segments(self.history))
-        return {"compacted": merged or self._summed()}
+        return {"compacted": merged or self._summarise()}
 
-    def _summed(self) -> list[str]:
-        """Go on with the summary of a day, for a moment: sealing must not wait long. Gives its name when it is there."""
-        if self._summing is None:
+    def _summarise(self) -> list[str]:
+        """Continue the summary of a day for a few seconds, since sealing must not wait; return its name when it is done."""
+        if self._summary is None:
             segments = read_segments(self.history)
-            self._summing = day_summaries.summarise(self._database, self.history, segments)
-        deadline = time.monotonic() + _SUM_SECONDS
+            self._summary = day_summaries.summarise(self._database, self.history, segments)
+        deadline = time.monotonic() + _SUMMARY_SECONDS
         try:
-            for name in self._summing:
+            for name in self._summary:
                 if name is not None:
-                    self._summing = None
+                    self._summary = None
                     return [name]
                 if time.monotonic() >= deadline:
                     return []
         except BaseException:
-            self._summing = None
+            self._summary = None
             raise
-        self._summing = None
+        self._summary = None
         return []
 
-    def _stop_summing(self) -> None:
-        """Begin anew next time."""
-        unfinished, self._summing = self._summing, None
+    def _stop_summary(self) -> None:
+        """Discard an unfinished summary."""
+        unfinished, self._summary = self._summary, None
         if unfinished is not None:
             unfinished.close()
 
@@ -132,7 +142,7 @@ class Workshop:
         whole_seconds: float | None = None,
         sent: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
-        """Thin old segments, and remove the oldest."""
+        """Thin old segments and remove the oldest; the arguments are those of `SealClient.retain`."""
         thinned: list[str] = []
         try:
             if whole_seconds is not None:
@@ -142,11 +152,11 @@ class Workshop:
                 self.history, now=now, keep_seconds=keep_seconds, limit_bytes=limit_bytes
             )
             if removed or thinned:
-                self._stop_summing()  # some of them may belong to the summary
+                self._stop_summary()  # it may be of these segments
         return {"removed": removed, "thinned": thinned}
 
     def _thin(self, now: float, whole_seconds: float, sent: tuple[int, int] | None, done: list[str]) -> None:
-        """Take what a time-series database has out of the oldest segments, for a while: sealing must not wait long."""
+        """Thin the oldest segments for a few seconds, since sealing must not wait."""
         deadline = time.monotonic() + _THIN_SECONDS
         segments = read_segments(self.history)
         for segment in retention.thinnable(segments, now=now, whole_seconds=whole_seconds, sent=sent):
@@ -156,7 +166,7 @@ class Workshop:
                 break
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what a request asks for."""
+        """Carry out a request."""
         match request:
             case {"do": "seal", "to": int(position)}:
                 return self.seal(position)
@@ -199,7 +209,7 @@ def _lock(path: str) -> int:
 
 
 def _requests() -> Iterator[str]:
-    """Lines of the input, read by a thread that ends the process when there will be no more."""
+    """Yield the lines of the input; the thread that reads them ends the process when the input is closed."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -223,28 +233,28 @@ def _refusal(error: GpulseError) -> dict[str, Any]:
 
 
 def main(data_dir: str) -> int:
-    """Answer requests until there are no more."""
+    """Answer requests until the input is closed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the head, which then closes the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the head, which then closes the input
     with suppress(OSError):
         os.nice(_NICE)
     try:
         return _answer_all(data_dir, _requests())
     except BrokenPipeError:
-        return 0  # nobody listens any more
+        return 0  # the head is gone
 
 
 def _answer_all(data_dir: str, requests: Iterator[str]) -> int:
     try:
-        workshop = Workshop(data_dir)
+        writer = HistoryWriter(data_dir)
     except GpulseError as error:
         _say(_refusal(error))
         return error.exit_code
-    with closing(workshop):
-        _say({"ready": True, "sealed_to": workshop.sealed_to, "tidied": workshop.tidied})
+    with closing(writer):
+        _say({"ready": True, "sealed_to": writer.sealed_to, "tidied": writer.tidied})
         for line in requests:
             try:
-                _say(workshop.answer(json.loads(line)))
+                _say(writer.answer(json.loads(line)))
             except GpulseError as error:
                 _say(_refusal(error))
     return 0

@@ -118,7 +118,7 @@ def _name(first: int, last: int, *, is_summary: bool, is_thin: bool) -> str:
     return f"{'summary-' if is_summary else ''}{segment_name(first, last)}{_THIN if is_thin else ''}"
 
 
-def range_of(name: str) -> tuple[int, int]:
+def position_range(name: str) -> tuple[int, int]:
     """The first and the last log position that a segment was made from, by its name.
 
     Raises:
@@ -153,17 +153,17 @@ def _listed(directory: str) -> set[str]:
 
 
 def _outermost(directory: str, names: Collection[str]) -> list[str]:
-    ranges = [(*range_of(name), name) for name in names]
+    ranges = [(*position_range(name), name) for name in names]
     kept: list[tuple[int, int, str]] = []
     for first, last, name in sorted(
         ranges, key=lambda item: (item[0], -item[1], not item[2].endswith(_THIN))
     ):
         if last < first:
-            raise _refused(f"{directory}/{name}", "it ends before it begins")
+            raise _damaged(f"{directory}/{name}", "it ends before it begins")
         if kept and last <= kept[-1][1]:
             continue
         if kept and first <= kept[-1][1]:
-            raise _refused(directory, f"{kept[-1][2]} and {name} overlap")
+            raise _damaged(directory, f"{kept[-1][2]} and {name} overlap")
         kept.append((first, last, name))
     return [name for _, _, name in kept]
 
@@ -194,9 +194,9 @@ def read_segment(directory: str, name: str) -> Segment:
     except FileNotFoundError as error:
         if not os.path.isdir(path):
             raise
-        raise _refused(path, f"{os.path.basename(str(error.filename))} is missing") from error
+        raise _damaged(path, f"{os.path.basename(str(error.filename))} is missing") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise _refused(path, str(error)) from error
+        raise _damaged(path, str(error)) from error
     return segment
 
 
@@ -228,7 +228,7 @@ def _segment(document: dict[str, Any]) -> Segment:
     )
 
 
-def _refused(path: str, why: str) -> LogError:
+def _damaged(path: str, why: str) -> LogError:
     return LogError(
         f"{path} is damaged: {why}",
         hint="restore it from a copy, or move the directory away to go on without it",
@@ -288,7 +288,7 @@ def _summary_names(directory: str) -> list[str]:
     return []
 
 
-def counted(summaries: Iterable[Segment], segments: Sequence[Segment]) -> list[Summary]:
+def valid_summaries(summaries: Iterable[Segment], segments: Sequence[Segment]) -> list[Summary]:
     """The summaries all of whose segments are there, with these."""
     begins = {segment.first: place for place, segment in enumerate(segments)}
     ends = {segment.last: place for place, segment in enumerate(segments)}
@@ -304,14 +304,16 @@ def counted(summaries: Iterable[Segment], segments: Sequence[Segment]) -> list[S
     return found
 
 
-def remove_lost_summaries(directory: str) -> list[str]:
+def remove_stale_summaries(directory: str) -> list[str]:
     """Remove the summaries that count no more, and give their names. For the one writer of the directory.
 
     Raises:
         LogError: A segment is damaged.
         DiskError: They cannot be removed.
     """
-    kept = {item.segment.name for item in counted(read_summaries(directory), read_segments(directory))}
+    kept = {
+        item.segment.name for item in valid_summaries(read_summaries(directory), read_segments(directory))
+    }
     lost = [name for name in _summary_names(directory) if name not in kept]
     if lost:
         remove_segments(directory, lost)
@@ -374,7 +376,7 @@ def remove_segments(directory: str, names: Collection[str]) -> None:
             shutil.rmtree(path)
 
 
-def tidy(directory: str) -> list[str]:
+def remove_leftovers(directory: str) -> list[str]:
     """Make the directory, or remove from it what an ended process left: for the one writer, when it starts.
 
     Raises:

@@ -16,7 +16,7 @@ from gpulse.store.history.blocks import Stack, plain, subject_key
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WORDS: dict[Scope, dict[str, str]] = {
+_LABELS: dict[Scope, dict[str, str]] = {
     "gpu": {"gpu": "VARCHAR", "model": "VARCHAR"},
     "process": {"pid": "BIGINT", "start_time": "DOUBLE", "gpu": "VARCHAR"},
 }
@@ -25,7 +25,7 @@ KEYS = ("node", "node_id", "subject", "time", "run", "sequence")
 """Columns of every file that are no metrics."""
 _NAME = re.compile("[a-z][a-z0-9_]{0,99}")
 """How every metric of any version is called; SQL takes names that differ in their case alone for the same."""
-_MOST_NARROW_DIGITS, _MOST_DIGITS = 9, 18
+_MAX_NARROW_DIGITS, _MAX_DIGITS = 9, 18
 """How many digits a DECIMAL of 32 and of 64 bits has."""
 
 
@@ -59,9 +59,9 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def words_of(scope: Scope) -> tuple[str, ...]:
+def label_columns(scope: Scope) -> tuple[str, ...]:
     """The columns with words about the subjects of a scope."""
-    return tuple(_WORDS.get(scope, ()))
+    return tuple(_LABELS.get(scope, ()))
 
 
 def build_table(scope: Scope, stacks: Sequence[Stack], names: Mapping[int, str]) -> Table:
@@ -95,18 +95,20 @@ def build_table(scope: Scope, stacks: Sequence[Stack], names: Mapping[int, str])
     known["time"] = time[order]
     numbers, places = np.unique(known["node_id"], return_inverse=True)
     arrays: dict[str, NDArray[Any]] = {
-        "node": spelled([plain(names.get(number, f"node {number}")) for number in numbers.tolist()])[places],
-        "subject": spelled(subjects)[known.pop("rank")],
+        "node": text_column([plain(names.get(number, f"node {number}")) for number in numbers.tolist()])[
+            places
+        ],
+        "subject": text_column(subjects)[known.pop("rank")],
         **known,
     }
     fields = [Field(name, "make_timestamptz(time)" if name == "time" else quoted(name)) for name in KEYS]
-    for word, kind in reversed(_WORDS.get(scope, {}).items()):
-        told = [word_of(word, subject) for stack in stacks for subject in stack.layout.subjects]
+    for word, kind in reversed(_LABELS.get(scope, {}).items()):
+        told = [label_of(word, subject) for stack in stacks for subject in stack.layout.subjects]
         spans = [count for stack, count in zip(stacks, counts, strict=True) for _ in stack.layout.subjects]
-        column = np.repeat(spelled(told), spans)
+        column = np.repeat(text_column(told), spans)
         arrays[word] = column[order]
         fields.insert(3, Field(word, f"{quoted(word)}::{kind}"))
-    for column_name in _metrics(scope, stacks, (*KEYS, *words_of(scope))):
+    for column_name in _metrics(scope, stacks, (*KEYS, *label_columns(scope))):
         array, expression = _metric(column_name, stacks, order)
         arrays[column_name] = array
         fields.append(Field(column_name, expression))
@@ -117,14 +119,14 @@ def _keys(scope: Scope, stack: Stack) -> list[str]:
     return [subject_key(scope, subject) for subject in stack.layout.subjects]
 
 
-def spelled(words: Sequence[Any]) -> NDArray[np.object_]:
+def text_column(words: Sequence[Any]) -> NDArray[np.object_]:
     """Texts as a column."""
     column = np.empty(len(words), object)
     column[:] = words
     return column
 
 
-def word_of(word: str, subject: Mapping[str, Any]) -> Any:
+def label_of(word: str, subject: Mapping[str, Any]) -> Any:
     """What a subject's layout says under a word; None when it says nothing, or nothing that makes sense."""
     if word == "gpu" and "index" in subject:
         part = subject.get("mig_index")
@@ -201,11 +203,11 @@ def _expression(name: str, column: Column, numbers: NDArray[Any], missing: int, 
     present = numbers[numbers != missing]
     largest = max(int(present.max()), -int(present.min())) if len(present) else 0
     if column.steps > 1:
-        width = _MOST_NARROW_DIGITS if is_narrow and largest < 10**_MOST_NARROW_DIGITS else _MOST_DIGITS
-        if digits is None or digits > width or largest >= 10**_MOST_DIGITS:
+        width = _MAX_NARROW_DIGITS if is_narrow and largest < 10**_MAX_NARROW_DIGITS else _MAX_DIGITS
+        if digits is None or digits > width or largest >= 10**_MAX_DIGITS:
             return f"{value} / {column.steps}::DOUBLE"
         one = f"0.{'1':0>{digits}}::DECIMAL({digits}, {digits})"
-        whole = f"{value}::DECIMAL({width if is_narrow else _MOST_DIGITS}, 0)"
+        whole = f"{value}::DECIMAL({width if is_narrow else _MAX_DIGITS}, 0)"
         return f"({whole} * {one})::DECIMAL({width}, {digits})"
     if column.size > 1:
         is_binary = is_narrow and column.size & (column.size - 1) == 0

@@ -1,4 +1,4 @@
-"""From records of the log to a sealed segment."""
+"""Write a sealed segment from records of the log."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gpulse.errors import LogError
 from gpulse.model.metric import Scope
 from gpulse.store.disk import disk_errors
 from gpulse.store.history import gpu_time
-from gpulse.store.history.blocks import Piles, Stack
-from gpulse.store.history.layouts import Words
+from gpulse.store.history.blocks import BlockCollector, Stack
+from gpulse.store.history.layouts import LayoutLookup
 from gpulse.store.history.parquet import QUICK, describe, write_table
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, write_meta
 from gpulse.store.history.tables import build_table
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import duckdb
 
 NODES_PER_FILE = 256
-"""Few large files are written in two thirds of the time; merging them makes small ones of an hour."""
+"""Few large files are written in two thirds of the time of small ones; compaction makes small ones of an hour."""
 
 
-class Haul(NamedTuple):
-    """What one segment is made from."""
+class PendingSegment(NamedTuple):
+    """The records that one segment is made from."""
 
     first: int
     last: int
-    piles: Piles
+    blocks: BlockCollector
     received: tuple[int, int] | None
     missing: int
     """How many records were dropped from the log before they were sealed."""
@@ -37,23 +37,25 @@ class Haul(NamedTuple):
     """How many batches could not be read."""
 
 
-def collect(records: Iterable[Record], words: Words, first: int, *, most_bytes: int) -> Haul:
-    """Take records in until there are enough for a segment; batches that cannot be read are counted and left out.
+def collect(
+    records: Iterable[Record], layouts: LayoutLookup, first: int, *, max_bytes: int
+) -> PendingSegment:
+    """Collect records until there are enough for a segment; batches that cannot be read are counted and skipped.
 
     Raises:
         LogError: There is a record of a kind that only a newer version knows.
     """
-    piles = Piles()
+    blocks = BlockCollector()
     last, missing, unreadable, received = first - 1, 0, 0, None
     for record in records:
         missing += record.position - last - 1
         last = record.position
         if record.kind == FACT:
-            words.hear(record.payload)
+            layouts.apply_fact(record.payload)
         elif record.kind == BATCH:
             try:
                 batch = Batch.from_bytes(record.payload)
-                piles.add(batch)
+                blocks.add(batch)
             except ValueError:
                 unreadable += 1
                 continue
@@ -64,33 +66,39 @@ def collect(records: Iterable[Record], words: Words, first: int, *, most_bytes: 
                 f"the log has a record of kind {record.kind} at position {record.position}",
                 hint="use the newer version that wrote it",
             )
-        if piles.size_bytes >= most_bytes:
+        if blocks.size_bytes >= max_bytes:
             break
-    return Haul(first, last, piles, received, missing, unreadable)
+    return PendingSegment(first, last, blocks, received, missing, unreadable)
 
 
 def write_segment(
-    database: duckdb.DuckDBPyConnection, directory: str, log: str, haul: Haul, words: Words
+    database: duckdb.DuckDBPyConnection,
+    directory: str,
+    log: str,
+    pending: PendingSegment,
+    layouts: LayoutLookup,
 ) -> Segment:
-    """Seal what was collected; it is visible, and on disk, when this returns.
+    """Write a segment; it is visible, and on disk, when this returns.
 
     Raises:
-        GpulseError: It could not be; nothing of it is left.
+        GpulseError: It could not be written; nothing of it is left.
     """
-    piles = haul.piles
-    nodes = piles.nodes()
-    piles.drop(words.learn(piles.layouts(), nodes))
-    with new_segment(directory, haul.first, haul.last) as path:
+    blocks = pending.blocks
+    nodes = blocks.nodes()
+    blocks.drop(layouts.look_up(blocks.layouts(), nodes))
+    with new_segment(directory, pending.first, pending.last) as path:
         files: list[SealedFile] = []
         for shard in sorted({node // NODES_PER_FILE for node in nodes}):
-            held = [node for node in nodes if node // NODES_PER_FILE == shard]
-            stacks = piles.take(held, words.layouts)
+            members = [node for node in nodes if node // NODES_PER_FILE == shard]
+            stacks = blocks.take(members, layouts.layouts)
             files += [
-                _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, words)
+                _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, layouts)
                 for scope, found in sorted(stacks.items())
             ]
         files += gpu_time.divide(database, path, files, level=QUICK)
-        segment = Segment(haul.first, haul.last, log, piles.frames, haul.received, False, tuple(files))
+        segment = Segment(
+            pending.first, pending.last, log, blocks.frames, pending.received, False, tuple(files)
+        )
         write_meta(path, segment)
     return segment
 
@@ -101,9 +109,9 @@ def _write_file(
     name: str,
     scope: Scope,
     stacks: list[Stack],
-    words: Words,
+    layouts: LayoutLookup,
 ) -> SealedFile:
-    table = build_table(scope, stacks, words.names)
+    table = build_table(scope, stacks, layouts.names)
     with disk_errors(f"write {path}/{name}"):
         size = write_table(database, table, f"{path}/{name}")
     nodes = tuple(sorted({stack.node for stack in stacks}))
