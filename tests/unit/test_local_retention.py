@@ -7,6 +7,7 @@ from typing import Any
 
 from gpulse.store.history.seal_client import SealClient
 from gpulse.store.history.seal_process import HistoryWriter
+from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.forwarder import Forwarder
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab

@@ -1,4 +1,4 @@
-"""Packed frames as arrays: all blocks of one layout and node on top of each other."""
+"""Packed frames as arrays: all blocks of one layout and node, stacked."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _KEYS: dict[Scope, Callable[[Mapping[str, Any]], str]] = {
     ),
 }
 
-_LATEST_US = 253_402_300_799_999_999
+_MAX_TIME_US = 253_402_300_799_999_999
 """The end of the year 9999."""
 
 
 class Stack(NamedTuple):
-    """Blocks of one layout and node, one a frame."""
+    """Blocks of one layout and node, one per frame."""
 
     node: int
     layout: Layout
@@ -44,7 +44,7 @@ class Stack(NamedTuple):
     narrow: NDArray[np.int32]
 
     def column(self, name: str) -> tuple[Column, NDArray[np.int64] | NDArray[np.int32], int] | None:
-        """A metric's column, its numbers by frame and subject, and what stands for an absent one."""
+        """Return a metric's column, its numbers by frame and subject, and the number that means absent."""
         for place, column in enumerate(self.layout.wide):
             if column.name == name:
                 return column, self.wide[:, place], MISSING_WIDE
@@ -54,7 +54,7 @@ class Stack(NamedTuple):
         return None
 
     def values(self, name: str) -> NDArray[np.float64]:
-        """A metric in its base unit by frame and subject, NaN where nothing is known."""
+        """Return a metric in its base unit by frame and subject, NaN where it is unknown."""
         found = self.column(name)
         if found is None:
             return np.full((len(self.times), len(self.layout.subjects)), np.nan)
@@ -66,22 +66,22 @@ class Stack(NamedTuple):
 
 
 def subject_key(scope: Scope, subject: Mapping[str, Any]) -> str:
-    """How a subject is named among those of its scope and node."""
+    """Return the name of a subject among those of its scope and node."""
     return plain(_KEYS[scope](subject))
 
 
 def plain(text: str) -> str:
-    """The text as UTF-8 can hold it."""
+    """Replace the characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def clipped(time_us: int) -> int:
-    """A time that every program can show, whatever a node's clock says."""
-    return min(max(time_us, 0), _LATEST_US)
+    """Limit a time to what every program can show, whatever a node's clock says."""
+    return min(max(time_us, 0), _MAX_TIME_US)
 
 
 def run_number(run: bytes) -> int:
-    """The first eight bytes of a run, as a number whose hexadecimal spelling begins that of the run."""
+    """Return the first eight bytes of a run as a number, whose hexadecimal digits begin those of the run."""
     return int.from_bytes(run[:8], "big")
 
 
@@ -93,14 +93,14 @@ def make_stack(
     sequences: Sequence[int] | NDArray[np.int64],
     numbers: bytes | memoryview,
 ) -> Stack:
-    """Blocks that lie one after the other in memory as arrays, without a copy.
+    """View blocks that are adjacent in memory as arrays, without a copy.
 
     Raises:
-        ValueError: They are not as long as the layout says.
+        ValueError: The blocks are not as long as the layout says.
     """
     frames, subjects, size = len(times), len(layout.subjects), layout.block_bytes
     if len(numbers) != frames * size:
-        raise ValueError(f"blocks of {len(numbers)} bytes where {frames} of {size} belong")
+        raise ValueError(f"{len(numbers)} bytes instead of {frames} blocks of {size} bytes")
     rows = np.frombuffer(numbers, np.uint8).reshape(frames, size)
     cut = subjects * 8 * len(layout.wide)
     return Stack(
@@ -114,8 +114,8 @@ def make_stack(
     )
 
 
-class _Pile(NamedTuple):
-    """What a stack is made from."""
+class _Blocks(NamedTuple):
+    """The blocks that become one stack."""
 
     times: list[int]
     runs: list[int]
@@ -124,58 +124,58 @@ class _Pile(NamedTuple):
 
 
 class BlockCollector:
-    """Collects batches until they are wanted as stacks."""
+    """Collects the blocks of batches until they are taken as stacks."""
 
     def __init__(self) -> None:
-        self._piles: dict[tuple[int, int], _Pile] = {}
+        self._blocks: dict[tuple[int, int], _Blocks] = {}
         self.size_bytes = 0
         self.frames = 0
         self.unreadable = 0
-        """How many blocks were left out because nobody knows what their numbers mean."""
+        """How many blocks were skipped because their layout is missing or does not fit."""
 
     def add(self, batch: Batch) -> None:
-        """Take a batch apart.
+        """Add the blocks of a batch.
 
         Raises:
-            ValueError: It is not made of whole frames, or not of as many as it says.
+            ValueError: The batch has a frame that is not whole, or not as many frames as it says.
         """
         run, sequence = run_number(batch.run), batch.first
         frames = list(split(batch.frames))
         if len(frames) != batch.count:
-            raise ValueError(f"{len(frames)} frames where {batch.count} belong")
+            raise ValueError(f"{len(frames)} frames instead of {batch.count}")
         for frame in frames:
             time = clipped(frame.time_us + batch.shift_us)
             for layout, numbers in frame.blocks:
-                pile = self._piles.get((batch.node, layout))
-                if pile is None:
-                    pile = self._piles[batch.node, layout] = _Pile([], [], [], [])
-                pile.times.append(time)
-                pile.runs.append(run)
-                pile.sequences.append(sequence)
-                pile.numbers.append(numbers)
+                blocks = self._blocks.get((batch.node, layout))
+                if blocks is None:
+                    blocks = self._blocks[batch.node, layout] = _Blocks([], [], [], [])
+                blocks.times.append(time)
+                blocks.runs.append(run)
+                blocks.sequences.append(sequence)
+                blocks.numbers.append(numbers)
             sequence += 1
         self.size_bytes += len(batch.frames)
         self.frames += batch.count
 
     def layouts(self) -> set[int]:
-        """The layouts that are needed."""
-        return {layout for _, layout in self._piles}
+        """Return the IDs of the layouts of all blocks."""
+        return {layout for _, layout in self._blocks}
 
     def drop(self, layouts: Collection[int]) -> None:
-        """Leave out the blocks of layouts that nobody knows."""
-        for key in [key for key in self._piles if key[1] in layouts]:
-            self.unreadable += len(self._piles.pop(key).times)
+        """Skip the blocks of layouts that were not found."""
+        for key in [key for key in self._blocks if key[1] in layouts]:
+            self.unreadable += len(self._blocks.pop(key).times)
 
     def nodes(self) -> list[int]:
-        """The nodes that batches came from, in order."""
-        return sorted({node for node, _ in self._piles})
+        """Return the nodes of all blocks, in order."""
+        return sorted({node for node, _ in self._blocks})
 
     def take(self, nodes: Iterable[int], layouts: Mapping[int, Layout]) -> dict[Scope, list[Stack]]:
-        """The stacks of some nodes by scope, which are then no longer held; without blocks that do not fit their layout."""
+        """Remove the blocks of some nodes and return them as stacks by scope, without those that do not fit their layout."""
         wanted = set(nodes)
         found: dict[Scope, list[Stack]] = {}
-        for node, layout_id in sorted(key for key in self._piles if key[0] in wanted):
-            times, runs, sequences, numbers = self._piles.pop((node, layout_id))
+        for node, layout_id in sorted(key for key in self._blocks if key[0] in wanted):
+            times, runs, sequences, numbers = self._blocks.pop((node, layout_id))
             layout = layouts[layout_id]
             wrong = [place for place, block in enumerate(numbers) if len(block) != layout.block_bytes]
             self.unreadable += len(wrong)

@@ -6,9 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.history import gpu_time, rollup, segment_writer
+from gpulse.store.history import gpu_time, rollup
 from gpulse.store.history.parquet import THOROUGH, write_file
-from gpulse.store.history.segments import SealedFile, Segment, new_segment, remove_segments, write_meta
+from gpulse.store.history.segments import (
+    NODES_PER_FILE,
+    SealedFile,
+    Segment,
+    new_segment,
+    remove_segments,
+    write_meta,
+)
 from gpulse.store.history.tables import label_columns, literal, quoted
 
 if TYPE_CHECKING:
@@ -73,7 +80,7 @@ def _shards(parts: Sequence[Segment]) -> list[tuple[Scope, tuple[int, ...]]]:
 
 
 def _nodes_per_file(scope: Scope) -> int:
-    return _NODES_PER_FILE.get(scope, segment_writer.NODES_PER_FILE)
+    return _NODES_PER_FILE.get(scope, NODES_PER_FILE)
 
 
 def _merge(

@@ -12,7 +12,7 @@ from gpulse.model.metric import Scope
 from gpulse.store.history import gpu_time, rollup
 from gpulse.store.history.compaction import oldest_run
 from gpulse.store.history.gpu_time import ShareFileWriter, Span, Statement
-from gpulse.store.history.parquet import THOROUGH, temporary, write_file, writing
+from gpulse.store.history.parquet import THOROUGH, duckdb_errors, temporary_table, write_file
 from gpulse.store.history.relation import Files, Sources
 from gpulse.store.history.segments import (
     SealedFile,
@@ -87,12 +87,12 @@ def _coarse(
     path = f"{target}/{name}"
     whole = f"read_parquet([{paths}], union_by_name = true)"
     empty = rollup.of_minutes(scope, f"(SELECT * FROM {whole} WHERE false)", columns)
-    with temporary(database, "rolled", empty, path):
+    with temporary_table(database, "rolled", empty, path):
         at_once = 1 if scope == "gpu" else MAX_NODES_MERGED
         for place in range(0, len(nodes), at_once):
             part = nodes[place : place + at_once]
             some = f"(SELECT * FROM {whole} WHERE node_id BETWEEN {part[0]} AND {part[-1]})"
-            with writing(path):
+            with duckdb_errors(path):
                 database.execute(f"INSERT INTO rolled {rollup.of_minutes(scope, some, columns)}")
         file = SealedFile(name, scope, nodes, 0, 0, 0, 0, {}, rollup.COARSE_SECONDS)
         return write_file(database, "SELECT * FROM rolled", target, file)
@@ -116,21 +116,21 @@ def _shares(
         if not set(nodes).isdisjoint(file.nodes)
     ]
     paths = _paths(directory, files)
-    packer = ShareFileWriter(database, target, nodes)
+    writer = ShareFileWriter(database, target, nodes)
     mixed = _mixed(database, paths)
     plain = [node for node in nodes if node not in mixed]
     for place in range(0, len(plain), MAX_NODES_MERGED):
-        packer.add(*_kept(paths, plain[place : place + MAX_NODES_MERGED]))
+        writer.add(*_kept(paths, plain[place : place + MAX_NODES_MERGED]))
     if mixed:
         sources = Sources(lambda found: _paths(directory, found), members)
         for held, worked in gpu_time.minutes(sources, sorted(mixed), MAX_NODES_DIVIDED):
-            packer.add(held, worked)
-    return packer.write(level=THOROUGH)
+            writer.add(held, worked)
+    return writer.write(level=THOROUGH)
 
 
 def _mixed(database: duckdb.DuckDBPyConnection, paths: list[str]) -> set[int]:
     """Return the nodes whose minutes are not in order from file to file."""
-    with writing(paths[0]):
+    with duckdb_errors(paths[0]):
         rows = database.execute(gpu_time.SPANS, [paths]).fetchall()
     places = {path: place for place, path in enumerate(paths)}
     found = gpu_time.conflicts(Span(node, start, stop, places[path]) for path, node, start, stop, _ in rows)

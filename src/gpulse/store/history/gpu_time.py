@@ -1,9 +1,9 @@
-"""How the time of GPUs is divided among processes, kept beside samples so that weeks of it add up quickly.
+"""GPU time: divide the time of GPUs among processes, and write it to files of shares so that weeks add up quickly.
 
-A file of shares has rows of three kinds. Most are finished: how much of a GPU a process had in an hour (`FINISHED`). A node's
-first and last minute in a segment may go on in another one, so these are kept as minutes of processes (`PROCESS_MINUTE`) and of
-GPUs (`GPU_MINUTE`), and divided when somebody asks. As long as a node's segments follow one another in time, nothing else is
-needed; where they do not, their minutes are asked.
+A file of shares has rows of three kinds. Most are finished: the share of a GPU that a process had in an hour (`FINISHED`).
+A node's first and last minute in a segment may continue in another segment, so these are kept as minutes of processes
+(`PROCESS_MINUTE`) and of GPUs (`GPU_MINUTE`), and are divided when a question is answered. This is enough as long as the
+segments of a node follow one another in time; where they overlap, their samples are divided again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpulse.errors import DiskError, GpulseError
 from gpulse.model.idleness import IDLE_RATIO
 from gpulse.model.packing import SLOW_SECONDS
-from gpulse.store.history.parquet import temporary, write_file, writing
+from gpulse.store.history.parquet import duckdb_errors, temporary_table, write_file
 from gpulse.store.history.query import Window
 from gpulse.store.history.relation import Sources, relation
 from gpulse.store.history.rollup import FINE_SECONDS, MINUTE_US
-from gpulse.store.history.segments import SHARES, SealedFile, Segment
+from gpulse.store.history.segments import NODES_PER_FILE, SHARES, SealedFile, Segment
 
 if TYPE_CHECKING:
     import duckdb
@@ -33,9 +33,8 @@ FINISHED, PROCESS_MINUTE, GPU_MINUTE = 0, 1, 2
 PROCESS_METRICS = ("gpu_memory_bytes", "sm_ratio")
 GPU_METRICS = ("gpu_utilization_ratio", "graphics_active_ratio", "sm_active_ratio", "power_watts")
 KEY = "node_id, pid, start_time, gpu"
-_NODES_PER_FILE = 256
-_NODES_AT_ONCE = 32
-"""Their minutes of an hour are divided at once."""
+_MAX_NODES_DIVIDED = 32
+"""Of this many nodes at most the minutes of an hour are divided at once."""
 _SCOPES = ("process", "gpu")
 
 _PROCESS_MINUTES = f"""
@@ -109,21 +108,21 @@ _SPANS = (
     "UNION ALL SELECT node_id, time FROM gpu_minutes) GROUP BY node_id"
 )
 Statement = tuple[str, list[Any]]
-"""A query, and what to put where it has question marks."""
+"""A query, and the values of its parameters."""
 
 
 def process_minutes(source: str) -> str:
-    """The minutes of processes on GPUs, from a relation of the scope `process`."""
+    """Return the query for minutes of processes on GPUs, from a relation of the scope `process`."""
     return _PROCESS_MINUTES.format(source)
 
 
 def gpu_minutes(source: str) -> str:
-    """The minutes of GPUs, from a relation of their scope."""
+    """Return the query for minutes of GPUs, from a relation of their scope."""
     return _GPU_MINUTES.format(source)
 
 
 def divided(held: str, worked: str, window: Window | None = None) -> str:
-    """Shares by the hour, from minutes; of those at its edges only what lies in the window."""
+    """Return the query for shares by the hour, from minutes; with a window, only of the time within it."""
     room = "60.0"
     if window is not None:
         room = f"(least(time + {MINUTE_US}, {window.end}) - greatest(time, {window.start})) / 1e6"
@@ -131,22 +130,22 @@ def divided(held: str, worked: str, window: Window | None = None) -> str:
 
 
 def added(source: str, *, hourly: bool) -> str:
-    """Shares of the same process on the same GPU as one, perhaps one an hour."""
+    """Return the query that adds up shares of the same process on the same GPU, by the hour or all of them."""
     return _ADDED.format("hour," if hourly else "", source)
 
 
 class Span(NamedTuple):
-    """From which to which minute a node is in a file of shares, in microseconds."""
+    """The first and the last minute of a node in a file of shares, in microseconds."""
 
     node: int
     start: int
     stop: int
     file: int | None
-    """The number of the file; None for samples that have no shares."""
+    """The index of the file; None for samples that have no shares."""
 
 
 def conflicts(spans: Iterable[Span]) -> dict[int, set[int]]:
-    """The nodes, by file, whose minutes there are not all that there are of them: others lie between."""
+    """Return the nodes, by file, whose minutes in the file overlap with those elsewhere."""
     found: dict[int, set[int]] = {}
     latest: dict[int, Span] = {}
     for span in sorted(spans, key=lambda span: (span.node, span.start, span.stop)):
@@ -164,16 +163,16 @@ SPANS = (
     "SELECT filename, node_id, min(epoch_us(time)) AS start, max(epoch_us(time)) AS stop, count(*) AS rows "
     f"FROM read_parquet(?, filename = true) WHERE kind <> {FINISHED} GROUP BY filename, node_id"
 )
-"""Gives the spans of all nodes in files, and how many minutes are not divided yet; bind their paths."""
+"""Selects the spans of all nodes in files, and how many minutes are not divided yet. Its parameter is their paths."""
 
 
 def finished(condition: str) -> str:
-    """Shares by the hour that are finished in files; bind their paths."""
+    """Return the query for finished shares in files, by the hour. Its first parameter is their paths."""
     return f"SELECT {KEY}, epoch_us(time) AS hour, {_SHARE_COLUMNS} FROM read_parquet(?) WHERE kind = {FINISHED} AND {condition}"
 
 
 def open_process_minutes(condition: str) -> str:
-    """The minutes of processes in files that are not divided yet, as a relation; bind their paths."""
+    """Return the relation of undivided minutes of processes in files. Its first parameter is their paths."""
     none = "NULL::DOUBLE"
     return (
         "SELECT node_id, '' AS subject, pid, start_time, gpu, samples, epoch_us(time) AS time, first, last, "
@@ -183,7 +182,7 @@ def open_process_minutes(condition: str) -> str:
 
 
 def open_gpu_minutes(condition: str) -> str:
-    """The minutes of GPUs in files that are not divided yet, as a relation; bind their paths."""
+    """Return the relation of undivided minutes of GPUs in files. Its first parameter is their paths."""
     metrics = ", ".join(
         f"m{n}, n{n}, NULL::DOUBLE AS l{n}, NULL::DOUBLE AS h{n}" for n in range(len(GPU_METRICS))
     )
@@ -194,49 +193,49 @@ def open_gpu_minutes(condition: str) -> str:
 
 
 class ShareFileWriter:
-    """Puts one file of shares together, some nodes at a time."""
+    """Writer of one file of shares, which takes some nodes at a time."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, target: str, nodes: tuple[int, ...]) -> None:
-        """Begin with nothing.
+        """Start an empty file.
 
         Args:
-            database: Where to do it.
+            database: The connection to use.
             target: The directory for the file.
-            nodes: Those of the file.
+            nodes: All nodes of the file.
 
         Raises:
-            GpulseError: It cannot be done.
+            GpulseError: The database refused.
         """
         self._database = database
         self._target = target
-        name = f"share-{nodes[0] // _NODES_PER_FILE:06d}.parquet"
+        name = f"share-{nodes[0] // NODES_PER_FILE:06d}.parquet"
         self._file = SealedFile(name, "process", nodes, 0, 0, 0, 0, {}, SHARES)
         self._path = f"{target}/{name}"
-        with writing(self._path):
+        with duckdb_errors(self._path):
             database.execute(f"CREATE OR REPLACE TEMP TABLE packed ({_PACKED})")
 
-    def add(self, held: Statement, worked: Statement, settled: Statement | None = None) -> None:
-        """Take the samples of some nodes in.
+    def add(self, processes: Statement, gpus: Statement, finished: Statement | None = None) -> None:
+        """Divide the samples of some nodes.
 
         Args:
-            held: A relation of processes.
-            worked: One of GPUs.
-            settled: Shares by the hour that are finished already.
+            processes: A relation of processes.
+            gpus: A relation of GPUs.
+            finished: Finished shares by the hour, which are added.
 
         Raises:
-            GpulseError: It cannot be done.
+            GpulseError: The samples cannot be read, or there is too little memory.
         """
         tables: tuple[tuple[str, str, list[Any]], ...] = (
-            ("process_minutes", process_minutes(held[0]), held[1]),
-            ("gpu_minutes", gpu_minutes(worked[0]), worked[1]),
+            ("process_minutes", process_minutes(processes[0]), processes[1]),
+            ("gpu_minutes", gpu_minutes(gpus[0]), gpus[1]),
             ("spans", _SPANS, []),
         )
         with ExitStack() as stack:
             for name, query, bound in tables:
-                stack.enter_context(temporary(self._database, name, query, self._path, bound))
+                stack.enter_context(temporary_table(self._database, name, query, self._path, bound))
             inner, outer = "time > start AND time < stop", "time = start OR time = stop"
             shares = divided(_within("process_minutes", inner), _within("gpu_minutes", inner))
-            done, bound = settled or ("", [])
+            done, bound = finished or ("", [])
             source = f"SELECT * FROM ({shares}) UNION ALL {done}" if done else shares
             self._insert(f"{KEY}, time, {_SHARE_COLUMNS}", FINISHED, added(source, hourly=True), bound)
             self._insert(
@@ -246,16 +245,16 @@ class ShareFileWriter:
 
     def _insert(self, columns: str, kind: int, query: str, bound: Sequence[Any] = ()) -> None:
         chosen = columns.replace("time, first", "hour, first", 1) if kind == FINISHED else columns
-        with writing(self._path):
+        with duckdb_errors(self._path):
             self._database.execute(
                 f"INSERT INTO packed (kind, {columns}) SELECT {kind}, {chosen} FROM ({query})", list(bound)
             )
 
     def write(self, *, level: int) -> SealedFile:
-        """Write what was taken in.
+        """Write the file.
 
         Raises:
-            GpulseError: It cannot be written.
+            GpulseError: The file cannot be written.
         """
         query = (
             f"SELECT * REPLACE (make_timestamptz(time) AS time) FROM packed ORDER BY kind, {KEY}, packed.time"
@@ -273,31 +272,31 @@ def _within(table: str, condition: str) -> str:
 def divide(
     database: duckdb.DuckDBPyConnection, target: str, files: Sequence[SealedFile], *, level: int
 ) -> list[SealedFile]:
-    """Write the shares of a segment whose other files are written; none where that needs too much.
+    """Write the shares of a segment whose other files are written; return no files where there is too little memory.
 
     Args:
-        database: Where to do it.
-        target: The directory with the files.
-        files: All of them.
-        level: How hard zstd tries.
+        database: The connection to use.
+        target: The directory of the segment.
+        files: Its other files.
+        level: The compression level.
 
     Raises:
-        DiskError: They cannot be written.
+        DiskError: A file cannot be written.
     """
     segment = Segment(0, 0, "", 0, None, False, tuple(files))
     sources = Sources(lambda found: [f"{target}/{file.name}" for _, file in found], (segment,))
     made = []
     try:
         for nodes in shards(files):
-            packer = ShareFileWriter(database, target, nodes)
-            for held, worked in minutes(sources, nodes, _NODES_AT_ONCE):
-                packer.add(held, worked)
-            made.append(packer.write(level=level))
+            writer = ShareFileWriter(database, target, nodes)
+            for held, worked in minutes(sources, nodes, _MAX_NODES_DIVIDED):
+                writer.add(held, worked)
+            made.append(writer.write(level=level))
     except DiskError:
         raise
-    except GpulseError as error:  # who held GPUs is answered from minutes then
+    except GpulseError as error:  # GPU time is then divided from minutes when it is asked for
         log.warning(
-            "a segment has no shares of GPUs, and questions about its time are slow: %s", error.message
+            "cannot divide the GPU time of a segment, so questions about it are slow: %s", error.message
         )
         database.execute("DROP TABLE IF EXISTS packed")
         for file in made:
@@ -313,16 +312,16 @@ def is_divided(segment: Segment) -> bool:
 
 
 def shards(files: Iterable[SealedFile]) -> list[tuple[int, ...]]:
-    """The nodes with samples of GPUs or processes, those of one file together."""
+    """Return the nodes with samples of GPUs or processes, grouped by file."""
     nodes = {node for file in files if file.scope in _SCOPES for node in file.nodes}
     found: dict[int, list[int]] = {}
     for node in sorted(nodes):
-        found.setdefault(node // _NODES_PER_FILE, []).append(node)
+        found.setdefault(node // NODES_PER_FILE, []).append(node)
     return [tuple(shard) for shard in found.values()]
 
 
 def minutes(sources: Sources, nodes: Sequence[int], at_once: int) -> Iterator[tuple[Statement, Statement]]:
-    """The samples or minutes of processes and GPUs of some nodes, so many nodes at a time."""
+    """Yield the relations of processes and of GPUs of some nodes, a few nodes at a time."""
     files = [file for segment in sources.segments for file in segment.files if file.scope in _SCOPES]
     begin = min(file.start for file in files) // MINUTE_US * MINUTE_US
     end = (max(file.end for file in files) // MINUTE_US + 1) * MINUTE_US

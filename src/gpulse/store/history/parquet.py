@@ -1,4 +1,4 @@
-"""Writes Parquet files with DuckDB, small and in true units, so that people can open them with pandas, polars or DuckDB."""
+"""Write Parquet files with DuckDB, small and in base units, which pandas, polars and DuckDB can open."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gpulse.store.history.tables import Table, literal, quoted
 _ROWS_PER_GROUP = 38_400
 """Ten minutes of 64 GPUs at 1 Hz."""
 _MAX_DICTIONARY_VALUES = 1024
-"""A dictionary of more values takes more room than the differences between them."""
+"""A dictionary of more values takes more space than delta encoding."""
 QUICK, THOROUGH = 3, 15
-"""Levels of zstd. What is merged within the hour need not be as small as can be; files that stay for weeks are 6 % smaller
-for three times the work."""
+"""Compression levels of zstd: for files that are merged within the hour, and for those that stay for weeks, which are 6 %
+smaller for three times the work."""
 _MEMORY_LIMIT = "128MB"
 
 
 def connect(temporary: str) -> duckdb.DuckDBPyConnection:
-    """A database in memory for one thread that writes files.
+    """Open a database in memory for one thread that writes files.
 
     Args:
-        temporary: A directory for what does not fit into memory; made when it is needed.
+        temporary: A directory for data that does not fit into memory, created when needed.
     """
     return duckdb.connect(
         ":memory:",
@@ -43,8 +43,8 @@ def connect(temporary: str) -> duckdb.DuckDBPyConnection:
 
 
 @contextmanager
-def writing(path: str) -> Iterator[None]:
-    """Turns DuckDB's complaints into ours."""
+def duckdb_errors(path: str) -> Iterator[None]:
+    """Raise DuckDB's errors as ours, naming the file that could not be written."""
     try:
         yield
     except duckdb.OutOfMemoryException as error:
@@ -63,10 +63,10 @@ def writing(path: str) -> Iterator[None]:
 
 
 def write_table(database: duckdb.DuckDBPyConnection, table: Table, path: str) -> int:
-    """Write a table to a new file and wait until it is on disk; gives its size.
+    """Write a table to a new file, wait until it is on disk, and return its size.
 
     Raises:
-        GpulseError: It cannot be written.
+        GpulseError: The file cannot be written.
     """
     select = ", ".join(f"{field.expression} AS {quoted(field.name)}" for field in table.fields)
     database.register("arrays", table.arrays)
@@ -77,18 +77,18 @@ def write_table(database: duckdb.DuckDBPyConnection, table: Table, path: str) ->
 
 
 def write_query(database: duckdb.DuckDBPyConnection, query: str, path: str, *, level: int = QUICK) -> int:
-    """Write the rows of a query to a new file and wait until it is on disk; gives its size.
+    """Write the rows of a query to a new file, wait until it is on disk, and return its size.
 
     Args:
-        database: Where to run it.
-        query: Gives the rows in their order.
-        path: The file.
-        level: How hard zstd tries, up to 22.
+        database: The connection to use.
+        query: Selects the rows in order.
+        path: The new file.
+        level: The compression level, up to 22.
 
     Raises:
-        GpulseError: It cannot be written.
+        GpulseError: The file cannot be written.
     """
-    with writing(path):
+    with duckdb_errors(path):
         database.execute(
             f"COPY ({query}) TO {literal(path)} (FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, "
             f"COMPRESSION_LEVEL {level}, "
@@ -102,15 +102,15 @@ def write_query(database: duckdb.DuckDBPyConnection, query: str, path: str, *, l
 def write_file(
     database: duckdb.DuckDBPyConnection, query: str, target: str, file: SealedFile, *, level: int = THOROUGH
 ) -> SealedFile:
-    """Write the rows of a query, which have a time, to a file of a segment; gives it with what is in it.
+    """Write the rows of a query, which have a time, to a file of a segment, and return its description.
 
     Raises:
-        GpulseError: It cannot be written.
+        GpulseError: The file cannot be written.
     """
     path = f"{target}/{file.name}"
     with disk_errors(f"write {path}"):
         size = write_query(database, query, path, level=level)
-    with writing(path):
+    with duckdb_errors(path):
         found = database.execute(
             "SELECT count(*), min(epoch_us(time)), max(epoch_us(time)) FROM read_parquet(?)", [path]
         ).fetchone()
@@ -121,22 +121,22 @@ def write_file(
 
 
 @contextmanager
-def temporary(
+def temporary_table(
     database: duckdb.DuckDBPyConnection, name: str, query: str, path: str, bound: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Has the rows of a query as a table for the length of a block.
+    """Keep the rows of a query as a table until the block ends.
 
     Args:
-        database: Where to run it.
-        name: Of the table.
-        query: Gives the rows.
-        path: The file that they are for.
-        bound: What to put where the query has question marks.
+        database: The connection to use.
+        name: The name of the table.
+        query: Selects the rows.
+        path: The file that the rows are for.
+        bound: The values of the query's parameters.
 
     Raises:
-        GpulseError: It cannot be made.
+        GpulseError: The table cannot be created.
     """
-    with writing(path):
+    with duckdb_errors(path):
         database.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", list(bound))
     try:
         yield
@@ -145,12 +145,12 @@ def temporary(
 
 
 def describe(database: duckdb.DuckDBPyConnection, path: str) -> dict[str, str]:
-    """The SQL types of a file's columns, by name.
+    """Return the SQL types of a file's columns, by name.
 
     Raises:
-        GpulseError: It cannot be read.
+        GpulseError: The file cannot be read.
     """
-    with writing(path):
+    with duckdb_errors(path):
         rows = database.execute("DESCRIBE SELECT * FROM read_parquet(?)", [path]).fetchall()
     return {name: kind for name, kind, *_ in rows}
 

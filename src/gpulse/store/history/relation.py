@@ -34,7 +34,7 @@ class Sources(NamedTuple):
 class Relation(NamedTuple):
     """A query, and what belongs to it.
 
-    Its rows stand for one sample or for those of one step: `node_id`, `subject`, the words of the scope, `samples`, the
+    Its rows stand for one sample or for those of one step: `node_id`, `subject`, the label columns of the scope, `samples`, the
     microseconds `time` (at which the row's step begins), `first` and `last`, and for each metric, by its number, the mean
     `m0`, how many samples that is of `n0`, the least `l0` and the largest `h0`.
     """
@@ -166,12 +166,12 @@ def _alike(files: Files, metrics: Sequence[str], *, is_rolled: bool) -> list[tup
     ]
 
 
-def _words(window: Window) -> tuple[str, ...]:
+def _labels(window: Window) -> tuple[str, ...]:
     return label_columns(window.scope) if window.scope == "process" else ()
 
 
 def _keys(window: Window) -> list[str]:
-    return ["node_id", "subject", *_words(window)]
+    return ["node_id", "subject", *_labels(window)]
 
 
 def _samples(window: Window, metrics: Sequence[str], columns: set[str]) -> str:
@@ -205,11 +205,11 @@ def _metric(place: int, value: str, count: str, low: str, high: str) -> str:
 
 def _nothing(window: Window, metrics: Sequence[str]) -> str:
     kinds = {"pid": "BIGINT", "start_time": "DOUBLE"}
-    words = [f"NULL::{kinds.get(word, 'VARCHAR')} AS {word}" for word in _words(window)]
+    labels = [f"NULL::{kinds.get(label, 'VARCHAR')} AS {label}" for label in _labels(window)]
     select = [
         "0 AS node_id",
         "'' AS subject",
-        *words,
+        *labels,
         "0 AS samples, 0::BIGINT AS time, 0::BIGINT AS first, 0::BIGINT AS last",
     ]
     none = "NULL::DOUBLE"
@@ -219,14 +219,14 @@ def _nothing(window: Window, metrics: Sequence[str]) -> str:
 
 
 def _remembered(window: Window, metrics: Sequence[str], name: str) -> str:
-    words = {
+    labels = {
         "pid": "if(isnan(pid), NULL, pid)::BIGINT AS pid",
         "start_time": "if(isnan(start_time), NULL, start_time) AS start_time",
     }
     select = [
         "node_id",
         "subject",
-        *(words.get(word, word) for word in _words(window)),
+        *(labels.get(label, label) for label in _labels(window)),
         "1 AS samples, time, time AS first, time AS last",
     ]
     for place in range(len(metrics)):
@@ -253,7 +253,7 @@ def _recent(
             (
                 stack.node,
                 subject_key(window.scope, subjects[place]),
-                *(label_of(word, subjects[place]) for word in _words(window)),
+                *(label_of(label, subjects[place]) for label in _labels(window)),
             )
             for place in chosen
         ]
@@ -270,6 +270,6 @@ def _recent(
         "node_id": np.array(columns[0], np.int32),
         "subject": text_column(columns[1]),
     }
-    for word, column in zip(_words(window), columns[2:], strict=True):
-        table[word] = text_column(column) if word == "gpu" else np.array(column, np.float64)
+    for label, column in zip(_labels(window), columns[2:], strict=True):
+        table[label] = text_column(column) if label == "gpu" else np.array(column, np.float64)
     return rows, table

@@ -20,11 +20,11 @@ _TAKEN = ("samples", FIRST, LAST)
 
 def metrics_of(scope: Scope, columns: Collection[str]) -> list[str]:
     """Return the metrics among the columns of a file of samples, without keys and names that rollup columns have."""
-    words = (*KEYS, *label_columns(scope), *_TAKEN)
+    labels = (*KEYS, *label_columns(scope), *_TAKEN)
     return [
         column
         for column in columns
-        if column in CATALOGUE[scope] or not (column in words or column.startswith(_SIDES))
+        if column in CATALOGUE[scope] or not (column in labels or column.startswith(_SIDES))
     ]
 
 
@@ -73,17 +73,17 @@ def _mean_type(scope: Scope, metric: str) -> str:
 
 
 def _grouped(scope: Scope, source: str, seconds: int, select: Mapping[str, str]) -> str:
-    words = label_columns(scope)
+    labels = label_columns(scope)
     length = seconds * 1_000_000
     columns = {
         "node": "any_value(node)",
         "node_id": "node_id",
         "subject": "subject",
-        **{word: f"any_value({quoted(word)})" for word in words},
+        **{label: f"any_value({quoted(label)})" for label in labels},
         "time": f"make_timestamptz(epoch_us(time) // {length} * {length})",
         **select,
     }
     wanted = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
-    again = ", start_time" if "start_time" in words else ""  # a pid may be used again by another process
+    again = ", start_time" if "start_time" in labels else ""  # a pid may be used again by another process
     keys = f"node_id, subject, epoch_us(time) // {length}{again}"
     return f"SELECT {wanted} FROM {source} GROUP BY {keys} ORDER BY {keys}"

@@ -12,16 +12,13 @@ from gpulse.store.history import gpu_time
 from gpulse.store.history.blocks import BlockCollector, Stack
 from gpulse.store.history.layouts import LayoutLookup
 from gpulse.store.history.parquet import QUICK, describe, write_table
-from gpulse.store.history.segments import SealedFile, Segment, new_segment, write_meta
+from gpulse.store.history.segments import NODES_PER_FILE, SealedFile, Segment, new_segment, write_meta
 from gpulse.store.history.tables import build_table
 from gpulse.store.log.record import Record
 from gpulse.store.log.records import BATCH, FACT, NOTHING, Batch
 
 if TYPE_CHECKING:
     import duckdb
-
-NODES_PER_FILE = 256
-"""Few large files are written in two thirds of the time of small ones; compaction makes small ones of an hour."""
 
 
 class PendingSegment(NamedTuple):

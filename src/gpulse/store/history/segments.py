@@ -1,7 +1,7 @@
-"""The directory of sealed segments: which there are, what they hold, and how one becomes visible all at once.
+"""The directory of sealed segments: list, read, add and remove them.
 
-A segment is a directory named by the log positions it was made from. It is written under another name and renamed
-when it is complete on disk, so that the directory itself says what is sealed, and nothing else has to be kept.
+A segment is a directory named by the log positions it was made from. It is written under another name and renamed when it
+is complete on disk, so that the names in the directory say what is sealed, and no other list is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _UNFINISHED = ".unfinished-"
 _REMOVED = ".removed-"
 _FILE = re.compile(r"[a-z]+-\d+(\.\d+s)?\.parquet")
 SHARES = 3600
-"""For how many seconds the rows of processes stand that say how the time of GPUs is divided; see `sharing`."""
+"""The length of time, in seconds, that a row of a file of shares is of; see `gpu_time`."""
+NODES_PER_FILE = 256
+"""Few large files are written in two thirds of the time of small ones."""
 
 
 class SealedFile(NamedTuple):
@@ -52,25 +54,25 @@ class SealedFile(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What was made from one stretch of the log."""
+    """The sealed form of one range of the log."""
 
     first: int
     last: int
     log: str
-    """The log's own number, as hexadecimal digits."""
+    """The ID of the log, as hexadecimal digits."""
     frames: int
     received: tuple[int, int] | None
-    """When the first and the last of its batches came, in microseconds; None when there is none."""
+    """When the first and the last of its batches were received, in microseconds; None when there is none."""
     is_compacted: bool
     files: tuple[SealedFile, ...]
     is_summary: bool = False
-    """True for what was made of segments that are still there."""
+    """True for a summary of other segments, which are still there."""
     thinned: int | None = None
-    """Up to when it had samples that only a time-series database has by now, in microseconds; None when nothing was taken out of it."""
+    """The time of its last sample that only a time-series database has now, in microseconds; None when it has all its samples."""
 
     @property
     def name(self) -> str:
-        """Its directory's name."""
+        """The name of its directory."""
         return _name(self.first, self.last, is_summary=self.is_summary, is_thin=self.thinned is not None)
 
     @property
@@ -80,7 +82,7 @@ class Segment(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What its files take on disk."""
+        """The size of its files on disk."""
         return sum(file.size_bytes for file in self.files)
 
     @property
@@ -90,15 +92,15 @@ class Segment(NamedTuple):
 
     @property
     def shares(self) -> list[SealedFile]:
-        """The files that say how the time of GPUs is divided."""
+        """The files that divide the time of GPUs among processes."""
         return [file for file in self.files if file.seconds == SHARES]
 
     def has(self, scope: Scope, seconds: int = 0) -> bool:
-        """Whether it has rows of a scope that stand for so long."""
+        """Whether it has rows of a scope that cover this much time; samples by default."""
         return any(file.seconds == seconds and file.scope == scope for file in self.files)
 
     def to_json(self) -> str:
-        """What is kept beside the files. Columns that several files share are told once."""
+        """Return the metadata that is kept beside the files. Columns that several files share are written once."""
         shared: list[Mapping[str, str]] = []
         files = []
         for file in self.files:
@@ -110,7 +112,7 @@ class Segment(NamedTuple):
 
 
 def segment_name(first: int, last: int) -> str:
-    """The name of the directory for a stretch of the log."""
+    """Return the name of the directory for a range of the log."""
     return f"{first:020d}-{last:020d}"
 
 
@@ -119,22 +121,22 @@ def _name(first: int, last: int, *, is_summary: bool, is_thin: bool) -> str:
 
 
 def position_range(name: str) -> tuple[int, int]:
-    """The first and the last log position that a segment was made from, by its name.
+    """Return the first and the last log position that a segment was made from, by its name.
 
     Raises:
-        ValueError: It is no segment's name.
+        ValueError: It is not the name of a segment.
     """
     found = _NAME.fullmatch(name)
     if found is None:
-        raise ValueError(f"{name!r} is no name of a segment")
+        raise ValueError(f"{name!r} is not the name of a segment")
     return int(found[1]), int(found[2])
 
 
 def list_names(directory: str) -> list[str]:
-    """The segments that count, oldest first: what lies within another was merged into it, or became the thinner one.
+    """Return the segments that count, oldest first: one within the range of another was merged into it, or thinned.
 
     Raises:
-        LogError: Two overlap.
+        LogError: Two segments overlap.
         DiskError: The directory cannot be read.
     """
     while True:
@@ -159,7 +161,7 @@ def _outermost(directory: str, names: Collection[str]) -> list[str]:
         ranges, key=lambda item: (item[0], -item[1], not item[2].endswith(_THIN))
     ):
         if last < first:
-            raise _damaged(f"{directory}/{name}", "it ends before it begins")
+            raise _damaged(f"{directory}/{name}", "its range ends before it begins")
         if kept and last <= kept[-1][1]:
             continue
         if kept and first <= kept[-1][1]:
@@ -169,11 +171,11 @@ def _outermost(directory: str, names: Collection[str]) -> list[str]:
 
 
 def read_segment(directory: str, name: str) -> Segment:
-    """What a segment says about itself, checked against its files.
+    """Read the metadata of a segment and check it against its files.
 
     Raises:
-        LogError: It is damaged, or of a newer format.
-        FileNotFoundError: It is not there any more.
+        LogError: The segment is damaged, or of a newer format.
+        FileNotFoundError: The segment was removed.
     """
     path = f"{directory}/{name}"
     try:
@@ -186,7 +188,7 @@ def read_segment(directory: str, name: str) -> Segment:
             )
         segment = _segment(document)
         if segment.name != name:
-            raise ValueError("it is another segment's")
+            raise ValueError("its metadata is of another segment")
         for sealed in segment.files:
             size = os.stat(f"{path}/{sealed.name}").st_size
             if size != sealed.size_bytes:
@@ -202,7 +204,7 @@ def read_segment(directory: str, name: str) -> Segment:
 
 @lru_cache(256)
 def _interned(columns: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """The same object for the same columns: thousands of files have them."""
+    """Return the same object for the same columns: thousands of files have them."""
     return dict(columns)
 
 
@@ -212,7 +214,7 @@ def _segment(document: dict[str, Any]) -> Segment:
     for raw in document["files"]:
         file = SealedFile(**{field: raw[field] for field in SealedFile._fields})
         if not _FILE.fullmatch(file.name):
-            raise ValueError(f"{file.name!r} is no name of a file")
+            raise ValueError(f"{file.name!r} is not the name of a file of a segment")
         files.append(file._replace(nodes=tuple(file.nodes), columns=shared[raw["columns"]]))
     received = document["received"]
     return Segment(
@@ -223,8 +225,8 @@ def _segment(document: dict[str, Any]) -> Segment:
         None if received is None else (int(received[0]), int(received[1])),
         bool(document["is_compacted"]),
         tuple(files),
-        bool(document.get("is_summary", False)),
-        None if document.get("thinned") is None else int(document["thinned"]),
+        bool(document["is_summary"]),
+        None if document["thinned"] is None else int(document["thinned"]),
     )
 
 
@@ -236,15 +238,15 @@ def _damaged(path: str, why: str) -> LogError:
 
 
 def read_segments(directory: str, known: Iterable[Segment] = ()) -> list[Segment]:
-    """All segments now, oldest first.
+    """Read all segments, oldest first.
 
     Args:
-        directory: Where they are.
+        directory: The directory of segments.
         known: Those that were read before; a segment never changes.
 
     Raises:
-        LogError: One is damaged, or of a newer format.
-        DiskError: They cannot be read.
+        LogError: A segment is damaged, or of a newer format.
+        DiskError: The directory cannot be read.
     """
     before = {segment.name: segment for segment in known}
     while True:
@@ -258,17 +260,17 @@ def read_segments(directory: str, known: Iterable[Segment] = ()) -> list[Segment
 
 
 class Summary(NamedTuple):
-    """A segment made of others, which it stands for where its coarser rows are enough."""
+    """A segment made of others, which replaces them where its coarser rows are enough."""
 
     segment: Segment
     members: tuple[Segment, ...]
 
 
 def read_summaries(directory: str, known: Iterable[Segment] = ()) -> list[Segment]:
-    """All summaries now, oldest first; one that cannot be read is left out, since its segments say the same.
+    """Read all summaries, oldest first; skip those that cannot be read, since their segments have the same data.
 
     Args:
-        directory: Where they are.
+        directory: The directory of segments.
         known: Those that were read before; a summary never changes.
 
     Raises:
@@ -289,7 +291,7 @@ def _summary_names(directory: str) -> list[str]:
 
 
 def valid_summaries(summaries: Iterable[Segment], segments: Sequence[Segment]) -> list[Summary]:
-    """The summaries all of whose segments are there, with these."""
+    """Return the summaries all of whose segments are there, with these segments."""
     begins = {segment.first: place for place, segment in enumerate(segments)}
     ends = {segment.last: place for place, segment in enumerate(segments)}
     found: list[Summary] = []
@@ -305,11 +307,11 @@ def valid_summaries(summaries: Iterable[Segment], segments: Sequence[Segment]) -
 
 
 def remove_stale_summaries(directory: str) -> list[str]:
-    """Remove the summaries that count no more, and give their names. For the one writer of the directory.
+    """Remove the summaries that are not valid any more and return their names. Only for the one writer.
 
     Raises:
         LogError: A segment is damaged.
-        DiskError: They cannot be removed.
+        DiskError: A summary cannot be removed.
     """
     kept = {
         item.segment.name for item in valid_summaries(read_summaries(directory), read_segments(directory))
@@ -324,12 +326,12 @@ def remove_stale_summaries(directory: str) -> list[str]:
 def new_segment(
     directory: str, first: int, last: int, *, is_summary: bool = False, is_thin: bool = False
 ) -> Iterator[str]:
-    """A directory to fill, which becomes the segment when the block ends well.
+    """Yield a new directory, which becomes the segment when the block ends without an error.
 
-    What is in it must be on disk by then.
+    Its files must be on disk by then.
 
     Raises:
-        DiskError: It cannot be made or renamed.
+        DiskError: The directory cannot be made or renamed.
     """
     name = _name(first, last, is_summary=is_summary, is_thin=is_thin)
     unfinished = f"{directory}/{_UNFINISHED}{name}"
@@ -348,10 +350,10 @@ def new_segment(
 
 
 def write_meta(path: str, segment: Segment) -> None:
-    """Write what a segment says about itself, and wait until it is on disk.
+    """Write the metadata of a segment and wait until it is on disk.
 
     Raises:
-        DiskError: It cannot be written.
+        DiskError: The metadata cannot be written.
     """
     with disk_errors(f"write {path}/{META}"), open(f"{path}/{META}", "x", encoding="utf-8") as file:
         file.write(segment.to_json())
@@ -360,10 +362,10 @@ def write_meta(path: str, segment: Segment) -> None:
 
 
 def remove_segments(directory: str, names: Collection[str]) -> None:
-    """Take segments out of sight at once, then remove their files.
+    """Rename segments so that they do not count, then remove their files.
 
     Raises:
-        DiskError: They cannot be removed.
+        DiskError: A segment cannot be removed.
     """
     with disk_errors(f"remove segments in {directory}"):
         gone = []
@@ -377,11 +379,11 @@ def remove_segments(directory: str, names: Collection[str]) -> None:
 
 
 def remove_leftovers(directory: str) -> list[str]:
-    """Make the directory, or remove from it what an ended process left: for the one writer, when it starts.
+    """Create the directory, or remove what an ended process left in it. Only for the one writer, when it starts.
 
     Raises:
         LogError: Two segments overlap.
-        DiskError: It cannot be made or changed.
+        DiskError: The directory cannot be created or changed.
     """
     with disk_errors(f"write {directory}"):
         if not os.path.isdir(directory):
@@ -397,5 +399,5 @@ def remove_leftovers(directory: str) -> list[str]:
 
 
 def sealed_to(segments: Sequence[Segment]) -> int:
-    """Up to which log position everything is sealed; 0 when nothing is."""
+    """Return the log position up to which everything is sealed; 0 when nothing is."""
     return segments[-1].last if segments else 0

@@ -1,4 +1,4 @@
-"""The rows of one Parquet file as columns: stacks of several layouts brought together, sorted, with their SQL types."""
+"""Build the columns of one Parquet file from stacks of several layouts: sorted, with SQL types."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LABELS: dict[Scope, dict[str, str]] = {
     "gpu": {"gpu": "VARCHAR", "model": "VARCHAR"},
     "process": {"pid": "BIGINT", "start_time": "DOUBLE", "gpu": "VARCHAR"},
 }
-"""What else is told of the subjects of a scope, beside their names."""
+"""The SQL types of the columns that describe the subjects of a scope."""
 KEYS = ("node", "node_id", "subject", "time", "run", "sequence")
-"""Columns of every file that are no metrics."""
+"""Columns of every file that are not metrics."""
 _NAME = re.compile("[a-z][a-z0-9_]{0,99}")
-"""How every metric of any version is called; SQL takes names that differ in their case alone for the same."""
+"""The names that metrics of any version have; SQL ignores their case."""
 _MAX_NARROW_DIGITS, _MAX_DIGITS = 9, 18
 """How many digits a DECIMAL of 32 and of 64 bits has."""
 
@@ -34,11 +34,11 @@ class Field(NamedTuple):
 
     name: str
     expression: str
-    """What to select from the arrays; the names in it are quoted."""
+    """The SQL expression over the arrays."""
 
 
 class Table(NamedTuple):
-    """Rows that belong into one file."""
+    """The rows of one file."""
 
     arrays: dict[str, NDArray[Any]]
     fields: list[Field]
@@ -50,22 +50,22 @@ class Table(NamedTuple):
 
 
 def quoted(name: str) -> str:
-    """A name as SQL quotes it."""
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """A text as SQL spells it."""
+    """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def label_columns(scope: Scope) -> tuple[str, ...]:
-    """The columns with words about the subjects of a scope."""
+    """Return the names of the columns that describe the subjects of a scope."""
     return tuple(_LABELS.get(scope, ()))
 
 
 def build_table(scope: Scope, stacks: Sequence[Stack], names: Mapping[int, str]) -> Table:
-    """All rows of some stacks, sorted by node, subject, time and sequence number.
+    """Build the rows of some stacks, sorted by node, subject, time and sequence number.
 
     Args:
         scope: Whose stacks they are.
@@ -102,12 +102,12 @@ def build_table(scope: Scope, stacks: Sequence[Stack], names: Mapping[int, str])
         **known,
     }
     fields = [Field(name, "make_timestamptz(time)" if name == "time" else quoted(name)) for name in KEYS]
-    for word, kind in reversed(_LABELS.get(scope, {}).items()):
-        told = [label_of(word, subject) for stack in stacks for subject in stack.layout.subjects]
+    for label, kind in reversed(_LABELS.get(scope, {}).items()):
+        values = [label_of(label, subject) for stack in stacks for subject in stack.layout.subjects]
         spans = [count for stack, count in zip(stacks, counts, strict=True) for _ in stack.layout.subjects]
-        column = np.repeat(text_column(told), spans)
-        arrays[word] = column[order]
-        fields.insert(3, Field(word, f"{quoted(word)}::{kind}"))
+        column = np.repeat(text_column(values), spans)
+        arrays[label] = column[order]
+        fields.insert(3, Field(label, f"{quoted(label)}::{kind}"))
     for column_name in _metrics(scope, stacks, (*KEYS, *label_columns(scope))):
         array, expression = _metric(column_name, stacks, order)
         arrays[column_name] = array
@@ -119,35 +119,35 @@ def _keys(scope: Scope, stack: Stack) -> list[str]:
     return [subject_key(scope, subject) for subject in stack.layout.subjects]
 
 
-def text_column(words: Sequence[Any]) -> NDArray[np.object_]:
-    """Texts as a column."""
-    column = np.empty(len(words), object)
-    column[:] = words
+def text_column(texts: Sequence[Any]) -> NDArray[np.object_]:
+    """Return texts as a column."""
+    column = np.empty(len(texts), object)
+    column[:] = texts
     return column
 
 
-def label_of(word: str, subject: Mapping[str, Any]) -> Any:
-    """What a subject's layout says under a word; None when it says nothing, or nothing that makes sense."""
-    if word == "gpu" and "index" in subject:
+def label_of(label: str, subject: Mapping[str, Any]) -> Any:
+    """Return the value of a label column for a subject; None when its layout has none, or an invalid one."""
+    if label == "gpu" and "index" in subject:
         part = subject.get("mig_index")
         return str(subject["index"]) if part is None else f"{subject['index']}:{part}"
-    value = subject.get("name" if word == "model" else word)
-    if word == "pid":
+    value = subject.get("name" if label == "model" else label)
+    if label == "pid":
         return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
-    if word == "start_time":
+    if label == "start_time":
         return float(value) if isinstance(value, int | float) else None
     return None if value is None else plain(str(value))
 
 
 def _metrics(scope: Scope, stacks: Sequence[Stack], taken: Sequence[str]) -> list[str]:
-    """The metrics that any stack has, in the catalogue's order, those it does not know at the end."""
+    """Return the metrics that any stack has, in the catalogue's order, with unknown ones at the end."""
     present = {column.name for stack in stacks for column in (*stack.layout.wide, *stack.layout.narrow)}
     known = [name for name in CATALOGUE[scope] if name in present]
     return known + sorted(name for name in present.difference(known, taken) if _NAME.fullmatch(name))
 
 
 def _metric(name: str, stacks: Sequence[Stack], order: NDArray[np.intp]) -> tuple[NDArray[Any], str]:
-    """A metric's numbers in the order of the rows, and the expression that makes values of them."""
+    """Return a metric's numbers in the order of the rows, and the expression for its values."""
     found = [stack.column(name) for stack in stacks]
     columns = {item[0] for item in found if item is not None}
     common = next(iter(columns)) if len(columns) == 1 else _common(columns)
@@ -168,7 +168,7 @@ def _metric(name: str, stacks: Sequence[Stack], order: NDArray[np.intp]) -> tupl
 
 
 def _common(columns: set[Column]) -> Column | None:
-    """Steps in which the numbers of several columns are whole; None when there are none that fit."""
+    """Return a unit in which the numbers of several columns are whole; None when there is none that fits."""
     steps = math.lcm(*(column.steps for column in columns))
     size = math.gcd(*(column.size for column in columns))
     if steps > 1 and max(column.size for column in columns) > 1:
@@ -192,7 +192,7 @@ def _rescaled(
 
 
 def _expression(name: str, column: Column, numbers: NDArray[Any], missing: int, *, is_narrow: bool) -> str:
-    """Values in the base unit, of the type that is both true and small on disk.
+    """Return the expression for values in the base unit, of the type that is exact and small on disk.
 
     Decimals are kept as integers, which the writer packs by their differences. A number of KiB becomes a DOUBLE, whose
     last bytes are zero and vanish when bytes of one place are compressed together; as an integer its zero bits cost half a
