@@ -12,17 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpulse.reports.past import Past
-
 from benchmarks import measure
 from benchmarks.job import add_job
 from benchmarks.measure import Report, Spread, Table, Target
 from benchmarks.past import Maker, Size, make_book, make_recent
 from benchmarks.store import Looped, make_node, make_store
-from gpulse.cluster.head.exports import Exports
+from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.model.metric import CATALOGUE
 from gpulse.reports.efficiency import METRICS
-from gpulse.reports.job import Jobs
 from gpulse.store.history import gpu_time, rollup
 from gpulse.store.history.parquet import connect, write_file
 from gpulse.store.history.query import History
@@ -99,17 +96,14 @@ def _answered(history: _Fixed, forms: Forms, ask: Ask) -> Cost:
 class _Questions:
     """What people ask about days and weeks."""
 
-    def __init__(self, store: StoreReader, base: Path, size: Size) -> None:
-        exports = Exports(store, str(base), now=lambda: float(size.end))
-        register = Register(store.nodes().values())
-        self._past = Past(store, register, exports.gpus, lambda: 1.0)
-        self._jobs = Jobs(store, register, lambda _: None, exports.gpus, lambda: 1.0)
+    def __init__(self, store: StoreReader, size: Size) -> None:
+        self._reports = ReportRunner(store, Register(store.nodes().values()), lambda: 1.0)
         self._size = size
 
     def series(self, days: int, nodes: int, metrics: Sequence[str]) -> Ask:
         """Return the question for charts of all GPUs of some nodes; of one GPU when there is no node."""
         return partial(
-            self._past.history,
+            self._reports.history,
             metrics=metrics,
             scope="gpu",
             nodes=tuple(f"node-{node}" for node in range(nodes)),
@@ -123,7 +117,7 @@ class _Questions:
     def usage(self, days: int) -> Ask:
         """Return the question who used the GPUs."""
         return partial(
-            self._past.usage,
+            self._reports.usage,
             start=self._start(days),
             end=float(self._size.end),
             by="user",
@@ -135,7 +129,7 @@ class _Questions:
         """Return the question for a report about a job of one day."""
         asked: dict[str, Any] = {"node": None, "end": None, "points": 0, "kind": None}
         end = float(self._size.end)
-        return partial(self._jobs.job, job="4711", start=end - _DAY, now=end, **asked)
+        return partial(self._reports.job, job="4711", start=end - _DAY, now=end, **asked)
 
     def _start(self, days: int) -> float:
         oldest = self._size.end - self._size.days * _DAY + _HOUR
@@ -282,7 +276,7 @@ def run(*, quick: bool, takes: int) -> Report:
         ):
             add_job(base / "book.sqlite", size)
             store = StoreReader(book, history, recent)
-            _ask_all(report, history, _Questions(store, base, size), size, takes)
+            _ask_all(report, history, _Questions(store, size), size, takes)
         _fleet(report, base / "fleet", 4 if quick else 32, takes)
     finally:
         shutil.rmtree(base)
