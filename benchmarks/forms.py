@@ -20,7 +20,7 @@ from benchmarks.store import Looped, make_node, make_store
 from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.model.metric import CATALOGUE
 from gpulse.reports.efficiency import METRICS
-from gpulse.store.history import gpu_time, rollup
+from gpulse.store.history import rollup, share_files
 from gpulse.store.history.parquet import connect, write_file
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
@@ -34,7 +34,7 @@ NAME = "forms"
 _RECORDINGS = measure.ROOT / "tests" / "data" / "recordings"
 _GPUS = 8
 _HOUR, _DAY = 3600, 86_400
-_METRICS = tuple(dict.fromkeys((*gpu_time.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
+_METRICS = tuple(dict.fromkeys((*share_files.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
 _CHART = _METRICS[:6]
 _POINTS = 600
 _HUNDRED_GPUS = 12
@@ -241,7 +241,7 @@ def _costs(base: Path, merged: Sequence[Segment], spent: float, samples: int) ->
         def divided(segment: Segment) -> int:
             files = [file for file in segment.files if file.seconds != SHARES]
             source = base / "history" / segment.name
-            return sum(file.size_bytes for file in gpu_time.divide(database, str(source), files, level=15))
+            return sum(file.size_bytes for file in share_files.divide(database, str(source), files, level=15))
 
         def timed(what: str, work: Callable[[], int]) -> None:
             begun = time.process_time()
@@ -256,7 +256,7 @@ def _costs(base: Path, merged: Sequence[Segment], spent: float, samples: int) ->
         timed("five minutes", lambda: sum(rolled(*pair, 300) for pair in of_minutes))
         timed(
             "minutes in a thin segment",
-            lambda: sum(rolled(*pair, 60, gpu_time.GPU_METRICS) for pair in of_samples),
+            lambda: sum(rolled(*pair, 60, share_files.GPU_METRICS) for pair in of_samples),
         )
         timed("GPU time, nobody on the GPUs", lambda: sum(map(divided, merged)))
     return table

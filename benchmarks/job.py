@@ -26,7 +26,7 @@ from gpulse.model.metric import CATALOGUE
 from gpulse.reports.efficiency import METRICS
 from gpulse.reports.job_report import JobReport
 from gpulse.reports.subject import JobKind
-from gpulse.store.history import gpu_time
+from gpulse.store.history import share_files
 from gpulse.store.history.query import History
 from gpulse.store.reader import StoreReader
 from gpulse.store.registry import Register
@@ -98,7 +98,7 @@ def run(*, quick: bool, takes: int) -> Report:
     base = Path(tempfile.mkdtemp(prefix="gpulse-job-"))
     try:
         Maker(
-            base, size, tuple(dict.fromkeys((*gpu_time.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
+            base, size, tuple(dict.fromkeys((*share_files.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
         ).make()
         recent, layouts, texts = make_recent(size)
         with (

@@ -23,7 +23,7 @@ from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.reports.history import HistoryReport
 from gpulse.reports.usage import UsageReport
-from gpulse.store.history import day_summaries, gpu_time, rollup
+from gpulse.store.history import day_summaries, rollup, share_files
 from gpulse.store.history.parquet import QUICK, connect, write_file
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
@@ -49,7 +49,7 @@ _USERS = 40
 _PROCESSES = 4
 """So many has a job for each of its GPUs; one or two of them hold it."""
 _PID = "1000 + {} * 1000 + {} * 100 + {} * 10"
-_NARROW = gpu_time.GPU_METRICS
+_NARROW = share_files.GPU_METRICS
 _WIDE = tuple(name for name in CATALOGUE["gpu"])[:45]
 _CHART = (
     "power_watts",
@@ -124,7 +124,7 @@ class Maker:
                 files.append(self._write(target, "gpu", nodes, _gpus(nodes, begin, _HOUR, 60, metrics), 60))
             nodes = range(self._size.nodes)
             files.append(self._write(target, "process", nodes, _processes(nodes, begin, _HOUR, 60), 60))
-            files.extend(gpu_time.divide(self._database, target, files, level=QUICK))
+            files.extend(share_files.divide(self._database, target, files, level=QUICK))
         return read_segments(str(self._history))[-1]
 
     def _piece(self, begin: int) -> None:
@@ -133,7 +133,7 @@ class Maker:
         with self._segment(begin, _PIECE, is_compacted=False) as (target, files):
             files.append(self._write(target, "gpu", nodes, _gpus(nodes, begin, _PIECE, 1, _NARROW), 0))
             files.append(self._write(target, "process", nodes, _processes(nodes, begin, _PIECE, 5), 0))
-            files.extend(gpu_time.divide(self._database, target, files, level=QUICK))
+            files.extend(share_files.divide(self._database, target, files, level=QUICK))
 
     @contextmanager
     def _segment(
@@ -242,7 +242,7 @@ def _processes(nodes: range, begin: int, seconds: int, step: int) -> str:
         if step == 60
         else "1::UBIGINT AS run, us // 1000000 AS sequence",
     ]
-    for metric, value in zip(gpu_time.PROCESS_METRICS, ("40e9", "0.25"), strict=True):
+    for metric, value in zip(share_files.PROCESS_METRICS, ("40e9", "0.25"), strict=True):
         select.append(f'{value}::DOUBLE AS "{metric}"')
         if step == 60:
             select.append(f'{value}::DOUBLE AS "min_{metric}", {value}::DOUBLE AS "max_{metric}"')

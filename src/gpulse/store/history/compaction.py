@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.store.history import gpu_time, rollup
+from gpulse.store.history import rollup, share_files
 from gpulse.store.history.parquet import THOROUGH, write_file
 from gpulse.store.history.segments import (
     NODES_PER_FILE,
@@ -60,7 +60,7 @@ def compact(database: duckdb.DuckDBPyConnection, directory: str, segments: Seque
         files: list[SealedFile] = []
         for scope, nodes in _shards(parts):
             files += _merge(database, directory, target, parts, scope, nodes)
-        files += gpu_time.divide(database, target, files, level=THOROUGH)
+        files += share_files.divide(database, target, files, level=THOROUGH)
         frames = sum(part.frames for part in parts)
         merged = Segment(first, last, parts[-1].log, frames, _received(parts), True, tuple(files))
         write_meta(target, merged)

@@ -9,9 +9,8 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpulse.model.metric import Scope
-from gpulse.store.history import gpu_time, rollup
+from gpulse.store.history import rollup, share_files
 from gpulse.store.history.compaction import oldest_run
-from gpulse.store.history.gpu_time import ShareFileWriter, Span, Statement
 from gpulse.store.history.parquet import THOROUGH, duckdb_errors, temporary_table, write_file
 from gpulse.store.history.relation import Files, Sources
 from gpulse.store.history.segments import (
@@ -22,6 +21,7 @@ from gpulse.store.history.segments import (
     valid_summaries,
     write_meta,
 )
+from gpulse.store.history.share_files import ShareFileWriter, Span, Statement
 from gpulse.store.history.tables import literal
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ MAX_NODES_DIVIDED = 4
 def due(segments: Sequence[Segment], summaries: Sequence[Segment]) -> list[Segment]:
     """Return the oldest adjacent segments of a day that have no summary; often none."""
     covered = {member.first for item in valid_summaries(summaries, segments) for member in item.members}
-    return oldest_run(segments, DAY_US, lambda one: one.first not in covered and gpu_time.is_divided(one))
+    return oldest_run(segments, DAY_US, lambda one: one.first not in covered and share_files.is_divided(one))
 
 
 def summarise(
@@ -59,7 +59,7 @@ def summarise(
         for (scope, name), found in sorted(_minutes(members).items()):
             files.append(_coarse(database, directory, target, scope, name, found))
             yield None
-        for nodes in gpu_time.shards(file for segment in members for file in segment.files):
+        for nodes in share_files.shards(file for segment in members for file in segment.files):
             files.append(_shares(database, directory, target, members, nodes))
             yield None
         summary = Segment(first, last, members[-1].log, 0, None, True, tuple(files), is_summary=True)
@@ -123,7 +123,7 @@ def _shares(
         writer.add(*_kept(paths, plain[place : place + MAX_NODES_MERGED]))
     if mixed:
         sources = Sources(lambda found: _paths(directory, found), members)
-        for held, worked in gpu_time.minutes(sources, sorted(mixed), MAX_NODES_DIVIDED):
+        for held, worked in share_files.minutes(sources, sorted(mixed), MAX_NODES_DIVIDED):
             writer.add(held, worked)
     return writer.write(level=THOROUGH)
 
@@ -131,9 +131,11 @@ def _shares(
 def _mixed(database: duckdb.DuckDBPyConnection, paths: list[str]) -> set[int]:
     """Return the nodes whose minutes are not in order from file to file."""
     with duckdb_errors(paths[0]):
-        rows = database.execute(gpu_time.SPANS, [paths]).fetchall()
+        rows = database.execute(share_files.SPANS, [paths]).fetchall()
     places = {path: place for place, path in enumerate(paths)}
-    found = gpu_time.conflicts(Span(node, start, stop, places[path]) for path, node, start, stop, _ in rows)
+    found = share_files.conflicts(
+        Span(node, start, stop, places[path]) for path, node, start, stop, _ in rows
+    )
     return {node for nodes in found.values() for node in nodes}
 
 
@@ -142,7 +144,7 @@ def _kept(paths: list[str], nodes: list[int]) -> tuple[Statement, Statement, Sta
     condition = f"node_id IN ({', '.join(map(str, nodes))})"
     bound: list[Any] = [paths]
     return (
-        (gpu_time.open_process_minutes(condition), bound),
-        (gpu_time.open_gpu_minutes(condition), bound),
-        (gpu_time.finished(condition), bound),
+        (share_files.open_process_minutes(condition), bound),
+        (share_files.open_gpu_minutes(condition), bound),
+        (share_files.finished(condition), bound),
     )

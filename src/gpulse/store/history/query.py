@@ -272,3 +272,21 @@ def plain(column: NDArray[Any], kind: type[Any]) -> NDArray[Any]:
     if isinstance(column, np.ma.MaskedArray):
         column = column.filled(np.nan if kind is np.float64 else 0)
     return np.asarray(column, kind)
+
+
+def rows_of(found: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return columns as rows, None where a value is unknown."""
+    columns = []
+    for name in names:
+        column = found[name]
+        if isinstance(column, np.ma.MaskedArray):
+            known = ~np.ma.getmaskarray(column)
+            columns.append(
+                [
+                    value if is_known else None
+                    for value, is_known in zip(column.data.tolist(), known.tolist(), strict=True)
+                ]
+            )
+        else:
+            columns.append(column.tolist())
+    return list(zip(*columns, strict=True))

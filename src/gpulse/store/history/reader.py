@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from gpulse.store.history import gpu_holders
+from gpulse.store.history.gpu_holders import gpu_holders
+from gpulse.store.history.gpu_time import gpu_time
 from gpulse.store.history.query import History, Window
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.relation import Sources, relation
@@ -93,7 +94,7 @@ class HistoryReader:
             LogError: A file of the history is damaged.
         """
         window = Window.of_processes(query)
-        return self._asked(lambda sources: gpu_holders.holdings(self._history, sources, window), query)
+        return self._asked(lambda sources: gpu_holders(self._history, sources, window), query)
 
     def gpu_time(self, query: Query) -> list[Share]:
         """Divide the time of GPUs among processes; see `store.store.Store`.
@@ -103,7 +104,7 @@ class HistoryReader:
         """
         window = Window.of_processes(query)._replace(gpus=None)
         with self._dividing:
-            found = self._asked(lambda sources: gpu_holders.shares(self._history, sources, window), query)
+            found = self._asked(lambda sources: gpu_time(self._history, sources, window), query)
         return found if query.gpus is None else [share for share in found if share.uuid in query.gpus]
 
     def _asked(self, question: Callable[[Sources], T], query: Query) -> T:

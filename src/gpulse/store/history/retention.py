@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.series import EXPOSED
 from gpulse.store.disk import disk_errors
-from gpulse.store.history import gpu_time, rollup
+from gpulse.store.history import rollup, share_files
 from gpulse.store.history.parquet import write_file
 from gpulse.store.history.segments import (
     SealedFile,
@@ -113,7 +113,7 @@ def thinnable(
         and (sent is None or sent[0] < segment.first <= segment.last <= sent[1])
         and segment.end is not None
         and segment.end / 1e6 < now - whole_seconds
-        and gpu_time.is_divided(segment)
+        and share_files.is_divided(segment)
     ]
 
 
@@ -141,7 +141,7 @@ def thin(database: duckdb.DuckDBPyConnection, directory: str, segment: Segment) 
 
 def _narrowed(database: duckdb.DuckDBPyConnection, source: str, file: SealedFile, target: str) -> SealedFile:
     """Write minutes of GPUs with only the metrics that GPU time needs: a fifth of the bytes."""
-    columns = [name for name in rollup.columns_of("gpu", gpu_time.GPU_METRICS) if name in file.columns]
+    columns = [name for name in rollup.columns_of("gpu", share_files.GPU_METRICS) if name in file.columns]
     rows = f"read_parquet({literal(f'{source}/{file.name}')})"
     query = f"SELECT {', '.join(map(quoted, columns))} FROM {rows}"
     return write_file(database, query, target, file)

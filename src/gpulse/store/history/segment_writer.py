@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpulse.errors import LogError
 from gpulse.model.metric import Scope
 from gpulse.store.disk import disk_errors
-from gpulse.store.history import gpu_time
+from gpulse.store.history import share_files
 from gpulse.store.history.blocks import BlockCollector, Stack
 from gpulse.store.history.layouts import LayoutLookup
 from gpulse.store.history.parquet import QUICK, describe, write_table
@@ -92,7 +92,7 @@ def write_segment(
                 _write_file(database, path, f"{scope}-{shard:06d}.parquet", scope, found, layouts)
                 for scope, found in sorted(stacks.items())
             ]
-        files += gpu_time.divide(database, path, files, level=QUICK)
+        files += share_files.divide(database, path, files, level=QUICK)
         segment = Segment(
             pending.first, pending.last, log, blocks.frames, pending.received, False, tuple(files)
         )

@@ -29,7 +29,7 @@ _UNFINISHED = ".unfinished-"
 _REMOVED = ".removed-"
 _FILE = re.compile(r"[a-z]+-\d+(\.\d+s)?\.parquet")
 SHARES = 3600
-"""The length of time, in seconds, that a row of a file of shares is of; see `gpu_time`."""
+"""The length of time, in seconds, that a row of a file of shares is of; see `share_files`."""
 NODES_PER_FILE = 256
 """Few large files are written in two thirds of the time of small ones."""
 
