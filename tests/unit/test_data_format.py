@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from gpulse.errors import LogError
 from gpulse.store.format import FORMAT, check_format, prepare_format
 from gpulse.store.local import LocalStore
 from gpulse.store.offline import OfflineStore
+from tests.fixtures.data import ANSWERS, answers, unpack
+from tests.unit.report_lab import check_alike
 
 
 def test_a_new_directory_is_marked(tmp_path: Path) -> None:
@@ -50,3 +53,9 @@ def test_other_formats_are_refused(tmp_path: Path, text: str, message: str) -> N
     with pytest.raises(LogError, match=message) as refusal:
         prepare_format(str(tmp_path))
     assert "--data-dir" in (refusal.value.hint or "")
+
+
+def test_stored_data_is_read_as_it_was_when_the_format_was_made(tmp_path: Path) -> None:
+    """A change that breaks this needs a new number for the format and a new fixture: `python -m tests.fixtures.data`."""
+    unpack(tmp_path)
+    check_alike(json.loads(ANSWERS.read_text()), answers(tmp_path))
