@@ -166,7 +166,11 @@ def _coerced(value: Any, field: Field, *, in_address: bool) -> Any:
 
 
 def _usage_error(kind: type[Request], given: Mapping[str, Any], problem: str) -> UsageError:
-    """Return msgspec's message as one for people: what is wrong with which field, and what it may hold."""
+    """Return msgspec's message as one for people: what is wrong with which field, and what it may hold.
+
+    Raises:
+        UsageError: The field's type has words of its own.
+    """
     fields = fields_of(kind)
     if unknown := _UNKNOWN_FIELD.match(problem):
         known = f"the fields are: {', '.join(fields)}" if fields else "it takes no fields"
@@ -182,6 +186,9 @@ def _usage_error(kind: type[Request], given: Mapping[str, Any], problem: str) ->
     field, value = fields[name], given[name]
     hint = f"{name}: {field.help}"
     kind_of_value = field.type
+    check = (kind_of_value.extra or {}).get("check") if isinstance(kind_of_value, inspect.Metadata) else None
+    if check is not None and isinstance(value, str):
+        check(value)
     if isinstance(kind_of_value, inspect.CustomType):
         return UsageError(f"{name}: {problem[: place.start()]}", hint=hint)
     if number is not None and isinstance(kind_of_value, inspect.VarTupleType):
@@ -214,7 +221,7 @@ def _plain(kind: inspect.Type) -> inspect.Type:
     if isinstance(kind, inspect.Metadata):
         inner = _plain(kind.type)
         title = (kind.extra_json_schema or {}).get("title")
-        return inspect.Metadata(inner, {"title": title}) if title else inner
+        return inspect.Metadata(inner, {"title": title}, kind.extra) if title else inner
     if isinstance(kind, inspect.UnionType):
         return next(_plain(one) for one in kind.types if not isinstance(one, inspect.NoneType))
     return kind

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from msgspec import Meta
 
 from gpulse.model.metric import CATALOGUE
-from gpulse.model.session import LONGEST_LABEL, MAX_INTERVAL_MS, MIN_INTERVAL_MS, MOST_LABELS
+from gpulse.model.session import (
+    LONGEST_LABEL,
+    MAX_INTERVAL_MS,
+    MIN_INTERVAL_MS,
+    MOST_LABELS,
+    checked_name,
+)
 from gpulse.model.time_text import MAX_DURATION_SECONDS, MAX_TIME_SECONDS, parse_duration, parse_time
 
 MAX_TEXT_CHARACTERS = 200
@@ -21,9 +27,6 @@ _END = r"$(?!\n)"
 _CONTROLS = r"\u0000-\u001f\u007f-\u009f\u2028\u2029"
 _LINE = f"^[^{_CONTROLS}]*{_END}"
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-_NAME_IN_WORDS = (
-    "letters, digits, dots, dashes and underscores, at most 100, beginning with a letter or digit"
-)
 _TEXT_IN_WORDS = f"a text of 1 to {MAX_TEXT_CHARACTERS} characters"
 _NO_CONTROLS = "without control characters such as line ends"
 # What certainly is no more than ten years; a pattern cannot add up.
@@ -82,9 +85,11 @@ def schema_of(kind: type) -> dict[str, Any]:
     raise NotImplementedError
 
 
-SessionName = Annotated[str, Meta(pattern=f"^{_NAME}{_END}", title=f"a session's name ({_NAME_IN_WORDS})")]
+_CHECK_NAME = {"check": checked_name}
+"""Raises the error for a name that no session can have, in the same words as everywhere."""
+SessionName = Annotated[str, Meta(pattern=f"^{_NAME}{_END}", title="a session's name", extra=_CHECK_NAME)]
 OptionalSessionName = Annotated[
-    str, Meta(pattern=f"^({_NAME})?{_END}", title=f"a session's name ({_NAME_IN_WORDS})")
+    str, Meta(pattern=f"^({_NAME})?{_END}", title="a session's name", extra=_CHECK_NAME)
 ]
 Text = Annotated[
     str,
