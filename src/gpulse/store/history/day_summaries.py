@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import duckdb
 
 DAY_US = 86_400_000_000
-MAX_NODES_MERGED = 8
+_MAX_NODES_MERGED = 8
 """This many nodes at most are summarised at once, for the sake of memory."""
-MAX_NODES_DIVIDED = 4
+_MAX_NODES_DIVIDED = 4
 """Of this many nodes at most the minutes of a day are divided at once."""
 
 
@@ -88,7 +88,7 @@ def _coarse(
     whole = f"read_parquet([{paths}], union_by_name = true)"
     empty = rollup.of_minutes(scope, f"(SELECT * FROM {whole} WHERE false)", columns)
     with temporary_table(database, "rolled", empty, path):
-        at_once = 1 if scope == "gpu" else MAX_NODES_MERGED
+        at_once = 1 if scope == "gpu" else _MAX_NODES_MERGED
         for place in range(0, len(nodes), at_once):
             part = nodes[place : place + at_once]
             some = f"(SELECT * FROM {whole} WHERE node_id BETWEEN {part[0]} AND {part[-1]})"
@@ -119,11 +119,11 @@ def _shares(
     writer = ShareFileWriter(database, target, nodes)
     mixed = _mixed(database, paths)
     plain = [node for node in nodes if node not in mixed]
-    for place in range(0, len(plain), MAX_NODES_MERGED):
-        writer.add(*_kept(paths, plain[place : place + MAX_NODES_MERGED]))
+    for place in range(0, len(plain), _MAX_NODES_MERGED):
+        writer.add(*_kept(paths, plain[place : place + _MAX_NODES_MERGED]))
     if mixed:
         sources = Sources(lambda found: _paths(directory, found), members)
-        for held, worked in share_files.minutes(sources, sorted(mixed), MAX_NODES_DIVIDED):
+        for held, worked in share_files.minutes(sources, sorted(mixed), _MAX_NODES_DIVIDED):
             writer.add(held, worked)
     return writer.write(level=THOROUGH)
 

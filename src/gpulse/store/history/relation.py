@@ -34,7 +34,7 @@ class Sources(NamedTuple):
 class Relation(NamedTuple):
     """A query, and what belongs to it.
 
-    Its rows stand for one sample or for those of one step: `node_id`, `subject`, the label columns of the scope, `samples`, the
+    A row covers one sample or those of one step: `node_id`, `subject`, the label columns of the scope, `samples`, the
     microseconds `time` (at which the row's step begins), `first` and `last`, and for each metric, by its number, the mean
     `m0`, how many samples that is of `n0`, the least `l0` and the largest `h0`.
     """
@@ -60,10 +60,10 @@ def relation(
         sources: Where to look.
         window: What is wanted.
         metrics: Names of the catalogue.
-        grain: How many seconds a row may stand for where there are such rows: 0 for every sample, else `rollup.FINE_SECONDS` or
+        grain: How many seconds a row may cover where there are such rows: 0 for every sample, else `rollup.FINE_SECONDS` or
             `rollup.COARSE_SECONDS`, and rows begin at multiples of it.
         name: What the tables in memory are called; another one for each relation of a query.
-        nearly: Where samples are gone and rows of minutes are not, a part of such a row stands for a part of its minute.
+        nearly: Where samples were removed and rows of minutes were not, use a part of such a row for a part of its minute.
     """
     parts: list[str] = []
     bound: list[Any] = []

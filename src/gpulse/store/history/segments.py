@@ -50,7 +50,7 @@ class SealedFile(NamedTuple):
     columns: Mapping[str, str]
     """Their SQL types, by name."""
     seconds: int = 0
-    """How long a row of a rollup stands for; 0 when every sample has a row."""
+    """How many seconds a rollup row covers; 0 when every sample has a row."""
 
 
 class Segment(NamedTuple):
