@@ -37,7 +37,7 @@ from tests.contract.store_lab import (
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
 from tests.queries import query
 
-_STORES = ("disk", "victoria-metrics", "prometheus", "joined")
+_STORES = ("disk", "victoria-metrics", "prometheus", "federated")
 
 
 class Homes:
@@ -52,8 +52,8 @@ class Homes:
             name: TsdbStore(client, stored.whole.nodes, labels={"cluster": "lab"})
             for name, client in self.clients.items()
         }
-        self.joined = FederatedStore(stored.recent, samples["victoria-metrics"], None, now=lambda: END)
-        self.by_name: dict[str, Store] = {"disk": disk, "joined": self.joined, **samples}
+        self.federated = FederatedStore(stored.recent, samples["victoria-metrics"], None, now=lambda: END)
+        self.by_name: dict[str, Store] = {"disk": disk, "federated": self.federated, **samples}
 
 
 @pytest.fixture(scope="module")

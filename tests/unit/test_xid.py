@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.metric import Values
 from gpulse.model.xid import Counted, Xid, XidLedger, from_document
 from gpulse.sources.nvml.events import XidLog, Xids
-from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.store import Query, Store, StoredEvent, StoredNode
 
 NOW = 1_767_225_600.0
 
@@ -147,22 +147,15 @@ def test_a_ledger_does_not_grow_without_end() -> None:
     assert 256 == sum(bool(ledger.of(f"GPU-{number}")) for number in range(1000))
 
 
-class Before(NamedTuple):
+class Before(Store):
     """What a head finds of the one before it."""
 
-    told: list[StoredEvent]
+    def __init__(self, told: list[StoredEvent]) -> None:
+        self._told = told
 
     def nodes(self) -> dict[int, StoredNode]:
         """One node."""
         return {1: StoredNode(1, "a", "a.example", "m", NOW, {}, {})}
-
-    def processes(self, query: Query) -> list[StoredProcess]:  # noqa: ARG002
-        """None."""
-        return []
-
-    def gpus(self) -> list[StoredGpu]:
-        """None."""
-        return []
 
     def latest(self, _kind: str) -> dict[int, tuple[float, dict[str, object]]]:
         """Nothing."""
@@ -170,11 +163,7 @@ class Before(NamedTuple):
 
     def events(self, query: Query) -> list[StoredEvent]:
         """What was told."""
-        return [event for event in self.told if query.kinds is None or event.kind in query.kinds]
-
-    def findings(self, query: Query) -> list[StoredFinding]:  # noqa: ARG002
-        """None."""
-        return []
+        return [event for event in self._told if query.kinds is None or event.kind in query.kinds]
 
     def seen(self, _node: int) -> float:
         """Some time."""

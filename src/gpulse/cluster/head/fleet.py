@@ -28,7 +28,7 @@ from gpulse.model.xid import XID, XidLedger
 from gpulse.model.xid import from_document as xid_from
 from gpulse.store.agent_events import UNREADABLE, check_event
 from gpulse.store.registry import Register
-from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
+from gpulse.store.store import Query, Store, StoredGpu, StoredNode
 
 log = logging.getLogger(__name__)
 
@@ -48,29 +48,14 @@ _MAX_FINDINGS = 4096
 """Of one node, with those that were over lately."""
 
 
-class Past(Protocol):
-    """What is known from before."""
-
-    def nodes(self) -> dict[int, StoredNode]:
-        """All nodes, by their numbers."""
-
-    def processes(self, query: Query) -> list[StoredProcess]:
-        """Return the processes that lived."""
-
-    def gpus(self) -> list[StoredGpu]:
-        """All GPUs, by node and index."""
+class EarlierStore(Store, Protocol):
+    """The store that the head before this one left, with the last state of its nodes."""
 
     def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
-        """The last event of a kind, by node."""
-
-    def events(self, query: Query) -> list[StoredEvent]:
-        """Return what happened, oldest first."""
-
-    def findings(self, query: Query) -> list[StoredFinding]:
-        """Return the findings that held, oldest first."""
+        """Return the last event of a kind, by node."""
 
     def seen(self, node: int) -> float | None:
-        """When something came from a node last, as far as that is known."""
+        """Return when something came from a node last; None when that is unknown."""
 
 
 class Run:
@@ -290,7 +275,7 @@ class Fleet:
             self.shapes.clear()
         return old
 
-    def restore(self, store: Past, now: float) -> None:
+    def restore(self, store: EarlierStore, now: float) -> None:
         """Take up the nodes where the head before this one left them.
 
         A node that is not known to be lost counts as healthy until its agent has had the time to come back: nobody
@@ -320,7 +305,7 @@ class Fleet:
                     member.happened(_checked([{**detail, "event": event}]), time)
         self._restore_xids(store, now)
 
-    def _restore_xids(self, store: Past, now: float) -> None:
+    def _restore_xids(self, store: EarlierStore, now: float) -> None:
         """Count the Xid errors that are still known of, so that counters outlive agents and heads."""
         query = Query(0.0, now + 1.0, kinds=frozenset({XID}), limit=_MOST_XID_EVENTS)
         for event in store.events(query):
@@ -331,7 +316,7 @@ class Fleet:
             member.xids.meet(member.known)
 
     @staticmethod
-    def _spans(store: Past, now: float) -> dict[int, dict[FindingKey, FindingSpan]]:
+    def _spans(store: EarlierStore, now: float) -> dict[int, dict[FindingKey, FindingSpan]]:
         """By node the newest span of each finding."""
         spans: dict[int, dict[FindingKey, FindingSpan]] = {}
         for stored in store.findings(Query(0.0, now + 1.0, limit=_MAX_SPANS)):
@@ -340,7 +325,7 @@ class Fleet:
         return spans
 
     @staticmethod
-    def _jobs(store: Past, now: float) -> dict[int, list[dict[str, Any]]]:
+    def _jobs(store: EarlierStore, now: float) -> dict[int, list[dict[str, Any]]]:
         """By node what was told of jobs and of its agents' lives, oldest first."""
         told: dict[int, list[dict[str, Any]]] = {}
         query = Query(

@@ -1,4 +1,4 @@
-"""A head's disk and an engine as one store: history that is not on the disk any more, or never was."""
+"""A head's disk and a time-series database as one store: history that is not on the disk any more, or never was."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.protocol import requests as r
 from gpulse.errors import DiskError, GpulseError
 from gpulse.export.session.write import write_session
 from gpulse.model.session import Session
@@ -45,7 +46,7 @@ from tests.unit.report_lab import as_json
 
 
 class Lab(NamedTuple):
-    """A store that has everything, one that dropped half of it, and an engine that has everything."""
+    """A store that has everything, one that dropped half of it, and a backend that has everything."""
 
     stored: Stored
     samples: TsdbStore
@@ -54,11 +55,11 @@ class Lab(NamedTuple):
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """All of it, once."""
-    directory: Path = tmp_path_factory.mktemp("joined")
+    directory: Path = tmp_path_factory.mktemp("federated")
     stored = fill(directory)
-    with stored.whole, stored.recent, VictoriaMetrics(directory / "engine") as engine:
-        engine.write(series_of(stored.whole))
-        client = PromqlClient(engine.engine, timeout_seconds=10.0)
+    with stored.whole, stored.recent, VictoriaMetrics(directory / "backend") as backend:
+        backend.write(series_of(stored.whole))
+        client = PromqlClient(backend.engine, timeout_seconds=10.0)
         client.vector("vector(1)")  # the connection stays: no test opens one
         yield Lab(stored, TsdbStore(client, stored.whole.nodes))
         client.close()
@@ -125,11 +126,11 @@ def reports_of(store: Store) -> ReportRunner:
 async def test_charts_do_not_know_the_difference(lab: Lab, asked: dict[str, Any]) -> None:
     """Gauges, their spread, and counters as rates, also where the disk's part begins."""
 
-    joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
+    federated = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
     given = {"nodes": (), "gpus": (), "start": BEGIN, "end": END, **asked}
 
-    expected = as_json(await reports_of(lab.stored.whole).history(**given))
-    found = as_json(await reports_of(joined).history(**given))
+    expected = as_json(await reports_of(lab.stored.whole).history(r.GetHistory(**given), END))
+    found = as_json(await reports_of(federated).history(r.GetHistory(**given), END))
 
     assert len(expected["series"]) >= 3
     assert {**expected, "series": None} == {**found, "series": None}
@@ -137,7 +138,7 @@ async def test_charts_do_not_know_the_difference(lab: Lab, asked: dict[str, Any]
         for column in {"values", "lows", "highs"} & one.keys():
             assert known(one.pop(column)) == pytest.approx(known(other.pop(column)), rel=1e-3, nan_ok=True)
         assert one == other
-    assert joined.outage is None
+    assert federated.outage is None
 
 
 def known(values: list[float | None]) -> list[float]:
@@ -148,13 +149,13 @@ def known(values: list[float | None]) -> list[float]:
 async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab) -> None:
     """With every statistic, and without steps."""
 
-    joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
+    federated = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
     for step, statistic in ((None, "mean"), (60.0, "mean"), (60.0, "max"), (300.0, "last")):
         given: Any = {"metric": "power_watts", "scope": "gpu", "nodes": (), "gpus": ("gamma:1",)}
         given |= {"start": BEGIN, "end": END, "step": step, "statistic": statistic}
 
-        expected = as_json(await reports_of(lab.stored.whole).query(**given))
-        found = as_json(await reports_of(joined).query(**given))
+        expected = as_json(await reports_of(lab.stored.whole).query(r.QueryMetric(**given), END))
+        found = as_json(await reports_of(federated).query(r.QueryMetric(**given), END))
 
         (one,), (other,) = expected.pop("series"), found.pop("series")
         assert expected == found
@@ -167,10 +168,10 @@ async def test_a_query_of_the_api_does_not_know_the_difference(lab: Lab) -> None
 def test_the_file_of_a_session_does_not_know_the_difference(lab: Lab, output_format: Any) -> None:
     """A session that began before what is on disk is written whole, byte for byte."""
 
-    joined = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
+    federated = FederatedStore(lab.stored.recent, lab.samples, now=lambda: END)
     session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=END - 100.0)
     files = []
-    for store in (lab.stored.whole, joined.strict):
+    for store in (lab.stored.whole, federated.strict):
         with io.BytesIO() as file:
             write_session(store, session, file, output_format)
             files.append(file.getvalue())
@@ -182,14 +183,14 @@ def test_the_file_of_a_session_does_not_know_the_difference(lab: Lab, output_for
 def test_what_is_on_disk_is_not_asked_for_elsewhere(lab: Lab) -> None:
     """Only what was dropped, and the minutes at its edge."""
 
-    engine = Counting(lab.samples)
-    joined = FederatedStore(lab.stored.recent, engine, now=lambda: END)
+    backend = Counting(lab.samples)
+    federated = FederatedStore(lab.stored.recent, backend, now=lambda: END)
 
-    joined.series(query("gpu", "power_watts", start=MIDDLE + 120.0, end=END - 60.0))
-    assert [] == engine.asked
+    federated.series(query("gpu", "power_watts", start=MIDDLE + 120.0, end=END - 60.0))
+    assert [] == backend.asked
 
-    joined.series(query("gpu", "power_watts", start=BEGIN, end=END - 60.0))
-    ((start, end, nodes),) = engine.asked
+    federated.series(query("gpu", "power_watts", start=BEGIN, end=END - 60.0))
+    ((start, end, nodes),) = backend.asked
     assert (0.0, sorted(NODES)) == (start, nodes)
     assert HALF * EVERY <= end <= HALF * EVERY + 120.0
 
@@ -197,50 +198,50 @@ def test_what_is_on_disk_is_not_asked_for_elsewhere(lab: Lab) -> None:
 def test_what_is_dropped_while_it_runs_is_found_elsewhere(lab: Lab, tmp_path: Path) -> None:
     """As soon as it is gone."""
 
-    engine = Counting(lab.samples)
+    backend = Counting(lab.samples)
     with LocalStore(str(tmp_path / "data")) as archive:
-        joined = FederatedStore(archive, engine, now=lambda: END)
+        federated = FederatedStore(archive, backend, now=lambda: END)
         feeder = Feeder(archive, 1)
         for numbers in (range(HALF), range(HALF, FRAMES)):
-            joined.committed(feeder.feed(numbers))
+            federated.committed(feeder.feed(numbers))
             archive.seal()
         asked: Any = {"start": BEGIN + 60.0, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
-        before = joined.series(query("gpu", "power_watts", **asked))
-        assert [] == engine.asked
+        before = federated.series(query("gpu", "power_watts", **asked))
+        assert [] == backend.asked
 
         archive.tidy(END, keep_seconds=END - MIDDLE - 1.0, limit_bytes=None)
-        after = joined.series(query("gpu", "power_watts", **asked))
+        after = federated.series(query("gpu", "power_watts", **asked))
 
-        assert 1 == len(engine.asked)
+        assert 1 == len(backend.asked)
         assert [FRAMES - 12] == [len(series.times) for series in before]
         assert before[0].values.tolist() == after[0].values.tolist()
 
 
-def test_what_no_engine_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path) -> None:
-    """Old samples of GPUs and hosts come from the engine, and who held GPUs is told as before, also after a restart."""
+def test_what_no_backend_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path) -> None:
+    """Old samples of GPUs and hosts come from the backend, and who held GPUs is told as before, also after a restart."""
 
     now = BEGIN + 5000.0
     with LocalStore(str(tmp_path)) as archive:
-        joined = FederatedStore(archive, lab.samples, now=lambda: now)
+        federated = FederatedStore(archive, lab.samples, now=lambda: now)
         feeder = Feeder(archive, 1)
         for numbers in (range(FRAMES), range(960, 972), range(972, 984)):
-            joined.committed(feeder.feed(numbers))
+            federated.committed(feeder.feed(numbers))
             archive.seal()
-        before = all_told(joined)
+        before = all_told(federated)
         assert before == all_told(archive)
 
         assert [] == archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=1e6)
 
         assert [True, False] == [segment.thinned is not None for segment in archive.segments]
         assert [] == archive.series(query("gpu", "power_watts", start=BEGIN, end=END))
-        assert before == all_told(joined)
+        assert before == all_told(federated)
     with LocalStore(str(tmp_path)) as archive:
-        joined = FederatedStore(archive, lab.samples, now=lambda: now)
-        assert before == all_told(joined)
+        federated = FederatedStore(archive, lab.samples, now=lambda: now)
+        assert before == all_told(federated)
 
         dropped = archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=100.0)
         assert 1 == len(dropped)
-        assert [] == joined.gpu_time(query(start=BEGIN, end=END))
+        assert [] == federated.gpu_time(query(start=BEGIN, end=END))
 
 
 def all_told(store: Store) -> Any:
@@ -263,54 +264,54 @@ def all_told(store: Store) -> Any:
 def test_frames_that_another_head_had_are_found_and_none_is_doubled(lab: Lab, tmp_path: Path) -> None:
     """Numbers of frames say that some are missing, however few; a node that was never here is found, too."""
 
-    engine = Counting(lab.samples)
+    backend = Counting(lab.samples)
     with LocalStore(str(tmp_path / "data")) as archive:
-        joined = FederatedStore(archive, engine, now=lambda: END)
+        federated = FederatedStore(archive, backend, now=lambda: END)
         feeder = Feeder(archive, 1)
         Feeder(archive, 2)
         for numbers in (range(30, 100), range(104, FRAMES)):
-            joined.committed(feeder.feed(numbers))
+            federated.committed(feeder.feed(numbers))
         for start in (BEGIN, BEGIN + 400.0):
             expected = lab.stored.whole.series(
                 query("gpu", "power_watts", start=start, end=END, nodes={1, 2})
             )
-            found = joined.series(query("gpu", "power_watts", start=start, end=END))
+            found = federated.series(query("gpu", "power_watts", start=start, end=END))
 
             assert [one.key for one in expected] == [one.key for one in found]
             assert [one.values.tolist() for one in expected] == [one.values.tolist() for one in found]
-        samples = joined.scan(query("gpu", ["power_watts"], start=BEGIN, end=END))
+        samples = federated.scan(query("gpu", ["power_watts"], start=BEGIN, end=END))
         assert 4 * FRAMES == sum(len(part.times) for part in samples)
-        steps = joined.series(query("gpu", ["power_watts"], start=BEGIN, end=END, step=60.0, nodes={1}))
+        steps = federated.series(query("gpu", ["power_watts"], start=BEGIN, end=END, step=60.0, nodes={1}))
         assert [[12] * 20] * 2 == [one.counts.tolist() for one in steps if one.counts is not None]
 
 
-def test_an_engine_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None:
+def test_a_backend_that_does_not_answer_leaves_what_is_on_disk(lab: Lab) -> None:
     """It is told, not asked again at once, and nothing with a hole is made of it."""
 
-    engine, now = Counting(lab.samples), [END]
-    joined = FederatedStore(lab.stored.recent, engine, now=lambda: now[0])
-    engine.error = TsdbError("the engine is away", hint="start it")
+    backend, now = Counting(lab.samples), [END]
+    federated = FederatedStore(lab.stored.recent, backend, now=lambda: now[0])
+    backend.error = TsdbError("the backend is away", hint="start it")
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
 
     for _ in range(3):
-        (series,) = joined.series(query("gpu", "power_watts", **ask))
+        (series,) = federated.series(query("gpu", "power_watts", **ask))
         assert BEGIN + HALF * EVERY + LATE == pytest.approx(series.times[0])
         now[0] += 1.0
-    assert 1 == len(engine.asked)
-    assert joined.outage == (END, "the engine is away", "start it")
+    assert 1 == len(backend.asked)
+    assert federated.outage == (END, "the backend is away", "start it")
     with pytest.raises(TsdbError):
-        list(joined.scan(query("gpu", ["power_watts"], **ask)))
+        list(federated.scan(query("gpu", ["power_watts"], **ask)))
     with pytest.raises(TsdbError):
-        joined.strict.series(query("gpu", "power_watts", **ask))
+        federated.strict.series(query("gpu", "power_watts", **ask))
 
-    engine.error = None
+    backend.error = None
     now[0] += 60.0
-    (series,) = joined.series(query("gpu", "power_watts", **ask))
+    (series,) = federated.series(query("gpu", "power_watts", **ask))
     assert FRAMES == len(series.times)
-    assert joined.outage is None
+    assert federated.outage is None
 
 
-def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
+def test_a_backend_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
     """Those who ask meanwhile get what is on disk at once, and for a while after."""
 
     now, hanging, leave = [END], threading.Event(), threading.Event()
@@ -324,61 +325,65 @@ def test_an_engine_that_hangs_is_waited_for_by_one_alone(lab: Lab) -> None:
                 now[0] += 10.0
             raise TsdbError("no answer")
 
-    engine = Hanging(None)
-    joined = FederatedStore(lab.stored.recent, engine, now=lambda: now[0])
+    backend = Hanging(None)
+    federated = FederatedStore(lab.stored.recent, backend, now=lambda: now[0])
     ask: Any = {"start": BEGIN, "end": END - 60.0, "nodes": {1}, "subjects": {"GPU-1-0"}}
-    joined.series(query("gpu", "power_watts", **ask))
+    federated.series(query("gpu", "power_watts", **ask))
     now[0] += 6.0
-    patient = threading.Thread(target=joined.series, args=(query("gpu", "power_watts", **ask),))
+    patient = threading.Thread(target=federated.series, args=(query("gpu", "power_watts", **ask),))
     patient.start()
     assert hanging.wait(60.0)
 
-    assert 1 == len(joined.series(query("gpu", "power_watts", **ask)))
+    assert 1 == len(federated.series(query("gpu", "power_watts", **ask)))
     leave.set()
     patient.join()
     now[0] += 29.0
-    assert 1 == len(joined.series(query("gpu", "power_watts", **ask)))
-    assert 2 == len(engine.asked)
+    assert 1 == len(federated.series(query("gpu", "power_watts", **ask)))
+    assert 2 == len(backend.asked)
     now[0] += 2.0
-    joined.series(query("gpu", "power_watts", **ask))
-    assert 3 == len(engine.asked)
+    federated.series(query("gpu", "power_watts", **ask))
+    assert 3 == len(backend.asked)
 
 
-def test_a_session_that_is_only_in_an_engine_that_is_away_is_not_written_empty(lab: Lab) -> None:
+def test_a_session_that_is_only_in_a_backend_that_is_away_is_not_written_empty(lab: Lab) -> None:
     """An error is better than a file without GPUs."""
 
-    engine = Counting(None)
-    engine.error = TsdbError("the engine is away", hint="start it")
-    joined = FederatedStore(lab.stored.recent, engine, now=lambda: END)
+    backend = Counting(None)
+    backend.error = TsdbError("the backend is away", hint="start it")
+    federated = FederatedStore(lab.stored.recent, backend, now=lambda: END)
     session = Session("s1", "run", BEGIN + 100.0, BEGIN, 5000, state="finished", end=BEGIN + 200.0)
 
     with pytest.raises(TsdbError), io.BytesIO() as file:
-        write_session(joined.strict, session, file, "json")
+        write_session(federated.strict, session, file, "json")
 
 
-def test_a_real_engine_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> None:
+def test_a_real_backend_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> None:
     """Nothing has to be done for it."""
 
     now = [END]
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
-    with VictoriaMetrics(tmp_path) as engine, closing(PromqlClient(engine.engine)) as client:
-        engine.write(series_of(lab.stored.whole))
+    with VictoriaMetrics(tmp_path) as backend, closing(PromqlClient(backend.engine)) as client:
+        backend.write(series_of(lab.stored.whole))
         samples = TsdbStore(client, lab.stored.whole.nodes)
-        joined = FederatedStore(lab.stored.recent, samples, now=lambda: now[0])
-        assert [FRAMES] == [len(series.times) for series in joined.series(query("gpu", "power_watts", **ask))]
-
-        engine.kill()
-        assert [FRAMES - HALF] == [
-            len(series.times) for series in joined.series(query("gpu", "power_watts", **ask))
+        federated = FederatedStore(lab.stored.recent, samples, now=lambda: now[0])
+        assert [FRAMES] == [
+            len(series.times) for series in federated.series(query("gpu", "power_watts", **ask))
         ]
-        assert joined.outage is not None
-        assert "cannot be reached" in joined.outage.message
 
-        engine.start()
-        engine.write(series_of(lab.stored.whole))
+        backend.kill()
+        assert [FRAMES - HALF] == [
+            len(series.times) for series in federated.series(query("gpu", "power_watts", **ask))
+        ]
+        assert federated.outage is not None
+        assert "cannot be reached" in federated.outage.message
+
+        backend.start()
+        backend.write(series_of(lab.stored.whole))
         now[0] += 6.0
-        assert [FRAMES] == [len(series.times) for series in joined.series(query("gpu", "power_watts", **ask))]
-        assert joined.outage is None
+        assert [FRAMES] == [
+            len(series.times) for series in federated.series(query("gpu", "power_watts", **ask))
+        ]
+        assert federated.outage is None
 
 
 def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
@@ -386,27 +391,27 @@ def test_processes_of_elsewhere_come_from_the_tables(lab: Lab) -> None:
 
     tables = Counting(None)
     tables.own = here = lab.stored.recent
-    joined = FederatedStore(here, None, tables, now=lambda: END)
+    federated = FederatedStore(here, None, tables, now=lambda: END)
 
-    held = {one[:4]: one for one in joined.gpu_holders(query(start=BEGIN, end=END))}
+    held = {one[:4]: one for one in federated.gpu_holders(query(start=BEGIN, end=END))}
     key = (1, 4000, None, "GPU-1-0")
     (mine,) = [one for one in here.gpu_holders(query(start=BEGIN, end=END)) if one[:4] == key]
     assert (BEGIN + 10.0, mine.last, 9.0e9) == (held[key].first, held[key].last, held[key].memory_max)
     assert mine.sm_mean is not None
     assert 0.25 < (held[key].sm_mean or 0.0) < mine.sm_mean
 
-    shares = {one[:4]: one for one in joined.gpu_time(query(start=BEGIN, end=END))}
+    shares = {one[:4]: one for one in federated.gpu_time(query(start=BEGIN, end=END))}
     (before,) = [one for one in here.gpu_time(query(start=BEGIN, end=END)) if one[:4] == key]
     assert shares[key].seconds == pytest.approx(before.seconds + 580.0)
     assert shares[key].first == BEGIN + 10.0
     assert all(end <= HALF * EVERY + 120.0 for start, end, _ in tables.asked if not start)
 
     tables.asked.clear()
-    assert len(joined.gpu_time(query(start=MIDDLE + 120.0, end=END - 60.0))) == 2 * len(NODES)
+    assert len(federated.gpu_time(query(start=MIDDLE + 120.0, end=END - 60.0))) == 2 * len(NODES)
     assert [] == tables.asked
 
     tables.error = DiskError("the file server is gone")
-    assert all_told(joined)[-1] == [
+    assert all_told(federated)[-1] == [
         one for share in here.gpu_time(query(start=BEGIN, end=END, nodes={1})) for one in share
     ]
-    assert joined.outage is not None
+    assert federated.outage is not None
