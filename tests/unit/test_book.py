@@ -260,7 +260,7 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     database.close()
     for read_only in (False, True):
         with pytest.raises(
-            LogError, match=f"format {VERSION + 1}; this gpulse reads up to {VERSION}"
+            LogError, match=f"format {VERSION + 1}; this gpulse reads format {VERSION}"
         ) as caught:
             Metadata(path, read_only=read_only)
         assert caught.value.hint is not None

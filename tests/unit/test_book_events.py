@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -48,29 +47,3 @@ def test_what_frames_say_comes_last(tmp_path: Path) -> None:
 
         (last,) = book.events(query(start=0, end=10, limit=1))
         assert {"who": "agent"} == last.detail
-
-
-def test_a_book_without_the_index_gets_it(tmp_path: Path) -> None:
-    """One of an earlier head answers a reader just as well, and a writer gives it the index."""
-    filled(tmp_path, [(1.0, "a", 1), (2.0, "a", 1)]).close()
-    path = str(tmp_path / "book.sqlite")
-    with sqlite3.connect(path) as database:
-        database.execute("DROP INDEX events_kind")
-    database.close()
-
-    for read_only, has_it in ((True, False), (False, True)):
-        with Metadata(path, read_only=read_only) as book:
-            found = book.events(query(start=0, end=10, kinds=["a"], nodes=[1]))
-            assert [1.0, 2.0] == [event.time for event in found]
-        assert has_it is _has_index(path)
-
-
-def _has_index(path: str) -> bool:
-    database = sqlite3.connect(path)
-    try:
-        (count,) = database.execute(
-            "SELECT count(*) FROM sqlite_master WHERE name = 'events_kind'"
-        ).fetchone()
-    finally:
-        database.close()
-    return bool(count)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import sqlite3
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
@@ -13,11 +11,8 @@ import pytest
 
 from gpulse.cluster.head import other_heads as module
 from gpulse.cluster.head.other_heads import Elsewhere
-from gpulse.model.columns import Layout
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.store.metadata.facts import apply_fact
-from gpulse.store.metadata.schema import prepare
 from gpulse.store.tsdb.config import TsdbError
 from gpulse.store.tsdb.fleet_query import Heard, Newest
 from gpulse.store.tsdb.promql import Sample
@@ -121,41 +116,23 @@ async def test_a_node_that_was_never_here_is_shown(fleet: Fleet) -> None:
     assert ["healthy", "late", "lost"] == states
 
 
-async def test_it_is_written_down_once(fleet: Fleet) -> None:
-    """However often the engine tells of it."""
+async def test_nothing_of_it_is_in_the_log(fleet: Fleet) -> None:
+    """Until it connects here itself: then it keeps its number."""
 
     for second in range(5):
         fleet.engine.hears("far", NOW + second)
         await fleet.look()
     await fleet.scene.committer.commit()
-    facts = [entry.fact["fact"] for entry in fleet.scene.log if entry.fact is not None]
+    assert [] == fleet.scene.log
+    register = fleet.scene.fleet.register
+    (gpu,) = register.gpus_elsewhere(())
+    assert ("far:0:H200", 1) == (gpu.key, gpu.node)
 
-    assert ["node", "layout", "devices"] == facts
-
-
-async def test_what_a_node_told_itself_stays(fleet: Fleet) -> None:
-    """The engine knows less of its GPUs: only those that are new are written down, and nobody is told of them."""
-
-    told = {"uuid": GPU.uuid, "index": 0, "name": GPU.name, "facts": {"memory_total_bytes": 80}}
-    call = await fleet.scene.connected(host="near", machine="m-near")
-    call.say(layout={"text": Layout("gpu", (told,), (), ()).to_json()})
-    await settled(fleet.scene, call)
-    await call.hang_up()
-    fleet.scene.now = NOW + 30.0
-    fleet.engine.hears("near", NOW + 29.0)
-    fleet.engine.hears("far", NOW + 29.0)
-    await fleet.look()
+    call = await fleet.scene.connected(host="far", machine="m-far")
     await fleet.scene.committer.commit()
-    facts = [dict(entry.fact) for entry in fleet.scene.log if entry.fact is not None]
-    with sqlite3.connect(":memory:") as book:
-        prepare(book, "book")
-        for fact in facts:
-            apply_fact(book, fact)
-        rows = book.execute("SELECT nodes.name, device FROM gpus JOIN nodes ON id = node").fetchall()
-
-    assert {"near": 80, "far": None} == {
-        name: json.loads(device)["facts"].get("memory_total_bytes") for name, device in rows
-    }
+    facts = [entry.fact for entry in fleet.scene.log if entry.fact is not None]
+    assert [("node", 1)] == [(fact["fact"], fact["id"]) for fact in facts if fact["fact"] == "node"]
+    await call.hang_up()
 
 
 async def test_streams_of_its_own_win(fleet: Fleet) -> None:

@@ -125,23 +125,19 @@ async def test_a_node_that_vanishes_while_the_engine_is_silent() -> None:
     assert ["late"] == [member.state for member, _ in scene.fleet.check(NOW + 21.0, 1.0)]
 
 
-async def test_nodes_of_other_heads_are_written_down_once() -> None:
+def test_nodes_of_other_heads_have_numbers_while_the_head_runs() -> None:
     """With the name they have there and their GPUs; one that is known keeps what this head calls it."""
 
-    scene = Scene()
-    node = scene.ingest.learn("gpu02", "m2", name="gpu02", facts={"driver": "580"})
-    assert node == scene.ingest.learn("gpu02", "m2", name="other", facts={})
-    namesake = scene.ingest.learn("gpu02", "m3", name="gpu02", facts={})
-    scene.ingest.learn_devices(node.id, [Device(0, "GPU-1", "H200"), Device(1, "GPU-2", "H200")])
-    await scene.committer.commit()
+    register = Scene().fleet.register
+    node = register.learn("gpu02", "m2", NOW, name="gpu02", facts={"driver": "580"}, labels={})
+    assert node == register.learn("gpu02", "m2", NOW, name="other", facts={}, labels={})
+    namesake = register.learn("gpu02", "m3", NOW, name="gpu02", facts={}, labels={})
+    register.learn_gpus(node, [Device(0, "GPU-1", "H200"), Device(1, "GPU-2", "H200")])
 
-    facts = [entry.fact for entry in scene.log if entry.fact is not None]
-    assert ["node", "node", "layout", "devices"] == [fact["fact"] for fact in facts]
-    assert ("gpu02", "m2", {"driver": "580"}) == tuple(
-        facts[0][name] for name in ("name", "machine", "facts")
-    )
+    assert ("gpu02", "m2", {"driver": "580"}) == (node.name, node.machine, node.facts)
     assert "gpu02#2" == namesake.name
-    assert (node.id, facts[2]["id"]) == (facts[3]["node"], facts[3]["layout"])
+    assert {node.id, namesake.id} == register.elsewhere
+    assert ["GPU-1", "GPU-2"] == [gpu.uuid for gpu in register.gpus_elsewhere(())]
 
 
 async def test_frames_that_two_heads_have_get_the_same_times() -> None:

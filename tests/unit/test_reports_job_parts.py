@@ -138,12 +138,12 @@ def test_jobs_in_the_book(tmp_path: Path) -> None:
         assert [] == lab.archive.processes(query(**_ALWAYS, jobs=()))
     with closing(sqlite3.connect(tmp_path / "data" / "book.sqlite")) as database:
         plan = database.execute(
-            "EXPLAIN QUERY PLAN SELECT pid FROM processes WHERE json_extract(identity, '$.owner.job') IN (?)",
+            "EXPLAIN QUERY PLAN SELECT pid FROM processes WHERE job IN (?)",
             ["x"],
         ).fetchall()
         told = database.execute(f"EXPLAIN QUERY PLAN {_JOB_EVENTS}", ["x"] * 4 + [9, "x", 9]).fetchall()
     assert "processes_job" in str(plan)
-    for index in ("events_job ", "events_job_array", "events_job_name", "events_job_end"):
+    for index in ("events_job ", "events_job_array", "events_job_name", "events_job_number"):
         assert index in str(told)
     assert "SCAN events" not in str(told)
 

@@ -20,6 +20,7 @@ from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
 from gpulse.store.merge import better_series, interleaved, merged_holdings, merged_shares, united_series
 from gpulse.store.outage import Outage
+from gpulse.store.registry import Register
 from gpulse.store.store import (
     Holding,
     Query,
@@ -115,6 +116,7 @@ class FederatedStore(Store):
         database: Store | None = None,
         *,
         now: Callable[[], float],
+        register: Register | None = None,
     ) -> None:
         """Put them together.
 
@@ -123,8 +125,10 @@ class FederatedStore(Store):
             tsdb: The time-series database; it has all samples of scopes that are series.
             database: The shared database; it has the metadata and the GPU time of all heads.
             now: Returns the time in epoch seconds.
+            register: The nodes of all heads, where this one learns of others'; those of this data directory when None.
         """
         self._local = local
+        self._register = register
         self._tsdb = Backend(tsdb, now)
         self._database = Backend(database, now)
         self._coverage = Coverage()
@@ -232,7 +236,7 @@ class FederatedStore(Store):
 
     def _known(self, query: Query) -> Sequence[int]:
         """The nodes of a query that are known here."""
-        known = self._local.nodes()
+        known = self.nodes()
         return [node for node in known if query.nodes is None or node in query.nodes]
 
     def _holes(self, query: Query, scope: Scope) -> list[Hole]:
@@ -248,11 +252,12 @@ class FederatedStore(Store):
 
     def nodes(self) -> dict[int, StoredNode]:
         """Return all nodes, by their numbers."""
-        return self._local.nodes()
+        return self._local.nodes() if self._register is None else dict(self._register.by_id)
 
     def gpus(self) -> list[StoredGpu]:
         """Return all GPUs, by node and index."""
-        return self._local.gpus()
+        known = self._local.gpus()
+        return known if self._register is None else [*known, *self._register.gpus_elsewhere(known)]
 
     def sessions(self) -> list[Session]:
         """Return all sessions, oldest first."""

@@ -1,11 +1,17 @@
-"""Nodes by machine, by number and by name."""
+"""Nodes by machine, by number and by name: those of this head, and those that only other heads have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpulse.store.store import StoredNode
+from gpulse.model.codec import plain
+from gpulse.model.device import Device
+from gpulse.model.natural import natural_key
+from gpulse.store.store import StoredGpu, StoredNode
+
+log = logging.getLogger(__name__)
 
 
 class Register:
@@ -15,6 +21,9 @@ class Register:
         self.by_id = {node.id: node for node in nodes}
         self._by_machine = {(node.host, node.machine): node for node in self.by_id.values()}
         self._names = {node.name for node in self.by_id.values()}
+        self.elsewhere: set[int] = set()
+        """Nodes that never connected to this head; their numbers are in no log, and hold until the head ends."""
+        self._gpus: dict[int, list[StoredGpu]] = {}
 
     def find(self, host: str, machine: str) -> StoredNode | None:
         """The node that this machine was before."""
@@ -44,6 +53,51 @@ class Register:
             number += 1
             name = f"{host}#{number}"
         return StoredNode(max(self.by_id, default=0) + 1, name, host, machine, now, {}, {})
+
+    def learn(
+        self,
+        host: str,
+        machine: str,
+        now: float,
+        *,
+        name: str,
+        facts: Mapping[str, Any],
+        labels: Mapping[str, str],
+    ) -> StoredNode:
+        """Return the node of a machine; one that only another head has is taken in until this head ends.
+
+        Args:
+            host: What it calls itself.
+            machine: Tells it from others that do so.
+            now: When it was seen.
+            name: The name that another head gave it.
+            facts: The fields of `model.device.Node` that are known.
+            labels: Its labels.
+        """
+        known = self.find(host, machine)
+        if known is not None:
+            return known
+        node = self.new(host, machine, now, name=name)._replace(facts=dict(facts), labels=dict(labels))
+        if node.name != name:
+            log.warning(
+                "another head's %s is shown as %s: there is another machine of that name", name, node.name
+            )
+        self.elsewhere.add(node.id)
+        self.put(node)
+        return node
+
+    def learn_gpus(self, node: StoredNode, devices: Iterable[Device]) -> None:
+        """Take in the GPUs that a node has at another head."""
+        self._gpus[node.id] = [
+            StoredGpu(node.id, node.name, device.uuid, device.index, device.label, device.name, plain(device))
+            for device in devices
+        ]
+
+    def gpus_elsewhere(self, known: Iterable[StoredGpu]) -> list[StoredGpu]:
+        """Return the GPUs that other heads have, without those that are known here."""
+        uuids = {(gpu.node, gpu.uuid) for gpu in known}
+        found = [gpu for gpus in self._gpus.values() for gpu in gpus if (gpu.node, gpu.uuid) not in uuids]
+        return sorted(found, key=lambda gpu: (natural_key(gpu.node_name), gpu.index, gpu.label))
 
     def by_name(self, name: str) -> StoredNode | None:
         """The node of that name."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 Statistic = Literal["mean", "min", "max", "last"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
-HEARSAY = "hearsay"
-"""Source of a node or GPU that is known only from the labels of a time-series database, or from being mentioned."""
 ALWAYS = -math.inf, math.inf
 """Start and end of a query about all times."""
 MIN_STEP_SECONDS, MAX_STEP_SECONDS = 1e-6, 1e10
@@ -123,8 +121,6 @@ class StoredNode(NamedTuple):
     facts: Mapping[str, Any]
     """The fields of `model.device.Node`, its name aside."""
     labels: Mapping[str, str]
-    via: str | None = None
-    """Which head told of it as it is here, or `HEARSAY`; None when it spoke to this one itself."""
 
 
 class StoredGpu(NamedTuple):
@@ -140,10 +136,6 @@ class StoredGpu(NamedTuple):
     """The model, such as `NVIDIA H200`."""
     device: Mapping[str, Any]
     """All fields of `model.device.Device`, as the layout had them last."""
-    told: float = 0.0
-    """When its node said so."""
-    via: str | None = None
-    """Which head told of that, or `HEARSAY`; None when its node told this one itself."""
 
     @property
     def key(self) -> str:

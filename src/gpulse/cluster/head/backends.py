@@ -15,6 +15,7 @@ from gpulse.cluster.protocol.answers import BackendStatus, RemoteQuery, RemoteWr
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
 from gpulse.store.outage import Outage
+from gpulse.store.registry import Register
 from gpulse.store.store import Store
 from gpulse.store.tsdb.config import TsdbConfig
 
@@ -79,18 +80,21 @@ class Backends:
             )
         if self._client is None:
             return self._archive
-        return self._join_store()
+        return self._join_store(fleet.register)
 
-    def _join_store(self) -> FederatedStore:
+    def _join_store(self, register: Register) -> FederatedStore:
         from gpulse.store.federated import FederatedStore  # noqa: PLC0415  as above
         from gpulse.store.tsdb.store import TsdbStore  # noqa: PLC0415
 
         samples = None
         if self._client is not None and self._places.engine is not None:
             samples = TsdbStore(
-                self._client, self._archive.nodes, labels=self._places.engine.labels, now=self._now
+                self._client,
+                lambda: dict(register.by_id),
+                labels=self._places.engine.labels,
+                now=self._now,
             )
-        self._joined = FederatedStore(self._archive, samples, now=self._now)
+        self._joined = FederatedStore(self._archive, samples, now=self._now, register=register)
         return self._joined
 
     @property

@@ -31,14 +31,12 @@ from gpulse.cluster.head.decode import (
 )
 from gpulse.cluster.head.fleet import Fleet, Member, Run
 from gpulse.cluster.wire_pb2 import AgentMessage, Durable, HeadMessage, Hello, Settings, Welcome
-from gpulse.model.codec import plain
-from gpulse.model.columns import BlockPacker, Layout, PackedFrame, layout_id
-from gpulse.model.device import Device
+from gpulse.model.columns import Layout, PackedFrame, layout_id
 from gpulse.model.session import MAX_INTERVAL_MS
 from gpulse.store.log.records import Batch, Entry, FrameEvents
 from gpulse.store.outage import Outage
 from gpulse.store.registry import node_fact
-from gpulse.store.store import HEARSAY, StoredNode
+from gpulse.store.store import StoredNode
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +167,10 @@ class Ingest:
         register = self._fleet.register
         known = register.find(hello.host, hello.machine)
         node = known or register.new(hello.host, hello.machine, now)
-        node = node._replace(facts=dict(facts), labels=dict(hello.labels), via=None)
-        if node != known:
+        node = node._replace(facts=dict(facts), labels=dict(hello.labels))
+        if node != known or node.id in register.elsewhere:
             self.note("node", **node_fact(node))
+            register.elsewhere.discard(node.id)
         if known is None:
             register.put(node)
             self.event("node_joined", node.id, name=node.name)
@@ -184,34 +183,6 @@ class Ingest:
                     if other.id in self.streams:
                         self.streams[other.id].tell(HeadMessage(warning=text))
         return node
-
-    def learn(self, host: str, machine: str, *, name: str, facts: Mapping[str, Any]) -> StoredNode:
-        """A node that the engine tells of; it is written down when it was not known.
-
-        Args:
-            host: What it calls itself.
-            machine: Tells it from others that do so.
-            name: What the other head calls it.
-            facts: What is known of it.
-        """
-        register = self._fleet.register
-        known = register.find(host, machine)
-        if known is not None:
-            return known
-        node = register.new(host, machine, self._now(), name=name)._replace(facts=dict(facts), via=HEARSAY)
-        if node.name != name:
-            log.warning(
-                "another head's %s is shown as %s: there is another machine of that name", name, node.name
-            )
-        register.put(node)
-        self.note("node", **node_fact(node))
-        return node
-
-    def learn_devices(self, node: int, devices: Sequence[Device]) -> None:
-        """Write down which GPUs a node has that the engine tells of, and nobody else did."""
-        packer = BlockPacker("gpu", ())
-        packer.pack([plain(device) for device in devices], [({}, {}) for _ in devices])
-        self._told_layout(node, packer.text, via=HEARSAY)
 
     def _take_over(self, member: Member, hello: Hello) -> None:
         """Make place for a stream where there is one of the same machine, or refuse it."""
@@ -305,7 +276,7 @@ class Ingest:
             what = f"{refusal.reason}; the readings that it is about are not stored"
             self._refuse(stream, "layout_refused", what, reason=refusal.reason)
 
-    def _told_layout(self, node: int, text: bytes, via: str | None = None) -> None:
+    def _told_layout(self, node: int, text: bytes) -> None:
         name = layout_id(text)
         layout = self._fleet.layouts.get(name)
         if layout is None:
@@ -314,7 +285,7 @@ class Ingest:
             self.note("layout", id=str(name), text=layout.to_json().decode())
             self._fleet.layouts[name] = layout
         if layout.scope == "gpu":
-            self.note("devices", node=node, layout=str(name), time=self._now(), via=via)
+            self.note("devices", node=node, layout=str(name), time=self._now())
 
     def _check_metrics(self, layout: Layout) -> None:
         """See that the names of metrics that this version does not know stay few: each of them is a column of the history.

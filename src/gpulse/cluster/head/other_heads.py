@@ -48,7 +48,7 @@ class Elsewhere:
         Args:
             client: The engine.
             fleet: The nodes of this head.
-            notes: Where nodes that are new are written down.
+            notes: Told when there is something new to see.
             labels: What every series must have.
             now: The head's clock.
         """
@@ -150,23 +150,23 @@ class Elsewhere:
 
     def _new(self, name: str, heard: Heard) -> StoredNode:
         labels = heard.labels
-        return self._notes.learn(
+        return self._fleet.register.learn(
             labels.get("host") or name,
             labels.get("machine", ""),
+            self._now(),
             name=name,
             facts=facts_of_info(labels),
+            labels={},
         )
 
     def _learn_devices(self, member: Member, devices: Sequence[Device]) -> None:
-        """Write GPUs down that this head did not know of: the engine knows less of them than their node."""
+        """Take in GPUs that this head did not know of: the time-series database knows less of them than their node."""
         frame = member.frame(self._fleet.layouts)
         before = {_who(device): device for device in member.known}
         known = before | {_who(gpu.device): gpu.device for gpu in (frame.gpus if frame is not None else ())}
-        new = [device for device in devices if _who(device) not in known]
-        if new:
-            self._notes.learn_devices(member.stored.id, new)
         if devices:
             member.known = tuple(known.get(_who(device), device) for device in devices)
+            self._fleet.register.learn_gpus(member.stored, member.known)
 
     def _failed(self, what: str, error: GpulseError) -> None:
         before = self._troubles.get(what)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from gpulse.errors import ClosedError, DiskError, GpulseError, LogError
 from gpulse.store.disk import disk_error, disk_errors, sync_directory
+from gpulse.store.metadata.database import SqliteDatabase, sqlite_values, to_sqlite
 from gpulse.store.metadata.filesystem import is_local
 from gpulse.store.metadata.schema import check_version, prepare
 
@@ -86,8 +87,8 @@ class MetadataFile:
         """`wal` on a file system of this machine, `delete` on one that is shared."""
         return str(self.rows("PRAGMA journal_mode")[0][0])
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """What a query finds; others may write meanwhile.
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return what a statement finds; others may write meanwhile.
 
         Raises:
             LogError: The file is damaged.
@@ -96,7 +97,7 @@ class MetadataFile:
         """
         connection = self._take()
         try:
-            found = connection.execute(query, values).fetchall()
+            found = connection.execute(to_sqlite(statement), sqlite_values(values)).fetchall()
         except sqlite3.Error as error:
             connection.close()
             raise told(self.shown, "read", error) from error
@@ -107,7 +108,7 @@ class MetadataFile:
         return found
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[SqliteDatabase]:
         """One transaction: all of the block is kept, or nothing when it fails.
 
         Raises:
@@ -119,7 +120,7 @@ class MetadataFile:
             try:
                 connection = self._writing_connection()
                 connection.execute("BEGIN IMMEDIATE")
-                yield connection
+                yield SqliteDatabase(connection)
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._roll_back()

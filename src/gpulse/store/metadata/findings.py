@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpulse.model.finding import NODE_FINDINGS, FindingKey, finding_key, from_document
 from gpulse.model.finding_span import FindingSpan, new_span
+from gpulse.store.metadata.database import Database, Rows
 from gpulse.store.metadata.values import read_object
 from gpulse.store.store import Query, StoredFinding
 
-if TYPE_CHECKING:  # the file makes this table
-    from gpulse.store.metadata.file import MetadataFile
-
-TABLE = """
-CREATE TABLE IF NOT EXISTS findings (
-    id INTEGER PRIMARY KEY, node INTEGER, "key" TEXT NOT NULL, start REAL NOT NULL, last REAL NOT NULL,
-    "end" REAL, is_over INTEGER NOT NULL, by_head INTEGER NOT NULL, detail TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS findings_key ON findings (node, "key", start);
-CREATE INDEX IF NOT EXISTS findings_open ON findings (node) WHERE is_over = 0;
-CREATE INDEX IF NOT EXISTS findings_time ON findings ("end", start);
-"""
 _REPORT = "findings"
 _SILENCE = frozenset({"agent_stopping", "node_lost"})
 """Events after which it is unknown whether the findings of a node still hold.
@@ -32,12 +20,21 @@ An agent that starts is none: it reports within a minute, and until then they co
 _ENDS = {"node_back": "node_lost", "node_found": "node_missing"}
 """Events that end a finding that the head itself made."""
 _COLUMNS = 'id, start, last, "end", is_over'
+_INSERT = """
+INSERT INTO findings (node, "key", start, last, "end", is_over, by_head, detail)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING id
+"""
 
 
-def follow(database: sqlite3.Connection, time: float, node: int | None, kind: str, detail: str) -> None:
+def of_node(node: int | None) -> tuple[str, tuple[Any, ...]]:
+    """Return the condition that a row is of a node, or of none, and its values."""
+    return ("node IS NULL", ()) if node is None else ("node = ?", (node,))
+
+
+def follow(database: Database, time: float, node: int | None, kind: str, detail: Mapping[str, Any]) -> None:
     """Update the spans of findings by one event, whatever kind of event that is."""
     if kind == _REPORT:
-        listed = json.loads(detail).get("findings")
+        listed = detail.get("findings")
         _report(database, time, node, listed if isinstance(listed, list) else [])
         return
     if kind in _SILENCE and node is not None:
@@ -46,38 +43,36 @@ def follow(database: sqlite3.Connection, time: float, node: int | None, kind: st
     if kind == "node_back" and node is not None:
         _resume(database, node)
     if kind in _ENDS:
-        key = _ENDS[kind], None, str(json.loads(detail).get("name") or "") if node is None else ""
+        key = _ENDS[kind], None, str(detail.get("name") or "") if node is None else ""
         for row, span in _open(database, node, by_head=True):
             if row[1] == _text(key):
                 _update(database, row[0], span.absent(time))
-    elif '"finding":' in detail:
-        finding = json.loads(detail).get("finding")
-        if isinstance(finding, dict):
-            _reported(database, time, node, finding, by_head=True)
+    elif isinstance(detail.get("finding"), dict):
+        _reported(database, time, node, detail["finding"], by_head=True)
 
 
-def find_findings(file: MetadataFile, query: Query) -> list[StoredFinding]:
+def find_findings(rows: Rows, query: Query) -> list[StoredFinding]:
     """Return the findings that held in the time range, those that began first before the others."""
     chosen = 'start < ? AND ("end" IS NULL OR "end" > ?)'
     values: list[Any] = [query.end, query.start]
     if query.nodes is not None:
-        chosen += " AND node IN (SELECT value FROM json_each(?))"
-        values.append(json.dumps(list(query.nodes)))
+        chosen += " AND node = ANY(?)"
+        values.append(list(query.nodes))
     if query.limit is not None:
         newest = '"end" IS NULL DESC, "end" DESC, start DESC, id DESC'
         chosen = f"id IN (SELECT id FROM findings WHERE {chosen} ORDER BY {newest} LIMIT ?)"
         values.append(query.limit)
     statement = (
         'SELECT node, detail, start, last, "end", is_over FROM findings '
-        f'WHERE {chosen} ORDER BY start, node, "key"'
+        f'WHERE {chosen} ORDER BY start, node NULLS FIRST, "key"'
     )
     return [
         StoredFinding(node, FindingSpan(began, last, over, bool(is_over)), from_document(read_object(detail)))
-        for node, detail, began, last, over, is_over in file.rows(statement, values)
+        for node, detail, began, last, over, is_over in rows(statement, values)
     ]
 
 
-def _report(database: sqlite3.Connection, time: float, node: int | None, listed: list[Any]) -> None:
+def _report(database: Database, time: float, node: int | None, listed: list[Any]) -> None:
     told: dict[str, Mapping[str, Any]] = {}
     for finding in listed:
         if (
@@ -95,13 +90,13 @@ def _report(database: sqlite3.Connection, time: float, node: int | None, listed:
         _catch_up(database, time, node)
 
 
-def _catch_up(database: sqlite3.Connection, time: float, node: int | None) -> None:
+def _catch_up(database: Database, time: float, node: int | None) -> None:
     """End what a late report began, where the next event of the node is known already."""
-    kinds = json.dumps([_REPORT, *_SILENCE])
+    where, values = of_node(node)
     after = database.execute(
-        "SELECT time, kind, detail FROM events WHERE node IS ? AND time > ? "
-        "AND kind IN (SELECT value FROM json_each(?)) ORDER BY time, from_frame, id LIMIT 1",
-        (node, time, kinds),
+        f"SELECT time, kind, detail FROM events WHERE {where} AND time > ? AND kind = ANY(?) "
+        "ORDER BY time, from_frame, id LIMIT 1",
+        (*values, time, [_REPORT, *_SILENCE]),
     ).fetchone()
     if after is None:
         return
@@ -113,12 +108,13 @@ def _catch_up(database: sqlite3.Connection, time: float, node: int | None) -> No
 
 
 def _reported(
-    database: sqlite3.Connection, time: float, node: int | None, finding: Mapping[str, Any], *, by_head: bool
+    database: Database, time: float, node: int | None, finding: Mapping[str, Any], *, by_head: bool
 ) -> None:
     key, detail = _text(finding_key(finding)), json.dumps(finding, separators=(",", ":"))
+    where, values = of_node(node)
     before = database.execute(
-        f'SELECT {_COLUMNS} FROM findings WHERE node IS ? AND "key" = ? AND start <= ? ORDER BY start DESC LIMIT 1',
-        (node, key, time),
+        f'SELECT {_COLUMNS} FROM findings WHERE {where} AND "key" = ? AND start <= ? ORDER BY start DESC LIMIT 1',
+        (*values, key, time),
     ).fetchone()
     span = None if before is None else _span(before).reported(finding, time)
     if before is not None and span is None and before[3] is None:  # nobody said when it was over
@@ -128,20 +124,19 @@ def _reported(
         if by_head and isinstance(finding.get("start"), int | float):  # on this very clock
             span = span._replace(start=float(finding["start"]))
         row = node, key, *span, by_head, detail
-        number = database.execute(f"INSERT INTO findings VALUES (NULL{', ?' * len(row)})", row).lastrowid
+        number = database.execute(_INSERT, row).fetchone()[0]
     else:
         number = before[0]
         _update(database, number, span, detail if time > before[2] else None)
     _join_next(database, node, key, number, span)
 
 
-def _join_next(
-    database: sqlite3.Connection, node: int | None, key: str, number: int | None, span: FindingSpan
-) -> None:
+def _join_next(database: Database, node: int | None, key: str, number: int | None, span: FindingSpan) -> None:
     """Make one of two spans when a report that came late closes the gap between them."""
+    where, values = of_node(node)
     after = database.execute(
-        f'SELECT {_COLUMNS}, detail FROM findings WHERE node IS ? AND "key" = ? AND start > ? ORDER BY start LIMIT 1',
-        (node, key, span.start),
+        f'SELECT {_COLUMNS}, detail FROM findings WHERE {where} AND "key" = ? AND start > ? ORDER BY start LIMIT 1',
+        (*values, key, span.start),
     ).fetchone()
     if after is None:
         return
@@ -151,7 +146,7 @@ def _join_next(
         database.execute("DELETE FROM findings WHERE id = ?", (after[0],))
 
 
-def _resume(database: sqlite3.Connection, node: int) -> None:
+def _resume(database: Database, node: int) -> None:
     """Go on with the findings of a node whose agent was cut off and runs still: it reports changes alone."""
     for row, span in _open(database, node, by_head=False):
         restarted = database.execute(
@@ -162,28 +157,27 @@ def _resume(database: sqlite3.Connection, node: int) -> None:
             _update(database, row[0], span._replace(end=None))
 
 
-def _last_heard(detail: str) -> float | None:
+def _last_heard(detail: Mapping[str, Any]) -> float | None:
     """Return when something came from a node that is lost by now."""
-    finding = json.loads(detail).get("finding") if '"finding":' in detail else None
+    finding = detail.get("finding")
     start = finding.get("start") if isinstance(finding, dict) else None
     return float(start) if isinstance(start, int | float) else None
 
 
 def _open(
-    database: sqlite3.Connection, node: int | None, *, by_head: bool
+    database: Database, node: int | None, *, by_head: bool
 ) -> list[tuple[tuple[int, str], FindingSpan]]:
+    where, values = of_node(node)
     rows = database.execute(
-        f'SELECT "key", {_COLUMNS} FROM findings WHERE node IS ? AND is_over = 0 AND by_head = ?',
-        (node, by_head),
+        f'SELECT "key", {_COLUMNS} FROM findings WHERE {where} AND is_over = 0 AND by_head = ?',
+        (*values, by_head),
     ).fetchall()
     return [((row[1], row[0]), _span(row[1:])) for row in rows]
 
 
-def _update(
-    database: sqlite3.Connection, number: int | None, span: FindingSpan, detail: str | None = None
-) -> None:
+def _update(database: Database, number: int | None, span: FindingSpan, detail: str | None = None) -> None:
     database.execute(
-        'UPDATE findings SET start = ?, last = ?, "end" = ?, is_over = ?, detail = ifnull(?, detail) WHERE id = ?',
+        'UPDATE findings SET start = ?, last = ?, "end" = ?, is_over = ?, detail = coalesce(?, detail) WHERE id = ?',
         (*span, detail, number),
     )
 

@@ -8,42 +8,36 @@ Facts and frames change different tables, or commute, so it does not matter how 
 from __future__ import annotations
 
 import json
-import math
 import os
-import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from gpulse.errors import LogError
 from gpulse.model.columns import Layout
-from gpulse.model.natural import natural_key
-from gpulse.model.session import Session
 from gpulse.store.log.record import Record
-from gpulse.store.metadata.events import find_events, job_events
+from gpulse.store.metadata.database import Database
 from gpulse.store.metadata.facts import apply_fact
 from gpulse.store.metadata.file import MetadataFile
-from gpulse.store.metadata.findings import find_findings
 from gpulse.store.metadata.frames import apply_frame
-from gpulse.store.metadata.lazy_json import Told
+from gpulse.store.metadata.reader import MetadataReader
 from gpulse.store.metadata.step import Step, Unreadable, steps_of
-from gpulse.store.metadata.values import read_object
-from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
 __all__ = ("Metadata", "Step", "StoredRun")
 
 _RECORDS_AT_ONCE = 5_000
 _ROWS_AT_ONCE = 10_000
 _WATERMARK = """
-INSERT INTO runs (run, last) VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET last = max(last, excluded.last)
+INSERT INTO runs (run, last) VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET
+    last = greatest(runs.last, excluded.last)
 """
-_JOB = "json_extract(identity, '$.owner.job')"
-"""As the index has it."""
-_NODES = "SELECT id, name, host, machine, first_seen, facts, labels, {via} FROM nodes ORDER BY id"
-_GPUS = """
-SELECT node, nodes.name, uuid, "index", mig_index, gpus.name, device, last_seen, {via}
-FROM gpus LEFT JOIN nodes ON nodes.id = node ORDER BY node, "index", mig_index, uuid
-"""
+
+DROP_BEFORE = (
+    "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE time < ? LIMIT ?)",
+    'DELETE FROM findings WHERE id IN (SELECT id FROM findings WHERE "end" < ? LIMIT ?)',
+    "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE ended < ? LIMIT ?)",
+)
+"""Delete at most this many rows that were over before a time."""
 
 
 class StoredRun(NamedTuple):
@@ -60,7 +54,7 @@ class StoredRun(NamedTuple):
     boot: str | None
 
 
-class Metadata:
+class Metadata(MetadataReader):
     """The book of one head; one process writes it, any number read it. Safe to use from several threads."""
 
     def __init__(self, path: str, *, read_only: bool = False, shown: str | None = None) -> None:
@@ -76,15 +70,12 @@ class Metadata:
             DiskError: The disk is full, read-only or broken, or there is no such file to read.
         """
         self._file = MetadataFile(os.path.abspath(path), read_only=read_only, shown=shown)
+        super().__init__(self._file.rows)
         try:
             self.head_id = str(self._meta("head_id"))
             """Made at random when the book was begun."""
             self.unreadable: list[Unreadable] = []
             """Records of the log that a replay passed over."""
-            self._has_via = bool(
-                self._file.rows("SELECT 1 FROM pragma_table_info('gpus') WHERE name = 'via'")
-            )
-            """False of an older file that is only read."""
         except BaseException:
             self._file.close()
             raise
@@ -171,11 +162,7 @@ class Metadata:
         Raises:
             DiskError: It could not be written. It can be tried again.
         """
-        for query in (
-            "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE time < ? LIMIT ?)",
-            'DELETE FROM findings WHERE id IN (SELECT id FROM findings WHERE "end" < ? LIMIT ?)',
-            "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE ended < ? LIMIT ?)",
-        ):
+        for query in DROP_BEFORE:
             removed = _ROWS_AT_ONCE
             while removed == _ROWS_AT_ONCE:  # in pieces, so that steps need not wait for all of it
                 with self._file.writing() as database:
@@ -184,100 +171,6 @@ class Metadata:
     def close(self) -> None:
         """Let go; the book cannot be used afterwards."""
         self._file.close()
-
-    def nodes(self) -> dict[int, StoredNode]:
-        """All nodes, by their numbers."""
-        return {
-            number: StoredNode(
-                number, name, host, machine, first_seen, read_object(facts), read_object(labels), via
-            )
-            for number, name, host, machine, first_seen, facts, labels, via in self._file.rows(
-                _NODES.format(via="via" if self._has_via else "NULL")
-            )
-        }
-
-    def gpus(self) -> list[StoredGpu]:
-        """All GPUs, by the names of their nodes and by index."""
-        rows = self._file.rows(_GPUS.format(via="gpus.via" if self._has_via else "NULL"))
-        found = [
-            StoredGpu(
-                node,
-                str(node) if node_name is None else node_name,
-                uuid,
-                index,
-                str(index) if mig_index is None else f"{index}:{mig_index}",
-                name,
-                read_object(device),
-                told,
-                via,
-            )
-            for node, node_name, uuid, index, mig_index, name, device, told, via in rows
-        ]
-        return sorted(found, key=lambda gpu: natural_key(gpu.node_name))
-
-    def sessions(self) -> list[Session]:
-        """All sessions, oldest first; what only a newer version can read is left out."""
-        found = []
-        for row in self._file.rows("SELECT document FROM sessions ORDER BY start, id"):
-            with suppress(ValueError):
-                found.append(Session.from_dict(json.loads(row[0])))
-        return found
-
-    def session(self, session_id: str) -> Session | None:
-        """One session; None when there is none of that id."""
-        for row in self._file.rows("SELECT document FROM sessions WHERE id = ?", (session_id,)):
-            with suppress(ValueError):
-                return Session.from_dict(json.loads(row[0]))
-        return None
-
-    def events(self, query: Query) -> list[StoredEvent]:
-        """Return what happened; see `store.store.Store`."""
-        return find_events(self._file, query)
-
-    def findings(self, query: Query) -> list[StoredFinding]:
-        """Return the findings that held; see `store.store.Store`."""
-        return find_findings(self._file, query)
-
-    def processes(self, query: Query) -> list[StoredProcess]:
-        """Return the processes that lived; see `store.store.Store`."""
-        chosen = ["true"]
-        values: list[Any] = []
-        if query.start > -math.inf:
-            chosen.append("(ended IS NULL OR ended >= ?)")
-            values.append(query.start)
-        if query.end < math.inf:
-            chosen.append("first_seen < ?")
-            values.append(query.end)
-        for column, wanted in (("node", query.nodes), ("pid", query.pids), (_JOB, query.jobs)):
-            if wanted is not None:
-                chosen.append(f"{column} IN (SELECT value FROM json_each(?))")
-                values.append(json.dumps(list(wanted)))
-        rows = self._file.rows(
-            "SELECT node, pid, start_time, first_seen, ended, identity FROM processes "
-            f"WHERE {' AND '.join(chosen)} ORDER BY first_seen, node, pid, start_time",
-            values,
-        )
-        return [
-            StoredProcess(node, pid, began, first_seen, ended, Told(identity))
-            for node, pid, began, first_seen, ended, identity in rows
-        ]
-
-    def job_events(self, word: str) -> list[StoredEvent]:
-        """Return what was reported of the jobs that a word may mean; see `store.store.Store`."""
-        return job_events(self._file, word)
-
-    def job_names(self) -> list[str]:
-        """Return the jobs that processes belong to, whenever they lived."""
-        rows = self._file.rows(f"SELECT DISTINCT {_JOB} FROM processes WHERE {_JOB} IS NOT NULL")
-        return [name for (name,) in rows if isinstance(name, str)]
-
-    def latest(self, kind: str) -> dict[int, tuple[float, dict[str, Any]]]:
-        """By node its last event of a kind that holds a whole state (`health`, `findings`), and when that was.
-
-        Nothing of a node whose agent started again and has not said anything since.
-        """
-        rows = self._file.rows("SELECT node, time, detail FROM latest WHERE kind = ? ORDER BY node", (kind,))
-        return {node: (time, read_object(detail)) for node, time, detail in rows}
 
     def runs(self) -> dict[bytes, StoredRun]:
         """All runs of agents."""
@@ -288,8 +181,8 @@ class Metadata:
         """All layouts, or those asked for; what only a newer version can read is left out."""
         query, values = "SELECT id, text FROM layouts", []
         if ids is not None:
-            query += " WHERE id IN (SELECT value FROM json_each(?))"
-            values.append(json.dumps([str(layout) for layout in ids]))
+            query += " WHERE id = ANY(?)"
+            values.append([str(layout) for layout in ids])
         found: dict[int, Layout] = {}
         for layout, text in self._file.rows(query, values):
             with suppress(ValueError):
@@ -322,5 +215,5 @@ def _after(records: Iterable[Record], applied: int, path: str) -> Iterator[Recor
             yield record
 
 
-def _applied(database: sqlite3.Connection) -> int:
+def _applied(database: Database) -> int:
     return int(database.execute("SELECT value FROM meta WHERE key = 'applied'").fetchone()[0])

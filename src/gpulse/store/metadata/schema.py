@@ -1,4 +1,4 @@
-"""The tables of the book, their version, and how a file becomes a book or an older book a newer one."""
+"""The tables of the metadata, and the version of the format."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import sqlite3
 import uuid
 
 from gpulse.errors import LogError
-from gpulse.store.metadata import findings
+from gpulse.store.metadata.database import statements, to_postgres_tables
 
-VERSION = 1
-"""Kept as the file's `user_version`."""
+VERSION = 2
+"""SQLite keeps it as the file's `user_version`, PostgreSQL in the table `meta`."""
 APPLICATION_ID = 0x6750426B
-"""`gPBk`: how a database says whose it is."""
+"""`gPBk`: the program that a SQLite file belongs to."""
 
 _TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE nodes (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, host TEXT NOT NULL, machine TEXT NOT NULL,
-    first_seen REAL NOT NULL, facts TEXT NOT NULL, labels TEXT NOT NULL, via TEXT
+    first_seen REAL NOT NULL, facts TEXT NOT NULL, labels TEXT NOT NULL
 );
 CREATE TABLE runs (
     run BLOB PRIMARY KEY, node INTEGER, last INTEGER NOT NULL DEFAULT 0,
     time REAL, version TEXT, pid INTEGER, boot TEXT
 ) WITHOUT ROWID;
 CREATE TABLE starts (node INTEGER NOT NULL, run BLOB NOT NULL, time REAL NOT NULL, PRIMARY KEY (node, run)) WITHOUT ROWID;
-CREATE TABLE layouts (id TEXT PRIMARY KEY, text TEXT NOT NULL);
 CREATE TABLE gpus (
     node INTEGER NOT NULL, uuid TEXT NOT NULL, "index" INTEGER NOT NULL, mig_index INTEGER, name TEXT NOT NULL,
-    device TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL, via TEXT, PRIMARY KEY (node, uuid)
+    device TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL, PRIMARY KEY (node, uuid)
 ) WITHOUT ROWID;
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, start REAL NOT NULL, "end" REAL, state TEXT NOT NULL,
@@ -39,54 +37,80 @@ CREATE INDEX sessions_end ON sessions ("end");
 CREATE INDEX sessions_state ON sessions (state);
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, node INTEGER, kind TEXT NOT NULL, from_frame INTEGER NOT NULL,
-    detail TEXT NOT NULL, via TEXT
+    job TEXT, job_number TEXT, job_array TEXT, job_name TEXT, detail TEXT NOT NULL
 );
 CREATE INDEX events_time ON events (time);
 CREATE INDEX events_node ON events (node, time);
+CREATE INDEX events_kind ON events (node, kind, time);
+CREATE INDEX events_job ON events (job) WHERE job IS NOT NULL;
+CREATE INDEX events_job_number ON events (job_number) WHERE job_number IS NOT NULL;
+CREATE INDEX events_job_array ON events (job_array) WHERE job_array IS NOT NULL;
+CREATE INDEX events_job_name ON events (job_name, time) WHERE job_name IS NOT NULL;
 CREATE TABLE latest (
     kind TEXT NOT NULL, node INTEGER NOT NULL, time REAL NOT NULL, detail TEXT NOT NULL, PRIMARY KEY (kind, node)
 ) WITHOUT ROWID;
 CREATE TABLE processes (
     id INTEGER PRIMARY KEY, node INTEGER NOT NULL, pid INTEGER NOT NULL, start_time REAL, run BLOB NOT NULL,
-    first_seen REAL NOT NULL, ended REAL, identity TEXT NOT NULL, sequence INTEGER NOT NULL DEFAULT 0,
-    via TEXT
+    first_seen REAL NOT NULL, ended REAL, sequence INTEGER NOT NULL, job TEXT, identity TEXT NOT NULL
 );
-CREATE UNIQUE INDEX processes_key ON processes (node, pid, ifnull(start_time, -1));
+CREATE UNIQUE INDEX processes_key ON processes (node, pid, coalesce(start_time, -1));
 CREATE INDEX processes_open ON processes (node) WHERE ended IS NULL;
 CREATE INDEX processes_ended ON processes (ended, first_seen);
+CREATE INDEX processes_job ON processes (job) WHERE job IS NOT NULL;
+CREATE TABLE findings (
+    id INTEGER PRIMARY KEY, node INTEGER, "key" TEXT NOT NULL, start REAL NOT NULL, last REAL NOT NULL,
+    "end" REAL, is_over INTEGER NOT NULL, by_head INTEGER NOT NULL, detail TEXT NOT NULL
+);
+CREATE INDEX findings_key ON findings (node, "key", start);
+CREATE INDEX findings_open ON findings (node) WHERE is_over = 0;
+CREATE INDEX findings_time ON findings ("end", start);
 """
-_LATER = """
-CREATE INDEX IF NOT EXISTS events_kind ON events (node, kind, time);
-CREATE INDEX IF NOT EXISTS events_job ON events (
-    substr(json_extract(detail, '$.id'), instr(json_extract(detail, '$.id'), ':') + 1)) WHERE kind = 'job';
-CREATE INDEX IF NOT EXISTS events_job_array ON events (json_extract(detail, '$.array')) WHERE kind = 'job';
-CREATE INDEX IF NOT EXISTS events_job_name ON events (json_extract(detail, '$.name'), time) WHERE kind = 'job';
-CREATE INDEX IF NOT EXISTS events_job_end ON events (json_extract(detail, '$.job')) WHERE kind = 'job_end';
-CREATE INDEX IF NOT EXISTS processes_job ON processes (json_extract(identity, '$.owner.job'));
-CREATE TABLE IF NOT EXISTS told (
-    run BLOB NOT NULL, sequence INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY (run, sequence)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS told_time ON told (time);
-CREATE TABLE IF NOT EXISTS early_ends (
+"""In both databases."""
+_SQLITE_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE layouts (id TEXT PRIMARY KEY, text TEXT NOT NULL);
+"""
+_POSTGRES_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE UNIQUE INDEX nodes_machine ON nodes (host, machine);
+CREATE SEQUENCE session_changes;
+ALTER TABLE sessions ADD COLUMN change INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX sessions_change ON sessions (change);
+CREATE TABLE seen_frames (run BLOB NOT NULL, sequence INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY (run, sequence));
+CREATE INDEX seen_frames_time ON seen_frames (time);
+CREATE TABLE early_ends (
     node INTEGER NOT NULL, pid INTEGER NOT NULL, start_time REAL NOT NULL, run BLOB NOT NULL, sequence INTEGER NOT NULL,
     time REAL NOT NULL, PRIMARY KEY (node, pid, start_time)
-) WITHOUT ROWID;
+);
+CREATE TABLE heads (
+    id TEXT PRIMARY KEY, host TEXT NOT NULL, position INTEGER NOT NULL, counted INTEGER NOT NULL DEFAULT 0,
+    newest REAL, seen TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), is_stopped INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE node_seen (
+    node INTEGER NOT NULL, head TEXT NOT NULL, seen REAL NOT NULL, version TEXT NOT NULL, PRIMARY KEY (node, head)
+) WITH (fillfactor = 50);
+CREATE TABLE counted_time (node INTEGER NOT NULL, start INTEGER NOT NULL, "end" INTEGER NOT NULL, head TEXT NOT NULL);
+CREATE INDEX counted_time_node ON counted_time (node, "end");
 """
-_LATER_COLUMNS = (
-    ("processes", "sequence", "INTEGER NOT NULL DEFAULT 0"),
-    ("nodes", "via", "TEXT"),
-    ("gpus", "via", "TEXT"),
-    ("events", "via", "TEXT"),
-    ("processes", "via", "TEXT"),
-)
-"""What older files of this version lack; they can be read without it."""
+"""What several heads need besides: who they are, what was taken from them already, and whose time is counted."""
+_GPU_TIME = """
+CREATE TABLE {0} (
+    node INTEGER NOT NULL, gpu TEXT NOT NULL, pid INTEGER, start_time REAL, time INTEGER NOT NULL, first REAL, last REAL,
+    seconds REAL NOT NULL, known_seconds REAL NOT NULL, busy_seconds REAL NOT NULL, idle_seconds REAL NOT NULL,
+    energy_joules REAL, memory_max REAL, seen_seconds REAL NOT NULL,
+    memory_sum REAL NOT NULL, memory_weight REAL NOT NULL, sm_sum REAL NOT NULL, sm_weight REAL NOT NULL
+);
+CREATE UNIQUE INDEX {0}_key ON {0} (time, node, gpu, coalesce(pid, -1), coalesce(start_time, -1));
+"""
+GPU_HOURS, GPU_DAYS = "gpu_hours", "gpu_days"
+"""How the time of GPUs was divided among processes, by the hour and by the day."""
 
 
 def check_version(database: sqlite3.Connection, path: str) -> int:
-    """The version of the tables in a file; 0 when there are none yet.
+    """Return the version of the tables in a file; 0 when there are none yet.
 
     Raises:
-        LogError: A newer gpulse made them, or another program.
+        LogError: Another version of gpulse made them, or another program.
     """
     owner: int = database.execute("PRAGMA application_id").fetchone()[0]
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
@@ -95,29 +119,24 @@ def check_version(database: sqlite3.Connection, path: str) -> int:
         raise LogError(
             f"{path} is another program's database", hint="move that file away, or use another directory"
         )
-    if version > VERSION:
+    if version not in (0, VERSION):
         raise LogError(
-            f"{path} is of format {version}; this gpulse reads up to {VERSION}",
-            hint="use the newer gpulse that wrote it, or another directory",
+            f"{path} is of format {version}; this gpulse reads format {VERSION}",
+            hint="use the gpulse that wrote it, or another directory",
         )
     return version
 
 
 def prepare(database: sqlite3.Connection, path: str) -> None:
-    """Make the tables, or bring those of an older version up to date; within the caller's transaction.
+    """Make the tables where there are none, within the caller's transaction.
 
     Raises:
-        LogError: A newer gpulse made them, or another program.
+        LogError: Another version of gpulse made them, or another program.
     """
-    version = check_version(database, path)
-    if version == VERSION:
-        _execute(database, _LATER + findings.TABLE)
-        for table, column, kind in _LATER_COLUMNS:
-            if column not in columns(database, table):
-                database.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+    if check_version(database, path) == VERSION:
         return
-    # A step from each older version to the next one belongs here; there is none yet.
-    _execute(database, _TABLES + _LATER + findings.TABLE)
+    for statement in statements(_TABLES + _SQLITE_TABLES):
+        database.execute(statement)
     database.executemany(
         "INSERT INTO meta VALUES (?, ?)", (("head_id", str(uuid.uuid4())), ("applied", 0), ("settings", None))
     )
@@ -125,12 +144,7 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     database.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def columns(database: sqlite3.Connection, table: str) -> set[str]:
-    """The columns that a table has."""
-    return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
-
-
-def _execute(database: sqlite3.Connection, statements: str) -> None:
-    """Run several statements, within the caller's transaction."""
-    for statement in filter(None, map(str.strip, statements.split(";"))):
-        database.execute(statement)
+def postgres_tables() -> list[str]:
+    """Return the statements that make the tables of PostgreSQL."""
+    of_gpus = _GPU_TIME.format(GPU_HOURS) + _GPU_TIME.format(GPU_DAYS)
+    return statements(to_postgres_tables(_TABLES + _POSTGRES_TABLES + of_gpus))
