@@ -62,6 +62,15 @@ def find_faketime() -> str | None:
     return next((found for place in places for found in glob.glob(place)), None)
 
 
+def find_postgres() -> str | None:
+    """Return the directory of PostgreSQL's programs, the newest where there are several."""
+    found = find("initdb")
+    if found is not None and find("postgres") is not None:
+        return os.path.dirname(os.path.realpath(found))
+    places = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"), key=lambda path: (len(path), path))
+    return os.path.dirname(places[-1]) if places else None
+
+
 def _has_machine_id() -> bool:
     """Whether the machine has an id of its own, which systemd makes when it is installed."""
     return any(
@@ -76,6 +85,7 @@ TOOLS = {
         lambda: find("chromium", "chromium-browser", "google-chrome") is not None, ("chromium",)
     ),
     "OpenSSH": Tool(_all("ssh", "ssh-keygen", "sshd"), ("openssh-client", "openssh-server")),
+    "PostgreSQL": Tool(lambda: find_postgres() is not None, ("postgresql", "util-linux")),
     "Prometheus": Tool(_all("prometheus", "promtool"), ("prometheus",)),
     "VictoriaMetrics": Tool(_all("victoria-metrics"), ("victoria-metrics",)),
     "Slurm": Tool(_all("slurmctld", "slurmd", "sbatch", "munged"), ("slurm-wlm", "slurm-client", "munge")),

@@ -13,6 +13,7 @@ from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, Batch, Entry, fact_bytes
+from gpulse.store.metadata.step import Step
 from gpulse.store.tsdb import log_follower as tail_module
 from gpulse.store.tsdb.layout_cache import Known
 from gpulse.store.tsdb.log_follower import Tail
@@ -217,7 +218,9 @@ async def test_a_layout_is_not_forgotten_while_frames_of_it_wait_to_be_sent(tmp_
         archive.commit([*facts, *layouts])
         confirmed = archive.accepted
         archive.commit([Entry.of_batch(batch, ()) for batch in batches])
-        archive.holds.append(lambda: confirmed)
+        reader = Reader()
+        reader.confirmed = confirmed
+        archive.follow_with(reader)
         fleet = HeadFleet(archive.nodes(), {}, archive.layouts)
         for batch in batches:
             fleet.used(list(split(batch.frames)), batch.received_us / 1e6)
@@ -227,7 +230,7 @@ async def test_a_layout_is_not_forgotten_while_frames_of_it_wait_to_be_sent(tmp_
         assert BEGIN + 2 == archive.needed_since()
         assert [] == noted.facts
 
-        confirmed = archive.accepted
+        reader.confirmed = archive.accepted
         await upkeep._seal()
         assert math.inf == archive.needed_since()
         assert ["forget"] == noted.facts
@@ -255,6 +258,16 @@ def test_what_is_forgotten_further_on_in_the_log_is_sent(tmp_path: Path) -> None
     assert {1: 13, 2: 13} == {
         node: sum(part.samples for part in parts if part.layout and part.node == node) for node in (1, 2)
     }
+
+
+class Reader:
+    """Somebody who reads the log, and says how far."""
+
+    confirmed = 0
+    limit_bytes = 1 << 40
+
+    def committed(self, first: int, step: Step) -> None:
+        """Take in what was committed."""
 
 
 class Notebook:

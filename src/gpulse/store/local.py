@@ -7,10 +7,10 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.model.columns import Layout
@@ -23,7 +23,7 @@ from gpulse.store.log.log import Log
 from gpulse.store.log.record import Record
 from gpulse.store.log.records import BATCH, NOTHING, Batch, Entry
 from gpulse.store.metadata.metadata import Metadata, StoredRun
-from gpulse.store.metadata.step import entry_of, step_of
+from gpulse.store.metadata.step import Step, entry_of, step_of
 from gpulse.store.reader import StoreReader
 from gpulse.store.store import StoredGpu
 from gpulse.store.tsdb.forwarder import Forwarder
@@ -48,6 +48,21 @@ class Usage(NamedTuple):
     unsealed_bytes: int
     is_behind: bool
     """True while the disk does not let the book follow the log: what is new is not found yet."""
+
+
+class Follower(Protocol):
+    """Whoever needs every record of the log."""
+
+    @property
+    def confirmed(self) -> int:
+        """Up to which position it needs the log no more."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """How much of the log may wait for it."""
+
+    def committed(self, first: int, step: Step) -> None:
+        """Take in what was committed from a position on; it must not wait for anything."""
 
 
 class LocalStore(StoreReader):
@@ -92,8 +107,7 @@ class LocalStore(StoreReader):
         self._accepted = self._log.last
         """Up to which position entries were taken in; one that failed to sync may be on disk behind it."""
         self._behind = False
-        self.holds: list[Callable[[], int]] = []
-        """Who else reads the log: each says up to which position it is not needed any more."""
+        self._follower: Follower | None = None
         self._forwarder: Forwarder | None = None
         self._gpus_version = 0
         self._gpus: list[StoredGpu] | None = None
@@ -177,12 +191,13 @@ class LocalStore(StoreReader):
         for place, entry in enumerate(entries):
             if entry.batch is not None:
                 self._take(position + place, entry.batch)
+        step = step_of(self._accepted, entries)
         try:
             if self._behind:
                 self.settle()
                 return
             with self._book_lock:
-                self.book.apply(step_of(position + len(entries) - 1, entries))
+                self.book.apply(step)
             if any(entry.fact is not None and entry.fact["fact"] in _ABOUT_GPUS for entry in entries):
                 self._gpus_changed()
         except DiskError as error:
@@ -192,12 +207,19 @@ class LocalStore(StoreReader):
         finally:
             if self._forwarder is not None:
                 self._forwarder.wake(self._accepted)
+            if self._follower is not None:
+                self._follower.committed(position, step)
 
     def forward_to(self, forwarder: Forwarder) -> None:
         """Tell somebody of every commit, and keep the log until it was sent on."""
         with self._lock:
             self._forwarder = forwarder
             forwarder.wake(self._accepted)
+
+    def follow_with(self, follower: Follower) -> None:
+        """Hand every commit to somebody, and keep the log until it was confirmed."""
+        with self._lock:
+            self._follower = follower
 
     def _remember(self, record: Record) -> None:
         """Take in a batch of the log; one that cannot be read is told of by the book, and left out of the history."""
@@ -244,11 +266,10 @@ class LocalStore(StoreReader):
 
     def _shorten_log(self, kept: int) -> None:
         """Drop what is elsewhere up to a position, unless somebody waits for it."""
-        kept = min([kept, *(needless() for needless in self.holds)])
-        forwarder = self._forwarder
-        if forwarder is not None:
-            self._log.shorten(forwarder.limit_bytes, kept + 1)
-            kept = min(kept, forwarder.confirmed)
+        readers = [reader for reader in (self._forwarder, self._follower) if reader is not None]
+        if readers:
+            self._log.shorten(max(reader.limit_bytes for reader in readers), kept + 1)
+            kept = min(kept, *(reader.confirmed for reader in readers))
         self._log.drop_before(kept + 1)
 
     def needed_since(self) -> float:
@@ -257,9 +278,7 @@ class LocalStore(StoreReader):
         Raises:
             GpulseError: The log cannot be read.
         """
-        readers = [needless() for needless in self.holds]
-        if self._forwarder is not None:
-            readers.append(self._forwarder.confirmed)
+        readers = [reader.confirmed for reader in (self._forwarder, self._follower) if reader is not None]
         if readers:
             for record in self._log.read(min(readers) + 1):
                 if record.kind == BATCH:
@@ -375,7 +394,7 @@ class LocalStore(StoreReader):
         return list(known)
 
 
-_ABOUT_GPUS = frozenset({"devices", "node", "shared"})
+_ABOUT_GPUS = frozenset({"devices", "node"})
 
 
 def _pieces(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

@@ -87,8 +87,13 @@ class Metadata(MetadataReader):
         self.close()
 
     @property
+    def file(self) -> MetadataFile:
+        """The file, for whoever copies all of it."""
+        return self._file
+
+    @property
     def path(self) -> str:
-        """The file."""
+        """The path of the file."""
         return self._file.path
 
     @property

@@ -54,6 +54,9 @@ T = TypeVar("T")
 class DatabaseError(GpulseError):
     """PostgreSQL cannot be reached, refuses, or has tables of another version."""
 
+    is_about_data = False
+    """Whether PostgreSQL refused a value, so that trying again is in vain."""
+
 
 class DatabaseConfig(NamedTuple):
     """Where the database is, and how much may wait for it."""
@@ -250,7 +253,7 @@ def database_errors(config: DatabaseConfig) -> Iterator[None]:
 
 
 def to_error(config: DatabaseConfig, error: psycopg.Error) -> DatabaseError:
-    """Return the error to raise for what PostgreSQL refused; it keeps the SQLSTATE as `sqlstate`."""
+    """Return the error to raise for what PostgreSQL refused."""
     text = str(error)
     fatal = re.search(r"(?:FATAL|ERROR):\s+(.*)", text)
     line = (
@@ -264,4 +267,6 @@ def to_error(config: DatabaseConfig, error: psycopg.Error) -> DatabaseError:
     if code is None:
         code = next((code for words, code in _BY_MESSAGE if words in text), None)
     hint = _HINTS.get(code or "", _UNREACHABLE)
-    return DatabaseError(f"PostgreSQL at {config.shown}: {line[:_MAX_MESSAGE_CHARS]}", hint=hint)
+    found = DatabaseError(f"PostgreSQL at {config.shown}: {line[:_MAX_MESSAGE_CHARS]}", hint=hint)
+    found.is_about_data = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
+    return found

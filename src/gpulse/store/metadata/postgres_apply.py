@@ -113,7 +113,7 @@ class StepApplier:
         try:
             with database.connection.transaction():
                 work()
-        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
             self.skipped += 1
             log.error("PostgreSQL did not take a record of the log, which is skipped: %s", str(error)[:200])
 

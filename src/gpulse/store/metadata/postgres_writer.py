@@ -1,0 +1,437 @@
+"""The thread that copies what a head has committed to PostgreSQL, from its log, and learns what other heads wrote there.
+
+The log stays the truth. Each batch of records and the position of the last of them are one transaction, so that nothing is
+lost and nothing is applied twice, whatever ends in between. Nobody waits for this thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple, Protocol
+
+from gpulse.errors import GpulseError
+from gpulse.model.columns import Layout
+from gpulse.store.log.reader import LogReader
+from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.postgres import (
+    Connection,
+    DatabaseConfig,
+    DatabaseError,
+    close,
+    connect,
+    lock_for_writing,
+    prepare,
+    transaction,
+)
+from gpulse.store.metadata.postgres_apply import Machine, NodeIds, StepApplier
+from gpulse.store.metadata.postgres_copy import copy_metadata
+from gpulse.store.metadata.step import Step, steps_of
+from gpulse.store.outage import Outage
+
+log = logging.getLogger(__name__)
+
+ALIVE_SECONDS = 15.0
+"""A head that has said nothing for longer counts as gone."""
+BEAT_SECONDS = 1.0
+MAX_RETRY_SECONDS = 10.0
+MAX_QUEUED_STEPS = 120
+"""What is further behind is read from the log."""
+_STATEMENT_SECONDS = 20.0
+_WRITE_SECONDS = 60.0
+_LOCK_SECONDS = 10.0
+_STEPS_AT_ONCE = 20
+_RECORDS_AT_ONCE = 2_000
+_SEEN_SECONDS = 4.0
+_PRUNE_SECONDS = 3600.0
+_KEEP_FRAMES_SECONDS = 2 * 86_400.0
+"""No agent sends a frame again after that."""
+_BEHIND_RECORDS = 1_000_000
+_REGISTER = """
+INSERT INTO heads (id, host, position) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE SET
+    host = excluded.host, seen = clock_timestamp(), is_stopped = 0
+RETURNING position
+"""
+_BEAT = """
+UPDATE heads SET seen = clock_timestamp(), newest = coalesce(?, newest), is_stopped = ? WHERE id = ?
+"""
+_HEADS = """
+SELECT id, host, is_stopped = 0 AND clock_timestamp() - seen < make_interval(secs => ?), newest FROM heads ORDER BY host, id
+"""
+_SESSIONS = "SELECT change, document FROM sessions WHERE change > ? ORDER BY change"
+_NODES = "SELECT id, name, host, machine, first_seen, facts, labels FROM nodes WHERE id > ? ORDER BY id"
+_PUT_SEEN = """
+INSERT INTO node_seen SELECT node, ?, seen, version FROM unnest(?::int8[], ?::float8[], ?::text[]) AS new (node, seen, version)
+ON CONFLICT (node, head) DO UPDATE SET seen = excluded.seen, version = excluded.version
+WHERE node_seen.seen < excluded.seen
+"""
+_SEEN = "SELECT node, max(seen), max(version) FROM node_seen WHERE head <> ? AND seen > ? GROUP BY node"
+
+
+class OtherHead(NamedTuple):
+    """Another head of the same database."""
+
+    id: str
+    host: str
+    is_alive: bool
+    newest: float | None
+    """When it last received frames."""
+
+
+class SeenNode(NamedTuple):
+    """When a node last reported, and the version of its agent."""
+
+    node: int
+    seen: float
+    version: str
+
+
+class News(NamedTuple):
+    """What is new in the database."""
+
+    heads: Sequence[OtherHead]
+    sessions: Sequence[str]
+    """Documents of sessions that were changed, by whichever head."""
+    nodes: Sequence[tuple[Any, ...]]
+    """Rows of nodes that are new: id, name, host, machine, first seen, facts and labels."""
+    seen: Sequence[SeenNode] | None
+    """What other heads said about their nodes; None when that was not asked this time."""
+
+
+class Source(Protocol):
+    """The store whose log is followed."""
+
+    @property
+    def directory(self) -> str:
+        """The data directory."""
+
+    @property
+    def accepted(self) -> int:
+        """Up to which position of the log everything is on disk."""
+
+    @property
+    def newest(self) -> float | None:
+        """When frames came last."""
+
+    @property
+    def layouts(self) -> Mapping[int, Layout]:
+        """The layouts that frames refer to."""
+
+    @property
+    def book(self) -> Metadata:
+        """The head's own metadata."""
+
+
+class PostgresWriter:
+    """Follows the log of one head. All methods but `run` may be called from any thread and never wait for PostgreSQL."""
+
+    def __init__(
+        self,
+        source: Source,
+        config: DatabaseConfig,
+        *,
+        host: str,
+        machine_of: Callable[[int], Machine | None],
+        seen: Callable[[], Sequence[SeenNode]],
+        heard: Callable[[News], None],
+        now: Callable[[], float],
+    ) -> None:
+        """Prepare to follow; nothing is connected yet.
+
+        Args:
+            source: The head's store.
+            config: Where the database is.
+            host: The name of this machine.
+            machine_of: Returns the machine that a node's number stands for.
+            seen: Returns when the nodes of this head last reported.
+            heard: Called with what other heads wrote, from this thread.
+            now: The head's clock.
+        """
+        self.config = config
+        self._source = source
+        self._head = source.book.head_id
+        self._host = host
+        self._seen = seen
+        self._heard = heard
+        self._now = now
+        self.ids = NodeIds(machine_of)
+        self._applier = StepApplier(self.ids, source.layouts.get)
+        self._news = threading.Condition()
+        self._queue: deque[tuple[int, Step]] = deque()
+        self._confirmed = 0
+        self._is_known = False
+        """Whether PostgreSQL has said how far this head is."""
+        self._is_closing = False
+        self.outage: Outage | None = Outage(now(), f"PostgreSQL at {config.shown}: not connected yet")
+        self._is_logged = False
+        self._heads: Sequence[OtherHead] = ()
+        self._change, self._node = 0, 0
+        self._seen_at = self._pruned_at = -math.inf
+        self._thread = threading.Thread(target=self.run, name="postgres-writer", daemon=True)
+
+    # --- for others
+
+    @property
+    def confirmed(self) -> int:
+        """Up to which position the log is in PostgreSQL; 0 as long as that is not known."""
+        return self._confirmed
+
+    @property
+    def limit_bytes(self) -> int:
+        """How much of the log may wait for PostgreSQL."""
+        return self.config.limit_bytes
+
+    @property
+    def heads(self) -> Sequence[OtherHead]:
+        """The other heads, as far as they are known."""
+        return self._heads
+
+    @property
+    def is_known(self) -> bool:
+        """Whether PostgreSQL was reached since the start."""
+        return self._is_known
+
+    @property
+    def waiting_records(self) -> int:
+        """How many records of the log PostgreSQL does not have yet."""
+        return max(0, self._source.accepted - self._confirmed)
+
+    def start(self) -> None:
+        """Begin to follow the log."""
+        logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # what it reports is reported here
+        self._thread.start()
+
+    def committed(self, first: int, step: Step) -> None:
+        """Take in what was committed from a position on."""
+        with self._news:
+            self._queue.append((first, step))
+            if len(self._queue) > MAX_QUEUED_STEPS:
+                self._queue.clear()  # the log has it
+            self._news.notify_all()
+
+    def wait_for(self, position: int, seconds: float) -> bool:
+        """Wait until PostgreSQL has the log up to a position; False when that takes longer or it does not answer."""
+        with self._news:
+            self._news.wait_for(
+                lambda: self.outage is not None or self._confirmed >= position, timeout=seconds
+            )
+            return self.outage is None and self._confirmed >= position
+
+    def close(self, seconds: float) -> None:
+        """End, after a moment for what is on its way."""
+        with self._news:
+            self._is_closing = True
+            self._news.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    # --- the thread
+
+    def run(self) -> None:
+        """Follow the log until `close`."""
+        wait_seconds = 1.0
+        while not self._is_closing:
+            try:
+                self._follow()
+                return
+            except GpulseError as error:
+                wait_seconds = 1.0 if self.outage is None else min(2 * wait_seconds, MAX_RETRY_SECONDS)
+                self._failed(error)
+            except Exception as error:  # the guard: a fault here must not end the head
+                log.exception("a fault in gpulse; what is committed does not reach PostgreSQL for now")
+                wait_seconds = MAX_RETRY_SECONDS
+                self._failed(DatabaseError(f"a fault in gpulse: {type(error).__name__}"))
+            with self._news:
+                self._news.wait_for(lambda: self._is_closing, wait_seconds)
+
+    def _failed(self, error: GpulseError) -> None:
+        with self._news:
+            before = self.outage
+            is_news = not self._is_logged or before is None or before.message != error.message
+            since = self._now() if before is None else before.since
+            self.outage = Outage(since, error.message, error.hint)
+            self._news.notify_all()
+        if is_news:
+            self._is_logged = True
+            log.warning("%s%s", error.message, f" ({error.hint})" if error.hint else "")
+
+    def _works(self) -> None:
+        with self._news:
+            before, self.outage = self.outage, None
+            self._news.notify_all()
+        if before is not None and self._is_logged:
+            log.warning("PostgreSQL at %s works again", self.config.shown)
+        self._is_logged = False
+
+    def _follow(self) -> None:
+        connection = connect(self.config, timeout_seconds=_STATEMENT_SECONDS)
+        try:
+            prepare(self.config, connection)
+            self.ids.clear()
+            self._change = self._node = 0
+            self._confirm(self._begin(connection))
+            self._beat(connection)
+            self._works()
+            beaten = time.monotonic()
+            while True:
+                is_last = self._is_closing
+                while self._write_next(connection):
+                    if time.monotonic() - beaten >= BEAT_SECONDS:
+                        break
+                if time.monotonic() - beaten >= BEAT_SECONDS or is_last:
+                    self._beat(connection, is_stopped=is_last and self.waiting_records == 0)
+                    beaten = time.monotonic()
+                if is_last and self.waiting_records == 0:
+                    return
+                self._wait(beaten)
+        finally:
+            close(connection)
+
+    def _wait(self, beaten: float) -> None:
+        with self._news:
+            self._news.wait_for(
+                lambda: self._is_closing or self.waiting_records > 0,
+                max(0.0, beaten + BEAT_SECONDS - time.monotonic()),
+            )
+
+    def _begin(self, connection: Connection) -> int:
+        """Return the position that PostgreSQL has of this head; copy everything where the log does not reach back to it."""
+        with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
+            row = database.execute(_REGISTER, (self._head, self._host)).fetchone()
+        position = 0 if row is None else int(row[0])
+        oldest = LogReader(f"{self._source.directory}/log").first
+        if oldest - 1 <= position <= self._source.accepted:
+            return position
+        return self._copy(connection)
+
+    def _copy(self, connection: Connection) -> int:
+        book = self._source.book
+        position = book.applied
+        log.info("copying this head's metadata to PostgreSQL at %s", self.config.shown)
+        copy_metadata(
+            book.file,
+            self.config,
+            connection,
+            self.ids,
+            sessions=[session.to_dict() for session in book.sessions()],
+            pause=self._check_open,
+        )
+        with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
+            database.execute("UPDATE heads SET position = ? WHERE id = ?", (position, self._head))
+        return position
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise DatabaseError("the head ends")
+
+    def _write_next(self, connection: Connection) -> bool:
+        """Write the next records; False when there are none."""
+        steps = self._queued()
+        if not steps:
+            steps = self._logged()
+        if not steps:
+            return False
+        try:
+            self._write(connection, steps)
+        except DatabaseError as error:
+            if not error.is_about_data:
+                raise
+            self._write(connection, steps, one_by_one=True)
+        return True
+
+    def _queued(self) -> list[Step]:
+        """Return the next steps as far as they are in memory."""
+        with self._news:
+            while self._queue and self._queue[0][1].position <= self._confirmed:
+                self._queue.popleft()
+            found: list[Step] = []
+            expected = self._confirmed + 1
+            for first, step in self._queue:
+                if first > expected or len(found) == _STEPS_AT_ONCE:
+                    break
+                if first == expected:
+                    found.append(step)
+                    expected = step.position + 1
+            return found
+
+    def _logged(self) -> list[Step]:
+        """Return the next steps as far as they are in the log alone."""
+        last = self._source.accepted
+        if last <= self._confirmed:
+            return []
+        with self._news:
+            if self._queue:
+                last = min(last, self._queue[0][0] - 1)
+        reader = LogReader(f"{self._source.directory}/log")
+        records = takewhile(lambda record: record.position <= last, reader.read(self._confirmed + 1))
+        for step, count in steps_of(records, _RECORDS_AT_ONCE):
+            if step.position - count != self._confirmed:
+                raise DatabaseError("the log was shortened before PostgreSQL had it; it is copied anew")
+            return [step]
+        return []
+
+    def _write(self, connection: Connection, steps: Sequence[Step], *, one_by_one: bool = False) -> None:
+        position = steps[-1].position
+        with transaction(self.config, connection, _WRITE_SECONDS) as database:
+            lock_for_writing(database)
+            row = database.execute("SELECT position FROM heads WHERE id = ?", (self._head,)).fetchone()
+            if row is None or row[0] != self._confirmed:
+                raise DatabaseError(f"the tables in {self.config.shown} were changed by somebody else")
+            self._applier.apply(database, steps, one_by_one=one_by_one)
+            database.execute(
+                "UPDATE heads SET position = ?, seen = clock_timestamp() WHERE id = ?", (position, self._head)
+            )
+        self._confirm(position)
+
+    def _confirm(self, position: int) -> None:
+        with self._news:
+            self._confirmed = position
+            self._is_known = True
+            self._news.notify_all()
+
+    def _beat(self, connection: Connection, *, is_stopped: bool = False) -> None:
+        """Say that this head is alive, and learn what is new."""
+        now = time.monotonic()
+        is_time_for_nodes = now - self._seen_at >= _SEEN_SECONDS
+        seen = self._own_nodes() if is_time_for_nodes else []
+        with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
+            database.execute(_BEAT, (self._source.newest, is_stopped, self._head))
+            if seen:
+                columns = [list(column) for column in zip(*seen, strict=True)]
+                database.execute(_PUT_SEEN, (self._head, *columns))
+            heads = database.execute(_HEADS, (ALIVE_SECONDS,)).fetchall()
+            sessions = database.execute(_SESSIONS, (self._change,)).fetchall()
+            nodes = database.execute(_NODES, (self._node,)).fetchall()
+            others = None
+            if is_time_for_nodes:
+                others = database.execute(_SEEN, (self._head, self._now() - 600.0)).fetchall()
+            if now - self._pruned_at >= _PRUNE_SECONDS:
+                for table in ("seen_frames", "early_ends"):
+                    database.execute(
+                        f"DELETE FROM {table} WHERE time < ?", (self._now() - _KEEP_FRAMES_SECONDS,)
+                    )
+                self._pruned_at = now
+        if is_time_for_nodes:
+            self._seen_at = now
+        self._heads = [OtherHead(*row) for row in heads if row[0] != self._head]
+        self._change = sessions[-1][0] if sessions else self._change
+        self._node = nodes[-1][0] if nodes else self._node
+        self._heard(
+            News(
+                self._heads,
+                [document for _, document in sessions],
+                nodes,
+                None if others is None else [SeenNode(*row) for row in others],
+            )
+        )
+
+    def _own_nodes(self) -> list[SeenNode]:
+        """Return when the nodes of this head last reported, by PostgreSQL's ids."""
+        return [
+            one._replace(node=node) for one in self._seen() if (node := self.ids.known(one.node)) is not None
+        ]
