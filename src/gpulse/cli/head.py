@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from gpulse.cli import engine, service
+from gpulse.cli import database, engine, service
+from gpulse.cli.database import DatabaseOptions
 from gpulse.cli.engine import EngineOptions
 from gpulse.cli.expectation import NodeList
 from gpulse.errors import INTERRUPTED, GpulseError, MissingExtraError, UsageError
@@ -113,6 +114,7 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     help="How long frames stay in the log alone before they become history.",
 )
 @engine.options
+@database.options
 @click.option(
     "--dcgm-names", is_flag=True, help="Serve /metrics under the names and labels of NVIDIA's DCGM exporter."
 )
@@ -175,7 +177,11 @@ def command(**options: object) -> int:
     gpulse agent HEAD:8090               on each of those
     gpulse session start training_run    then, wherever you are
     """  # noqa: D301  click needs the backspace itself
-    return start(engine_options=engine.taken(options), **options)  # type: ignore[arg-type]
+    return start(
+        engine_options=engine.taken(options),
+        database_options=database.taken(options),
+        **options,  # type: ignore[arg-type]
+    )
 
 
 def start(
@@ -206,6 +212,7 @@ def start(
     local_retention: float | None = None,
     dcgm_names: bool = False,
     engine_options: EngineOptions = EngineOptions(),  # noqa: B008  it cannot be changed
+    database_options: DatabaseOptions = DatabaseOptions(),  # noqa: B008  likewise
     private: bool = False,
     public_read: bool = False,
 ) -> int:
@@ -223,6 +230,7 @@ def start(
     if disk_limit < _LEAST_DISK_LIMIT:
         raise UsageError("--disk-limit is too small to keep anything", hint="64MiB at least")
     remote = engine_options.engine()
+    shared = database_options.config()
     local_seconds = _local_seconds(local_retention, retention, remote)
     _check_extra()
     if remote is not None:
@@ -275,7 +283,7 @@ def start(
                 _SEAL_SECONDS if seal_after is None else max(1.0, seal_after),
                 retention,
             ),
-            places=Places(remote, engine_options.limit),
+            places=Places(remote, engine_options.limit, shared),
             auto_resume=auto_resume,
             local_port=with_agent,
             address_files=(str(service.state_dir("head", "head.json").absolute()),),

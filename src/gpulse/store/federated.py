@@ -22,6 +22,7 @@ from gpulse.store.merge import better_series, interleaved, merged_holdings, merg
 from gpulse.store.outage import Outage
 from gpulse.store.registry import Register
 from gpulse.store.store import (
+    ALWAYS,
     Holding,
     Query,
     Samples,
@@ -41,6 +42,8 @@ _MAX_AHEAD_SECONDS = 60.0
 _MIN_PAUSE_SECONDS = 5.0
 _PAUSE_FACTOR = 3.0
 """A backend that failed is not asked again for a multiple of the time that it took to fail."""
+
+_ALWAYS = Query(*ALWAYS)
 
 T = TypeVar("T")
 
@@ -261,27 +264,32 @@ class FederatedStore(Store):
 
     def sessions(self) -> list[Session]:
         """Return all sessions, oldest first."""
-        return self._local.sessions()
+        return self._metadata(lambda store: store.sessions())
 
     def events(self, query: Query) -> list[StoredEvent]:
         """Return what happened; see `store.store.Store`."""
-        return self._local.events(query)
+        return self._metadata(lambda store: store.events(query))
 
     def findings(self, query: Query) -> list[StoredFinding]:
         """Return the findings that held; see `store.store.Store`."""
-        return self._local.findings(query)
+        return self._metadata(lambda store: store.findings(query))
 
     def processes(self, query: Query) -> list[StoredProcess]:
         """Return the processes that lived; see `store.store.Store`."""
-        return self._local.processes(query)
+        return self._metadata(lambda store: store.processes(query))
 
     def job_events(self, word: str) -> list[StoredEvent]:
         """Return what was reported of the jobs that a word may mean; see `store.store.Store`."""
-        return self._local.job_events(word)
+        return self._metadata(lambda store: store.job_events(word))
 
     def job_names(self) -> list[str]:
         """Return the jobs that processes belong to, whenever they lived."""
-        return self._local.job_names()
+        return self._metadata(lambda store: store.job_names())
+
+    def _metadata(self, question: Callable[[Store], list[T]]) -> list[T]:
+        """Ask the shared database, which has the metadata of all heads; the head's own while it does not answer."""
+        answer = self._database.ask(lambda store, _: question(store), _ALWAYS, is_strict=False)
+        return question(self._local) if answer is None else answer
 
 
 def _part(query: Query, hole: Hole) -> Query:

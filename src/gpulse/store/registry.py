@@ -23,7 +23,7 @@ class Register:
         self._names = {node.name for node in self.by_id.values()}
         self.elsewhere: set[int] = set()
         """Nodes that never connected to this head; their numbers are in no log, and hold until the head ends."""
-        self._gpus: dict[int, list[StoredGpu]] = {}
+        self._devices: dict[int, tuple[Device, ...]] = {}
 
     def find(self, host: str, machine: str) -> StoredNode | None:
         """The node that this machine was before."""
@@ -88,15 +88,29 @@ class Register:
 
     def learn_gpus(self, node: StoredNode, devices: Iterable[Device]) -> None:
         """Take in the GPUs that a node has at another head."""
-        self._gpus[node.id] = [
-            StoredGpu(node.id, node.name, device.uuid, device.index, device.label, device.name, plain(device))
-            for device in devices
-        ]
+        self._devices[node.id] = tuple(devices)
+
+    def devices_elsewhere(self, number: int) -> tuple[Device, ...]:
+        """Return the GPUs that a node has at another head, as far as they are known."""
+        return self._devices.get(number, ())
 
     def gpus_elsewhere(self, known: Iterable[StoredGpu]) -> list[StoredGpu]:
-        """Return the GPUs that other heads have, without those that are known here."""
+        """Return the GPUs that nodes have at other heads, without those that are known here."""
         uuids = {(gpu.node, gpu.uuid) for gpu in known}
-        found = [gpu for gpus in self._gpus.values() for gpu in gpus if (gpu.node, gpu.uuid) not in uuids]
+        found = [
+            StoredGpu(
+                number,
+                self.by_id[number].name,
+                device.uuid,
+                device.index,
+                device.label,
+                device.name,
+                plain(device),
+            )
+            for number, devices in list(self._devices.items())
+            for device in devices
+            if (number, device.uuid) not in uuids
+        ]
         return sorted(found, key=lambda gpu: (natural_key(gpu.node_name), gpu.index, gpu.label))
 
     def by_name(self, name: str) -> StoredNode | None:

@@ -1,4 +1,4 @@
-"""What a head has beyond its own disk: an engine for samples, and a directory that it shares with other heads."""
+"""The backends of a head besides its own disk: a time-series database, and a database that it shares with other heads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.sessions import Sessions
 from gpulse.cluster.protocol.answers import BackendStatus, RemoteQuery, RemoteWrite
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
@@ -21,7 +22,9 @@ from gpulse.store.tsdb.config import TsdbConfig
 
 if TYPE_CHECKING:
     from gpulse.cluster.head.other_heads import Elsewhere
+    from gpulse.cluster.head.shared_database import SharedDatabase
     from gpulse.store.federated import FederatedStore
+    from gpulse.store.metadata.postgres import DatabaseConfig
     from gpulse.store.tsdb.forwarder import Forwarder
     from gpulse.store.tsdb.promql import PromqlClient
 
@@ -34,10 +37,12 @@ class Places(NamedTuple):
     engine: TsdbConfig | None = None
     engine_limit_bytes: int = 10 << 30
     """How much of the log may wait for the engine."""
+    database: DatabaseConfig | None = None
+    """The PostgreSQL database that several heads share."""
 
 
 class Backends:
-    """The engine and the shared directory of one head; either may be missing, and neither is ever waited for."""
+    """The time-series database and the shared database of one head; either may be missing, and neither is waited for."""
 
     def __init__(self, archive: LocalStore, places: Places, *, now: Callable[[], float]) -> None:
         self._archive = archive
@@ -47,6 +52,7 @@ class Backends:
         self._client: PromqlClient | None = None
         self._joined: FederatedStore | None = None
         self._elsewhere: Elsewhere | None = None
+        self._shared: SharedDatabase | None = None
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Begin to send samples; what is opened is closed with the stack.
@@ -70,15 +76,35 @@ class Backends:
             self._client = PromqlClient(engine, timeout_seconds=_ASK_SECONDS)
             stack.callback(self._client.close)
 
-    def join(self, fleet: Fleet, ingest: Ingest) -> Store:
-        """Take part in what other heads know; the store that has all of it."""
+    def join(self, fleet: Fleet, ingest: Ingest, sessions: Sessions, *, resume: bool) -> Store:
+        """Take part in what other heads know; the store that has all of it.
+
+        Args:
+            fleet: The nodes.
+            ingest: Where facts of this head are written down.
+            sessions: The sessions.
+            resume: Go on with sessions that no head carried on.
+        """
+        if self._places.database is not None:
+            from gpulse.cluster.head.shared_database import SharedDatabase  # noqa: PLC0415  as above
+
+            self._shared = SharedDatabase(
+                self._archive,
+                self._places.database,
+                fleet=fleet,
+                sessions=sessions,
+                notes=ingest,
+                changed=ingest.changed,
+                now=self._now,
+                resume=resume,
+            )
         if self._client is not None and self._places.engine is not None:
             from gpulse.cluster.head.other_heads import Elsewhere  # noqa: PLC0415  as above
 
             self._elsewhere = Elsewhere(
                 self._client, fleet, ingest, labels=self._places.engine.labels, now=self._now
             )
-        if self._client is None:
+        if self._client is None and self._shared is None:
             return self._archive
         return self._join_store(fleet.register)
 
@@ -94,7 +120,13 @@ class Backends:
                 labels=self._places.engine.labels,
                 now=self._now,
             )
-        self._joined = FederatedStore(self._archive, samples, now=self._now, register=register)
+        self._joined = FederatedStore(
+            self._archive,
+            samples,
+            None if self._shared is None else self._shared.store,
+            now=self._now,
+            register=register,
+        )
         return self._joined
 
     @property
@@ -107,19 +139,39 @@ class Backends:
         found: list[tuple[str, Coroutine[None, None, None]]] = []
         if self._elsewhere is not None:
             found.append(("elsewhere", self._elsewhere.run()))
+        if self._shared is not None:
+            found.append(("database", self._shared.run()))
         return found
+
+    @property
+    def wakes_sessions(self) -> bool:
+        """Whether sessions of before are woken later, once it is known whether other heads carried them on."""
+        return self._shared is not None
+
+    @property
+    def is_carried_on(self) -> bool:
+        """Whether another head goes on with the sessions when this one ends."""
+        return self._shared is not None and self._shared.is_carried_on
+
+    async def finish(self) -> None:
+        """Write the last news to the database; bounded."""
+        if self._shared is not None:
+            await self._shared.finish()
 
     def committed(self, entries: Sequence[Entry]) -> None:
         """Entries are on this head's disk."""
         if self._joined is not None:
             self._joined.committed(entries)
+        if self._shared is not None:
+            self._shared.committed(entries)
 
     def status(self) -> BackendStatus:
-        """Return how the time-series database is, as far as this head uses one."""
+        """Return how the time-series database and the shared database are, as far as this head uses them."""
         remote, query = self._forwarder, self._client
         return BackendStatus(
             remote=UNSET if remote is None else RemoteWrite(**remote.state()._asdict()),
             remote_query=UNSET if query is None else _remote_query(query.url, self._query_trouble()),
+            database=UNSET if self._shared is None else self._shared.status(),
         )
 
     def _query_trouble(self) -> Outage | None:

@@ -215,7 +215,7 @@ class Head:
         self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
         self._upkeep = Maintenance(archive, self._fleet, self._ingest, config.rules, now=now)
         keep_seconds = config.rules.book_seconds or config.rules.keep_seconds
-        store = self._beyond.join(self._fleet, self._ingest)
+        store = self._beyond.join(self._fleet, self._ingest, self._sessions, resume=config.auto_resume)
         self._exports = Exports(self._beyond.whole, config.output_dir, now=now)
         return Service(
             fleet=self._fleet,
@@ -264,7 +264,7 @@ class Head:
     async def _wake_sessions(self) -> None:
         """Sessions that went on when the last head ended are interrupted since then."""
         entries = [Entry.of_fact("settings", time=self._clock.now(), **self._settings.to_dict())]
-        for session in self._sessions.all():
+        for session in () if self._beyond.wakes_sessions else self._sessions.all():
             left = woken(session, self._archive.newest, self._clock.now(), resume=self._config.auto_resume)
             if left != session:
                 self._sessions.put(left)
@@ -405,12 +405,16 @@ class Head:
         now = self._clock.now()
         self._ingest.event("head_stopped", None, version=__version__)
         for session in self._sessions.active():
+            if self._beyond.is_carried_on:
+                log.info("another head goes on with session %s", session.name)
+                continue
             self._ingest.note("session", **interrupted(session, now).to_dict())
             log.warning(
                 "session %s is interrupted; to go on: gpulse session recover %s", session.name, session.name
             )
         with suppress(DiskError):
             await self._committer.durable()
+        await self._beyond.finish()
 
 
 def _bracketed(host: str) -> str:

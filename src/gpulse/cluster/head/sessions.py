@@ -32,6 +32,10 @@ class Sessions:
         """Those that go on."""
         return [session for session in self.all() if session.is_active]
 
+    def get(self, session_id: str) -> Session | None:
+        """Return the session of an id; None when there is none."""
+        return self._by_id.get(session_id)
+
     def put(self, session: Session) -> None:
         """Take in what is new about a session."""
         self._by_id[session.id] = session

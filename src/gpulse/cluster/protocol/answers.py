@@ -288,11 +288,37 @@ class RemoteQuery(Answer, frozen=True, kw_only=True):
     since: float | None
 
 
+class OtherHead(Answer, frozen=True, kw_only=True):
+    """Another head of the shared database."""
+
+    id: str
+    host: str
+    alive: bool
+    newest: float | None
+    """When it last received frames, in epoch seconds."""
+
+
+class SharedDatabaseStatus(Answer, frozen=True, kw_only=True):
+    """How sharing metadata with other heads in PostgreSQL stands."""
+
+    state: Literal["ok", "failing"]
+    database: str
+    """Host, port and name, without a password."""
+    error: str | None
+    hint: str | None
+    since: float | None
+    waiting_records: int
+    """Records of the log that PostgreSQL does not have yet."""
+    heads: Sequence[OtherHead]
+    """The other heads."""
+
+
 class BackendStatus(Answer, frozen=True, kw_only=True):
     """How the databases are that a head uses besides its own disk; those that it does not use are left out."""
 
     remote: RemoteWrite | UnsetType = UNSET
     remote_query: RemoteQuery | UnsetType = UNSET
+    database: SharedDatabaseStatus | UnsetType = UNSET
 
 
 class Status(BackendStatus, frozen=True, kw_only=True):

@@ -44,14 +44,16 @@ MAX_QUEUED_STEPS = 120
 """What is further behind is read from the log."""
 _STATEMENT_SECONDS = 20.0
 _WRITE_SECONDS = 60.0
-_LOCK_SECONDS = 10.0
 _STEPS_AT_ONCE = 20
 _RECORDS_AT_ONCE = 2_000
 _SEEN_SECONDS = 4.0
 _PRUNE_SECONDS = 3600.0
 _KEEP_FRAMES_SECONDS = 2 * 86_400.0
 """No agent sends a frame again after that."""
-_BEHIND_RECORDS = 1_000_000
+_SHOW_SECONDS = 86_400.0
+"""A node that reported to no head for longer is not shown by heads that never had it."""
+_LATE_SECONDS = 600.0
+"""What another head writes may be this old: it was behind, or its clock differs."""
 _REGISTER = """
 INSERT INTO heads (id, host, position) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE SET
     host = excluded.host, seen = clock_timestamp(), is_stopped = 0
@@ -69,6 +71,9 @@ _PUT_SEEN = """
 INSERT INTO node_seen SELECT node, ?, seen, version FROM unnest(?::int8[], ?::float8[], ?::text[]) AS new (node, seen, version)
 ON CONFLICT (node, head) DO UPDATE SET seen = excluded.seen, version = excluded.version
 WHERE node_seen.seen < excluded.seen
+"""
+_GPUS = """
+SELECT node, device FROM gpus WHERE node IN (SELECT node FROM gpus WHERE last_seen > ?) ORDER BY node, last_seen, uuid
 """
 _SEEN = "SELECT node, max(seen), max(version) FROM node_seen WHERE head <> ? AND seen > ? GROUP BY node"
 
@@ -99,6 +104,8 @@ class News(NamedTuple):
     """Documents of sessions that were changed, by whichever head."""
     nodes: Sequence[tuple[Any, ...]]
     """Rows of nodes that are new: id, name, host, machine, first seen, facts and labels."""
+    gpus: Mapping[int, Sequence[str]]
+    """By node the documents of its GPUs, oldest first, where one of them is new."""
     seen: Sequence[SeenNode] | None
     """What other heads said about their nodes; None when that was not asked this time."""
 
@@ -171,7 +178,7 @@ class PostgresWriter:
         self._is_logged = False
         self._heads: Sequence[OtherHead] = ()
         self._change, self._node = 0, 0
-        self._seen_at = self._pruned_at = -math.inf
+        self._seen_at = self._pruned_at = self._gpus_at = -math.inf
         self._thread = threading.Thread(target=self.run, name="postgres-writer", daemon=True)
 
     # --- for others
@@ -274,6 +281,7 @@ class PostgresWriter:
             prepare(self.config, connection)
             self.ids.clear()
             self._change = self._node = 0
+            self._seen_at = self._gpus_at = -math.inf
             self._confirm(self._begin(connection))
             self._beat(connection)
             self._works()
@@ -407,9 +415,11 @@ class PostgresWriter:
             heads = database.execute(_HEADS, (ALIVE_SECONDS,)).fetchall()
             sessions = database.execute(_SESSIONS, (self._change,)).fetchall()
             nodes = database.execute(_NODES, (self._node,)).fetchall()
-            others = None
+            others, devices = None, []
             if is_time_for_nodes:
-                others = database.execute(_SEEN, (self._head, self._now() - 600.0)).fetchall()
+                since = self._now() - _SHOW_SECONDS
+                others = database.execute(_SEEN, (self._head, since)).fetchall()
+                devices = database.execute(_GPUS, (self._gpus_at,)).fetchall()
             if now - self._pruned_at >= _PRUNE_SECONDS:
                 for table in ("seen_frames", "early_ends"):
                     database.execute(
@@ -417,7 +427,10 @@ class PostgresWriter:
                     )
                 self._pruned_at = now
         if is_time_for_nodes:
-            self._seen_at = now
+            self._seen_at, self._gpus_at = now, self._now() - _LATE_SECONDS
+        gpus: dict[int, list[str]] = {}
+        for node, device in devices:
+            gpus.setdefault(node, []).append(device)
         self._heads = [OtherHead(*row) for row in heads if row[0] != self._head]
         self._change = sessions[-1][0] if sessions else self._change
         self._node = nodes[-1][0] if nodes else self._node
@@ -426,6 +439,7 @@ class PostgresWriter:
                 self._heads,
                 [document for _, document in sessions],
                 nodes,
+                gpus,
                 None if others is None else [SeenNode(*row) for row in others],
             )
         )

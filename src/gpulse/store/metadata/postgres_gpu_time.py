@@ -1,0 +1,158 @@
+"""How the time of GPUs was divided among processes, in PostgreSQL: rows by the hour and by the day.
+
+Rows of a day hold the sums of its hours, so that months add up quickly. Of an hour that is only partly in a time range the
+part counts that its process was seen in it, by length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpulse.store.metadata.database import Rows
+from gpulse.store.metadata.schema import GPU_DAYS, GPU_HOURS
+from gpulse.store.store import Holding, Query, Share
+
+HOUR_US, DAY_US = 3_600_000_000, 86_400_000_000
+_KEY = "node, gpu, pid, start_time"
+_SUMS = ("seconds", "known_seconds", "busy_seconds", "idle_seconds", "energy_joules", "seen_seconds")
+_HELD_SUMS = ("memory_sum", "memory_weight", "sm_sum", "sm_weight")
+_COLUMNS = (
+    *("node", "gpu", "pid", "start_time", "time", "first", "last"),
+    *(
+        "seconds",
+        "known_seconds",
+        "busy_seconds",
+        "idle_seconds",
+        "energy_joules",
+        "memory_max",
+        "seen_seconds",
+    ),
+    *_HELD_SUMS,
+)
+_WHOLE = f"SELECT {', '.join(_COLUMNS)}, 1.0::float8 AS part FROM {{0}} WHERE time >= ? AND time < ?"
+_PARTLY = f"""
+SELECT {", ".join(_COLUMNS)}, CASE WHEN first IS NULL OR last <= first
+    THEN (least(time + {HOUR_US}, ?) - greatest(time, ?)) / {HOUR_US}::float8
+    ELSE greatest(0, least(last, ?) - greatest(first, ?)) / (last - first) END AS part
+FROM {GPU_HOURS} WHERE time = ?
+"""
+_ADDED = f"""
+SELECT {_KEY}, min(CASE WHEN first < ? THEN ? ELSE first END) AS first, max(CASE WHEN last > ? THEN ? ELSE last END) AS last,
+    {", ".join(f"sum(part * {name}) AS {name}" for name in (*_SUMS, *_HELD_SUMS))}, max(memory_max) AS memory_max
+FROM ({{0}}) AS rows WHERE part > 0{{1}} GROUP BY {_KEY}
+"""
+_ADD = f"""
+INSERT INTO {{0}} ({", ".join(_COLUMNS)})
+SELECT {_KEY}, time / {{1}} * {{1}}, min(first), max(last), sum(seconds), sum(known_seconds), sum(busy_seconds),
+    sum(idle_seconds), sum(energy_joules), max(memory_max), sum(seen_seconds),
+    {", ".join(f"sum({name})" for name in _HELD_SUMS)}
+FROM new_gpu_time GROUP BY {_KEY}, time / {{1}} * {{1}}
+ON CONFLICT (time, node, gpu, coalesce(pid, -1), coalesce(start_time, -1)) DO UPDATE SET
+    first = least({{0}}.first, excluded.first), last = greatest({{0}}.last, excluded.last),
+    memory_max = greatest({{0}}.memory_max, excluded.memory_max),
+    energy_joules = coalesce({{0}}.energy_joules + excluded.energy_joules, {{0}}.energy_joules, excluded.energy_joules),
+    {", ".join(f"{name} = {{0}}.{name} + excluded.{name}" for name in (*_SUMS, *_HELD_SUMS) if name != "energy_joules")}
+"""
+
+
+class _Row(NamedTuple):
+    """What a process had of a GPU in a time range, as `_ADDED` gives it."""
+
+    node: int
+    gpu: str
+    pid: int | None
+    start: float | None
+    first: float | None
+    last: float | None
+    seconds: float
+    known_seconds: float
+    busy_seconds: float
+    idle_seconds: float
+    energy_joules: float | None
+    seen_seconds: float
+    memory_sum: float
+    memory_weight: float
+    sm_sum: float
+    sm_weight: float
+    memory_max: float | None
+
+
+def find_gpu_time(rows: Rows, query: Query) -> list[Share]:
+    """Divide the time of GPUs among processes; see `store.store.Store`."""
+    found = [
+        Share(
+            row.node,
+            row.pid,
+            row.start,
+            row.gpu,
+            row.first,
+            row.last,
+            row.seconds,
+            row.known_seconds,
+            row.busy_seconds,
+            row.idle_seconds,
+            row.energy_joules,
+            row.memory_max,
+            row.seen_seconds,
+        )
+        for row in _find(rows, query, "")
+    ]
+    return sorted(found, key=lambda share: (share.node, share.pid or 0, share.start or 0.0, share.uuid))
+
+
+def find_holders(rows: Rows, query: Query) -> list[Holding]:
+    """Return what processes held on which GPUs; see `store.store.Store`."""
+    found = [
+        Holding(
+            row.node,
+            row.pid,
+            row.start,
+            row.gpu,
+            row.first,
+            row.last,
+            row.memory_sum / row.memory_weight if row.memory_weight else None,
+            row.memory_max,
+            row.sm_sum / row.sm_weight if row.sm_weight else None,
+        )
+        for row in _find(rows, query, " AND pid IS NOT NULL")
+        if row.pid is not None and row.first is not None and row.last is not None
+    ]
+    return sorted(found, key=lambda one: (one.first, one.node, one.pid, one.start or 0.0, one.uuid))
+
+
+def _find(rows: Rows, query: Query, condition: str) -> list[_Row]:
+    start, end = query.start_us, query.end_us
+    if start >= end:
+        return []
+    parts: list[str] = []
+    values: list[Any] = [query.start, query.start, query.end, query.end]
+    for table, begin, stop in _pieces(start, end):
+        parts.append(_WHOLE.format(table))
+        values += [begin, stop]
+    for hour in {start // HOUR_US * HOUR_US, end // HOUR_US * HOUR_US}:
+        if not start <= hour or hour + HOUR_US > end:
+            parts.append(_PARTLY)
+            values += [float(end), float(start), query.end, query.start, hour]
+    for column, wanted in (("node", query.nodes), ("gpu", query.gpus), ("pid", query.pids)):
+        if wanted is not None:
+            condition += f" AND {column} = ANY(?)"
+            values.append(list(wanted))
+    statement = _ADDED.format(" UNION ALL ".join(parts), condition)
+    return [_Row(*row) for row in rows(statement, values)]
+
+
+def _pieces(start: int, end: int) -> list[tuple[str, int, int]]:
+    """Cut the whole hours of a range into days and the hours before and after them."""
+    first, last = -(-start // HOUR_US) * HOUR_US, end // HOUR_US * HOUR_US
+    day, days_end = -(-first // DAY_US) * DAY_US, last // DAY_US * DAY_US
+    if day >= days_end:
+        pieces = [(GPU_HOURS, first, last)]
+    else:
+        pieces = [(GPU_HOURS, first, day), (GPU_DAYS, day, days_end), (GPU_HOURS, days_end, last)]
+    return [piece for piece in pieces if piece[1] < piece[2]]
+
+
+def add_statements() -> Sequence[str]:
+    """Return the statements that add the rows of the table `new_gpu_time` to both tables."""
+    return _ADD.format(GPU_HOURS, HOUR_US), _ADD.format(GPU_DAYS, DAY_US)
