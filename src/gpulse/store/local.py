@@ -380,6 +380,15 @@ class LocalStore(StoreReader):
         """When frames came last at all."""
         return self._newest_us / 1e6 if self._newest_us else None
 
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest samples were taken."""
+        starts = [file.start for segment in self._history.segments for file in segment.files]
+        recent = self._recent.view().span
+        if recent is not None:
+            starts.append(recent[0])
+        return min(starts) / 1e6 if starts else None
+
     def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
         """The last event of a kind, by node."""
         return self.book.latest(kind)

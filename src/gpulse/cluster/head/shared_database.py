@@ -17,6 +17,7 @@ from gpulse.model.packing import device_of
 from gpulse.model.session import Session
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
+from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
 from gpulse.store.metadata.postgres import DatabaseConfig, DatabaseError
 from gpulse.store.metadata.postgres_store import PostgresStore
 from gpulse.store.metadata.postgres_writer import News, PostgresWriter, SeenNode
@@ -88,6 +89,14 @@ class SharedDatabase:
             now=now,
         )
         archive.follow_with(self.writer)
+        self._gpu_time = GpuTimeWriter(
+            archive,
+            config,
+            head=archive.head_id,
+            id_of=self.writer.ids.known,
+            is_ready=lambda: self.writer.outage is None,
+            now=now,
+        )
         register = fleet.register
         self.store = PostgresStore(
             config,
@@ -125,13 +134,15 @@ class SharedDatabase:
         """Share until cancelled."""
         self._loop = asyncio.get_running_loop()
         self.writer.start()
+        self._gpu_time.start()
         await asyncio.sleep(_WAKE_SECONDS)
         if not self._is_awake and self.writer.outage is not None:
             self._wake_sessions()
         await asyncio.Event().wait()
 
     def committed(self, entries: Sequence[Entry]) -> None:
-        """Note which sessions are in this head's log."""
+        """Note which frames and sessions are on this head's disk."""
+        self._gpu_time.add(entry.batch for entry in entries if entry.batch is not None)
         for entry in entries:
             if entry.fact is not None and entry.fact["fact"] == "session":
                 self._own_sessions.add(str(entry.fact["id"]))
@@ -139,6 +150,7 @@ class SharedDatabase:
     async def finish(self) -> None:
         """Write the rest, and that this head ends; for a moment at most."""
         self._is_ending = True
+        await asyncio.to_thread(self._gpu_time.close)
         await asyncio.to_thread(self.writer.close, _FINISH_SECONDS)
         self.store.close()
 

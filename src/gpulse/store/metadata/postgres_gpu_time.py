@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpulse.store.metadata.database import Rows
+from gpulse.store.metadata.postgres import PostgresDatabase
 from gpulse.store.metadata.schema import GPU_DAYS, GPU_HOURS
 from gpulse.store.store import Holding, Query, Share
 
@@ -43,6 +44,11 @@ SELECT {_KEY}, min(CASE WHEN first < ? THEN ? ELSE first END) AS first, max(CASE
 FROM ({{0}}) AS rows WHERE part > 0{{1}} GROUP BY {_KEY}
 """
 _ADD = f"""
+WITH new_gpu_time AS (
+    SELECT * FROM unnest(
+        ?::int8[], ?::text[], ?::int8[], ?::float8[], ?::int8[], {", ".join(["?::float8[]"] * (len(_COLUMNS) - 5))}
+    ) AS new ({", ".join(_COLUMNS)})
+)
 INSERT INTO {{0}} ({", ".join(_COLUMNS)})
 SELECT {_KEY}, time / {{1}} * {{1}}, min(first), max(last), sum(seconds), sum(known_seconds), sum(busy_seconds),
     sum(idle_seconds), sum(energy_joules), max(memory_max), sum(seen_seconds),
@@ -153,6 +159,60 @@ def _pieces(start: int, end: int) -> list[tuple[str, int, int]]:
     return [piece for piece in pieces if piece[1] < piece[2]]
 
 
-def add_statements() -> Sequence[str]:
-    """Return the statements that add the rows of the table `new_gpu_time` to both tables."""
-    return _ADD.format(GPU_HOURS, HOUR_US), _ADD.format(GPU_DAYS, DAY_US)
+class NewRow(NamedTuple):
+    """What a process had of a GPU within an hour, in the order of the columns of both tables."""
+
+    node: int
+    gpu: str
+    pid: int | None
+    start: float | None
+    time: int
+    """When the hour begins, in microseconds."""
+    first: float | None
+    last: float | None
+    seconds: float
+    known_seconds: float
+    busy_seconds: float
+    idle_seconds: float
+    energy_joules: float | None
+    memory_max: float | None
+    seen_seconds: float
+    memory_sum: float
+    memory_weight: float
+    sm_sum: float
+    sm_weight: float
+
+
+def new_row(share: Share, held: Holding | None, hour_us: int) -> NewRow:
+    """Return the row of a share; means count for as long as the process was seen."""
+    weight = 0.0 if held is None else max(held.last - held.first, 1e-3)
+    memory = None if held is None else held.memory_mean
+    sm = None if held is None else held.sm_mean
+    return NewRow(
+        share.node,
+        share.uuid,
+        share.pid,
+        share.start,
+        hour_us,
+        share.first,
+        share.last,
+        share.seconds,
+        share.known_seconds,
+        share.busy_seconds,
+        share.idle_seconds,
+        share.energy_joules,
+        share.memory_max,
+        share.seen_seconds,
+        0.0 if memory is None else memory * weight,
+        0.0 if memory is None else weight,
+        0.0 if sm is None else sm * weight,
+        0.0 if sm is None else weight,
+    )
+
+
+def add_rows(database: PostgresDatabase, rows: Sequence[NewRow]) -> None:
+    """Add rows to both tables."""
+    if rows:
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        for table, length in ((GPU_HOURS, HOUR_US), (GPU_DAYS, DAY_US)):
+            database.execute(_ADD.format(table, length), columns)
