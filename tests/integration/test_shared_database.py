@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,3 +234,139 @@ def test_a_database_that_hangs_stops_nothing(fragile: Heads) -> None:
     until(lambda: is_caught_up(a), "everything in the database")
     assert [("run", "active")] == fragile.rows("SELECT name, state FROM sessions")
     assert a.end() == 0, a.text
+
+
+def count_events(head: HeadProcess) -> int:
+    """How many events the head itself has, from its own metadata."""
+    with sqlite3.connect(f"file:{head.data_dir}/book.sqlite?mode=ro", uri=True) as book:
+        found: int = book.execute("SELECT count(*) FROM events").fetchone()[0]
+    book.close()
+    return found
+
+
+def test_a_database_that_is_killed_again_and_again_has_everything_once(fragile: Heads) -> None:
+    """Under load: as many events and processes as the head itself has, and no moment of GPU time twice."""
+
+    a = fragile.start("a")
+    for number in range(3):
+        fragile.agent(f"n{number}", "a")
+    until(lambda: len(a.get("/status")["connected_clients"]) == 3, "the nodes")
+    for number in range(4):
+        for name in range(5):
+            a.post("/profiling/start", {"name": f"run-{number}-{name}"})
+            a.post("/profiling/stop", {"name": f"run-{number}-{name}"})
+        fragile.server.kill()
+        a.post("/profiling/start", {"name": f"killed-{number}"})
+        fragile.server.start()
+    until(lambda: is_caught_up(a), "everything in the database")
+    assert 24 == len(a.get("/api/v1/sessions")["sessions"])
+    assert [(24,)] == fragile.rows("SELECT count(*) FROM sessions")
+    assert "works again" in a.text
+    assert a.end() == 0, a.text
+
+    (events_there,) = fragile.rows("SELECT count(*) FROM events")
+    assert count_events(a) == events_there[0]
+    with sqlite3.connect(f"file:{a.data_dir}/book.sqlite?mode=ro", uri=True) as book:
+        known = book.execute("SELECT pid, start_time FROM processes ORDER BY 1, 2").fetchall()
+    book.close()
+    assert known == fragile.rows("SELECT pid, start_time FROM processes ORDER BY 1, 2")
+    overlaps = (
+        "SELECT count(*) FROM counted_time a JOIN counted_time b ON a.node = b.node AND a.ctid < b.ctid "
+    )
+    assert [(0,)] == fragile.rows(overlaps + 'AND a.start < b."end" AND b.start < a."end"')
+
+
+def test_a_database_that_is_away_for_long_gets_everything_later(fragile: Heads) -> None:
+    """Also when the head is restarted meanwhile; what is missing is said once."""
+
+    a = fragile.start("a")
+    fragile.agent("n1", "a")
+    until(lambda: a.nodes().get("n1") == "healthy" and is_caught_up(a), "the node")
+    fragile.server.stop()
+    until(lambda: database(a)["state"] == "failing", "a failure")
+    a.post("/profiling/start", {"name": "run"})
+    found = database(a)
+    assert found["error"].startswith(f"PostgreSQL at 127.0.0.1:{fragile.server.port}/")
+    assert found["hint"]
+    assert found["waiting_records"] > 0
+    assert "missing" in str(a.get("/api/v1/processes")["incomplete"])
+    time.sleep(3.0)
+    assert 1 == a.text.count("PostgreSQL at")
+    assert a.end() == 0, a.text
+    a = fragile.start("a")
+    assert state(a, "run") in ("active", "interrupted")
+    until(lambda: a.nodes().get("n1") == "healthy", "the node")
+    fragile.server.start()
+    until(lambda: is_caught_up(a), "everything in the database")
+    until(lambda: [("run",)] == fragile.rows("SELECT name FROM sessions"), "the session")
+    assert a.end() == 0, a.text
+    assert [(count_events(a),)] == fragile.rows("SELECT count(*) FROM events")
+
+
+def test_a_wrong_password_is_a_warning(heads: Heads) -> None:
+    """The head runs, says what to do, and never repeats the password."""
+
+    heads.password_file.write_text("another-secret")
+    a = heads.start("a")
+    found = until(
+        lambda: (found := database(a))["state"] == "failing" and "password" in found["error"] and found,
+        "a refusal",
+    )
+    assert "password authentication failed" in found["error"]
+    assert "--database-password-file" in found["hint"]
+    heads.password_file.write_text(PASSWORD)
+    assert a.end() == 0, a.text
+    assert "another-secret" not in a.text + json.dumps(found)
+    a = heads.start("a")
+    until(lambda: is_caught_up(a), "everything in the database")
+
+
+def test_a_database_without_permission_or_without_existence_is_said(heads: Heads) -> None:
+    """With the command that helps."""
+
+    owner = heads.database
+    heads.server.execute(
+        "postgres", f"REVOKE ALL ON DATABASE {owner} FROM PUBLIC", f"ALTER DATABASE {owner} OWNER TO postgres"
+    )
+    heads.server.execute("postgres", f"GRANT CONNECT ON DATABASE {owner} TO {owner}")
+    a = heads.start("a")
+    found = until(
+        lambda: (found := database(a))["hint"] and "CREATE SCHEMA" in found["hint"] and found, "a refusal"
+    )
+    assert "permission denied" in found["error"]
+    heads.server.execute(owner, f"CREATE SCHEMA gpulse AUTHORIZATION {owner}")
+    until(lambda: is_caught_up(a), "everything in the database")
+    assert a.end() == 0, a.text
+    heads.server.execute("postgres", f"DROP DATABASE {owner}")
+    a = heads.start("a")
+    found = until(
+        lambda: (found := database(a))["hint"] and "createdb" in found["hint"] and found, "a refusal"
+    )
+    assert "does not exist" in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--database", "mysql://x:sesame@y/z"), "--database must be a postgresql:// URL"),
+        (("--database", "postgresql://x:ses ame@[y/z"), "--database is not a valid postgresql:// URL"),
+        (("--database", "postgresql://x:sesame@y"), "--database does not name a database"),
+        (("--database-password-file", "/nowhere"), "--database-password-file requires --database URL"),
+        (("--database", "postgresql://y/z", "--database-password-file", "/nowhere"), "cannot read /nowhere"),
+        (("--database", "postgresql://y/z", "--database-limit", "1MiB"), "--database-limit is too small"),
+    ],
+)
+def test_a_bad_option_is_one_line(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    """With the next step, and without the password."""
+
+    done = subprocess.run(
+        [sys.executable, "-m", "gpulse", "head", "--data-dir", str(tmp_path), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert "sesame" not in done.stderr

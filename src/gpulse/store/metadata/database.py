@@ -99,8 +99,15 @@ def postgres_values(values: Sequence[Any]) -> list[Any]:
 
 def _postgres_value(value: Any) -> Any:
     if isinstance(value, str):
-        return value.replace("\0", "\ufffd")
+        return postgres_text(value)
+    if isinstance(value, list):
+        return [_postgres_value(one) for one in value]
     return int(value) if isinstance(value, bool) else value
+
+
+def postgres_text(text: str) -> str:
+    """Return a text as PostgreSQL can hold it."""
+    return text.replace("\0", "\ufffd")
 
 
 def to_postgres_tables(tables: str) -> str:

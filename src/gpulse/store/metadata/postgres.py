@@ -255,10 +255,7 @@ def database_errors(config: DatabaseConfig) -> Iterator[None]:
 def to_error(config: DatabaseConfig, error: psycopg.Error) -> DatabaseError:
     """Return the error to raise for what PostgreSQL refused."""
     text = str(error)
-    fatal = re.search(r"(?:FATAL|ERROR):\s+(.*)", text)
-    line = (
-        fatal[1] if fatal else text.strip().splitlines()[-1] if text.strip() else type(error).__name__
-    ).strip()
+    line = _reason(text) or type(error).__name__
     if config.password:
         line = line.replace(config.password, "***")
     code = error.sqlstate
@@ -270,3 +267,15 @@ def to_error(config: DatabaseConfig, error: psycopg.Error) -> DatabaseError:
     found = DatabaseError(f"PostgreSQL at {config.shown}: {line[:_MAX_MESSAGE_CHARS]}", hint=hint)
     found.is_about_data = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
     return found
+
+
+def _reason(text: str) -> str:
+    """Return the line of PostgreSQL's message that says what is wrong."""
+    found = re.search(r"(?:FATAL|ERROR):\s+(.*)", text)
+    if found:
+        return found[1].strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    line = lines[-1] if lines[0].startswith("Multiple connection attempts") else lines[0]
+    return line.rsplit("failed: ", 1)[-1]

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from gpulse.model.columns import Layout
+from gpulse.store.metadata.database import postgres_text
 from gpulse.store.metadata.facts import Fact, apply_fact, gpus_of
 from gpulse.store.metadata.frames import apply_frame
 from gpulse.store.metadata.postgres import PostgresDatabase
@@ -56,7 +57,7 @@ class NodeIds:
     def learn(self, database: PostgresDatabase, numbers: Iterable[int], now: float) -> None:
         """Find the ids of nodes, and make those that are missing."""
         machines = {
-            machine: number
+            (postgres_text(machine[0]), postgres_text(machine[1])): number
             for number in set(numbers) - self._ids.keys()
             if (machine := self._machine_of(number)) is not None
         }

@@ -259,7 +259,7 @@ class PostgresWriter:
     def _failed(self, error: GpulseError) -> None:
         with self._news:
             before = self.outage
-            is_news = not self._is_logged or before is None or before.message != error.message
+            is_news = not self._is_logged or before is None or before.hint != error.hint
             since = self._now() if before is None else before.since
             self.outage = Outage(since, error.message, error.hint)
             self._news.notify_all()

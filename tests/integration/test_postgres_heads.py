@@ -1,0 +1,249 @@
+"""What heads write to the database that they share: everything once, in whatever order it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from gpulse.cluster.head.sessions import interrupted, stopped
+from gpulse.model.device import Device
+from gpulse.store.entry import Entry
+from tests.integration.cluster import until
+from tests.integration.postgres import PostgresServer
+from tests.integration.postgres_heads import RUN, START, SmallHead, config_of, ended, process
+from tests.queries import query
+from tests.unit.books import gpu_layout, layout_facts
+
+pytestmark = pytest.mark.requires("PostgreSQL")
+
+_STARTED = {"event": "agent_started", "version": "1", "pid": 1}
+
+
+class Make(Protocol):
+    """Starts a head of the database, by the name of its directory."""
+
+    def __call__(self, name: str) -> SmallHead:
+        """Start it."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def database(server: PostgresServer) -> str:
+    """An empty database."""
+    return server.make_database()
+
+
+@pytest.fixture
+def make(tmp_path: Path, server: PostgresServer, database: str) -> Iterator[Make]:
+    """Heads of one database; they end with the test."""
+    with ExitStack() as stack:
+
+        def start(name: str) -> SmallHead:
+            return stack.enter_context(SmallHead(tmp_path / name, config_of(server, database)))
+
+        yield start
+
+
+def test_what_one_head_knows_the_other_one_knows(make: Make) -> None:
+    """Nodes, GPUs, sessions, events and processes, under the other's own numbers for nodes."""
+
+    a, b = make("a"), make("b")
+    b.node("own", "m0")
+    node = a.node("gpu01")
+    for fact in layout_facts(gpu_layout((0, None), (1, None)), node, START):
+        a.note(fact.pop("fact"), **fact)
+    a.commit()
+    a.frame(node, 1, process(7, job="slurm:5"), {"event": "gap", "frames": 3})
+    a.session("run")
+    a.look()
+    b.look()
+
+    assert ["gap"] == [event.kind for event in b.store.events(query(start=0, end=1e11))]
+    (found,) = b.store.processes(query(start=0, end=1e11, jobs=["slurm:5"]))
+    assert 2 == found.node
+    assert ("gpu01", "m1") == b.store.nodes()[2][1:4:2]
+    assert ["slurm:5"] == b.store.job_names()
+    assert ["GPU-0-None", "GPU-1-None"] == [gpu.uuid for gpu in b.store.gpus()]
+    assert ["run"] == [session.name for session in b.sessions.all()]
+    assert {1} == set(b.archive.nodes())  # nothing of it is in this head's own data
+    assert [] == b.archive.sessions()
+    assert [] == list(b.store.events(query(start=0, end=1e11, nodes=[1])))
+
+
+def test_a_frame_that_two_heads_got_counts_once(make: Make) -> None:
+    """An agent sends what it sent last to the next head again."""
+
+    a, b = make("a"), make("b")
+    for head in (a, b):
+        node = head.node("gpu01")
+        for sequence in range(1, 6):
+            head.frame(node, sequence, {"event": f"e{sequence}"})
+        head.settle()
+
+    assert [f"e{number}" for number in range(1, 6)] == a.kinds() == b.kinds()
+
+
+@pytest.mark.parametrize("first", ["begin", "end"])
+def test_a_process_that_began_at_one_head_and_ended_at_another_has_ended(make: Make, first: str) -> None:
+    """In whatever order the two heads write it."""
+
+    a, b = make("a"), make("b")
+    nodes = a.node("gpu01"), b.node("gpu01")
+    for head in (a, b) if first == "begin" else (b, a):
+        if head is a:
+            a.frame(nodes[0], 1, _STARTED, process(7))
+        else:
+            b.frame(nodes[1], 2, ended(7), process(8))
+        head.settle()
+
+    assert {7: START + 2, 8: None} == a.lives() == b.lives()
+
+
+def test_an_older_run_that_comes_late_stays_ended(make: Make) -> None:
+    """The next run began at another head meanwhile."""
+
+    a, b = make("a"), make("b")
+    old, new = a.node("gpu01"), b.node("gpu01")
+    b.frame(new, 10, _STARTED, process(9), run=bytes(16))
+    b.settle()
+    a.frame(old, 1, _STARTED, process(7))
+    a.settle()
+
+    assert {7: START + 10, 9: None} == a.lives() == b.lives()
+
+
+def test_a_session_of_one_head_can_be_stopped_at_another(make: Make) -> None:
+    """And stays stopped, whatever is written of it later."""
+
+    a, b = make("a"), make("b")
+    session = a.session("run")
+    a.look()
+    b.look()
+    b.time += 5.0
+    b.keep(stopped(b.sessions.find("run"), b.time))
+    b.look()
+    a.look()
+    assert "finished" == a.sessions.find("run").state
+    assert ["finished"] == [one.state for one in a.archive.sessions()]  # also without the database
+    a.keep(interrupted(session, START + 9.0))
+    a.look()
+    b.look()
+    assert ["finished"] == [one.state for one in b.shared.store.sessions()]
+
+
+def test_machines_of_one_name_keep_theirs(make: Make) -> None:
+    """Nodes are known by their machines."""
+
+    a, b = make("a"), make("b")
+    a.node("gpu01", "m1")
+    b.node("gpu01", "m2")
+    a.look()
+    b.look()
+    a.look()
+
+    assert ["gpu01", "gpu01#2"] == [node.name for node in a.store.nodes().values()]
+    assert ["m1", "m2"] == [node.machine for node in a.store.nodes().values()]
+    assert ["m2", "m1"] == [node.machine for node in b.store.nodes().values()]
+
+
+def test_a_head_that_begins_to_share_copies_its_past(
+    tmp_path: Path, server: PostgresServer, database: str
+) -> None:
+    """What its log has dropped long ago is in its own metadata; copying again changes nothing."""
+
+    alone = SmallHead(tmp_path / "a", config_of(server, database))
+    node = alone.node("gpu01")
+    alone.frame(node, 1, _STARTED, process(7), {"event": "gap"})
+    alone.frame(
+        node,
+        2,
+        {
+            "event": "findings",
+            "findings": [{"id": "slow", "severity": "high", "summary": "waits", "gpu": 0, "label": "0"}],
+        },
+    )
+    alone.session("run")
+    alone.archive._follower = None  # it does not share yet
+    alone.archive.seal()
+    alone.archive._log.drop_before(alone.archive.accepted)
+    alone.archive.commit([Entry.of_fact("event", time=START, kind="later", node=None, detail={})] * 2)
+    alone.archive._log._rotate(0)
+    alone.archive.commit([Entry.of_fact("event", time=START, kind="last", node=None, detail={})])
+    alone.archive.seal()
+    alone.archive.close()
+
+    for _ in range(2):
+        with SmallHead(tmp_path / "a", config_of(server, database)) as a:
+            a.settle()
+            assert {"agent_started", "gap", "findings", "later", "last"} == set(a.kinds())
+            assert 5 == len(a.kinds())
+            assert {7: None} == a.lives()
+            assert 1 == len(a.shared.store.findings(query(start=0, end=1e11)))
+            assert ["run"] == [one.name for one in a.shared.store.sessions()]
+        server.rows(database, "UPDATE heads SET position = 0")
+
+
+def test_a_value_that_postgresql_cannot_hold_costs_only_itself(make: Make) -> None:
+    """Texts with NUL are changed."""
+
+    a = make("a")
+    node = a.node("gpu01")
+    a.note("event", time=START, kind="odd\x00kind", node=node, detail={"reason": "\x00"})
+    a.note("event", time=START + 1, kind="after", node=node, detail={})
+    a.commit()
+    a.settle()
+
+    assert ["odd\ufffdkind", "after"] == a.kinds()
+
+
+def test_another_version_of_the_tables_is_refused(make: Make, server: PostgresServer, database: str) -> None:
+    """By name, with what to do; the head goes on."""
+
+    a = make("a")
+    a.node("gpu01")
+    a.settle()
+    server.rows(database, "UPDATE meta SET value = '1'")
+    b = make("b")
+    node = b.node("gpu02")
+    b.frame(node, 1, {"event": "gap"})
+    outage = until(
+        lambda: (found := b.shared.writer.outage) is not None and "format" in found.message and found,
+        "a refusal",
+    )
+    assert "are of format 1; this gpulse uses format 2" in outage.message
+    assert "another database" in outage.hint
+    assert ["gap"] == [event.kind for event in b.store.events(query(start=0, end=1e11))]
+    server.rows(database, "UPDATE meta SET value = '2'")
+    b.settle()
+    assert ["gap"] == b.kinds()
+
+
+def test_gpus_of_other_heads_are_shown(make: Make) -> None:
+    """With the node, which is late and lost by when it last reported anywhere."""
+
+    a, b = make("a"), make("b")
+    node = a.node("gpu01")
+    for fact in layout_facts(gpu_layout((0, None)), node, START):
+        a.note(fact.pop("fact"), **fact)
+    a.commit()
+
+    def shown() -> bool:
+        b.look()
+        return any(node.devices for node in b.fleet.live())
+
+    until(shown, "the node")
+
+    (live,) = b.fleet.live()
+    assert ("gpu01", "healthy", True) == (live.name, live.state, live.elsewhere)
+    assert [Device] == [type(device) for device in live.devices]
+    assert RUN not in b.archive.runs()
