@@ -83,7 +83,7 @@ class SharedDatabase:
             archive,
             config,
             host=socket.gethostname(),
-            machine_of=self._machine_of,
+            node_of=fleet.register.by_id.get,
             seen=self._seen,
             heard=self._hear,
             now=now,
@@ -155,10 +155,6 @@ class SharedDatabase:
         self.store.close()
 
     # --- for the writer, from its thread
-
-    def _machine_of(self, number: int) -> tuple[str, str] | None:
-        node = self._fleet.register.by_id.get(number)
-        return None if node is None else (node.host, node.machine)
 
     def _seen(self) -> list[SeenNode]:
         """Return when the nodes that are connected here last reported."""

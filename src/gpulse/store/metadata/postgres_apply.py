@@ -15,17 +15,16 @@ from gpulse.store.metadata.facts import Fact, apply_fact, gpus_of
 from gpulse.store.metadata.frames import apply_frame
 from gpulse.store.metadata.postgres import PostgresDatabase
 from gpulse.store.metadata.step import Step
-from gpulse.store.metadata.values import UNREADABLE
+from gpulse.store.metadata.values import UNREADABLE, spelled
+from gpulse.store.store import StoredNode
 
 log = logging.getLogger(__name__)
 
-Machine = tuple[str, str]
-"""The host name and the machine id, by which all heads know a node."""
 _PRIVATE_FACTS = frozenset({"layout", "forget", "settings"})
 """Facts that concern one head alone."""
 _NEW_NODES = """
 INSERT INTO nodes (name, host, machine, first_seen, facts, labels)
-SELECT host, host, machine, ?, '{}', '{}' FROM unnest(?::text[], ?::text[]) AS known (host, machine)
+SELECT * FROM unnest(?::text[], ?::text[], ?::text[], ?::float8[], ?::text[], ?::text[])
 ON CONFLICT (host, machine) DO NOTHING
 """
 _NODE_IDS = """
@@ -37,13 +36,13 @@ JOIN unnest(?::text[], ?::text[]) AS known (host, machine) ON nodes.host = known
 class NodeIds:
     """The ids that nodes have in PostgreSQL, by the numbers that one head gave them."""
 
-    def __init__(self, machine_of: Callable[[int], Machine | None]) -> None:
+    def __init__(self, node_of: Callable[[int], StoredNode | None]) -> None:
         """Know none yet.
 
         Args:
-            machine_of: Returns the machine that a number of this head stands for.
+            node_of: Returns the node that a number of this head stands for.
         """
-        self._machine_of = machine_of
+        self._node_of = node_of
         self._ids: dict[int, int] = {}
 
     def clear(self) -> None:
@@ -54,19 +53,28 @@ class NodeIds:
         """Return the id of a node, None when it is not known."""
         return self._ids.get(number)
 
-    def learn(self, database: PostgresDatabase, numbers: Iterable[int], now: float) -> None:
+    def learn(self, database: PostgresDatabase, numbers: Iterable[int]) -> None:
         """Find the ids of nodes, and make those that are missing."""
-        machines = {
-            (postgres_text(machine[0]), postgres_text(machine[1])): number
-            for number in set(numbers) - self._ids.keys()
-            if (machine := self._machine_of(number)) is not None
-        }
-        if not machines:
+        unknown = set(numbers) - self._ids.keys()
+        nodes = [node for number in unknown if (node := self._node_of(number)) is not None]
+        if not nodes:
             return
-        hosts, ids = [host for host, _ in machines], [machine for _, machine in machines]
-        database.execute(_NEW_NODES, (now, hosts, ids))
-        for node, host, machine in database.execute(_NODE_IDS, (hosts, ids)).fetchall():
-            self._ids[machines[host, machine]] = node
+        hosts = [postgres_text(node.host) for node in nodes]
+        machines = [postgres_text(node.machine) for node in nodes]
+        database.execute(
+            _NEW_NODES,
+            (
+                [node.name for node in nodes],
+                hosts,
+                machines,
+                [node.first_seen for node in nodes],
+                [spelled(dict(node.facts)) for node in nodes],
+                [spelled(dict(node.labels)) for node in nodes],
+            ),
+        )
+        known = {key: node.id for key, node in zip(zip(hosts, machines, strict=True), nodes, strict=True)}
+        for node, host, machine in database.execute(_NODE_IDS, (hosts, machines)).fetchall():
+            self._ids[known[host, machine]] = node
 
 
 class StepApplier:
@@ -95,7 +103,7 @@ class StepApplier:
         """
         numbers = {node for step in steps for node in _nodes_of(step)}
         if numbers:
-            self._ids.learn(database, numbers, _first_time(steps))
+            self._ids.learn(database, numbers)
         for step in steps:
             for fact in step.facts:
                 translated = self._translated(fact)
@@ -153,15 +161,3 @@ def _nodes_of(step: Step) -> Iterable[int]:
             yield node
     for frame in step.events:
         yield frame.node
-
-
-def _first_time(steps: Sequence[Step]) -> float:
-    """Return a time for nodes that are only mentioned: the earliest that is known."""
-    times = [frame.time for step in steps for frame in step.events]
-    times += [
-        float(fact["time"])
-        for step in steps
-        for fact in step.facts
-        if isinstance(fact.get("time"), int | float)
-    ]
-    return min(times, default=0.0)

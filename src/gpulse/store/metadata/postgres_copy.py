@@ -139,7 +139,7 @@ def copy_metadata(
 
 
 def _copy_nodes(database: PostgresDatabase, rows: Sequence[tuple[Any, ...]], ids: NodeIds) -> None:
-    ids.learn(database, (row[0] for row in rows), min(row[4] for row in rows))
+    ids.learn(database, (row[0] for row in rows))
     database.executemany(
         _ADD_NODE, [(ids.known(row[0]), *row[1:]) for row in rows if ids.known(row[0]) is not None]
     )

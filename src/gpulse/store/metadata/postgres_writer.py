@@ -29,10 +29,11 @@ from gpulse.store.metadata.postgres import (
     prepare,
     transaction,
 )
-from gpulse.store.metadata.postgres_apply import Machine, NodeIds, StepApplier
+from gpulse.store.metadata.postgres_apply import NodeIds, StepApplier
 from gpulse.store.metadata.postgres_copy import copy_metadata
 from gpulse.store.metadata.step import Step, steps_of
 from gpulse.store.outage import Outage
+from gpulse.store.store import StoredNode
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class PostgresWriter:
         config: DatabaseConfig,
         *,
         host: str,
-        machine_of: Callable[[int], Machine | None],
+        node_of: Callable[[int], StoredNode | None],
         seen: Callable[[], Sequence[SeenNode]],
         heard: Callable[[News], None],
         now: Callable[[], float],
@@ -154,7 +155,7 @@ class PostgresWriter:
             source: The head's store.
             config: Where the database is.
             host: The name of this machine.
-            machine_of: Returns the machine that a node's number stands for.
+            node_of: Returns the node that a number stands for.
             seen: Returns when the nodes of this head last reported.
             heard: Called with what other heads wrote, from this thread.
             now: The head's clock.
@@ -166,7 +167,7 @@ class PostgresWriter:
         self._seen = seen
         self._heard = heard
         self._now = now
-        self.ids = NodeIds(machine_of)
+        self.ids = NodeIds(node_of)
         self._applier = StepApplier(self.ids, source.layouts.get)
         self._news = threading.Condition()
         self._queue: deque[tuple[int, Step]] = deque()

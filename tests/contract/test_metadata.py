@@ -1,0 +1,209 @@
+"""What both databases for metadata must answer alike: SQLite for one head, PostgreSQL for all of them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpulse.store.log.records import Batch
+from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.postgres import (
+    Connection,
+    DatabaseConfig,
+    close,
+    connect,
+    lock_for_writing,
+    prepare,
+    transaction,
+)
+from gpulse.store.metadata.postgres_apply import NodeIds, StepApplier
+from gpulse.store.metadata.postgres_copy import copy_metadata
+from gpulse.store.metadata.postgres_store import PostgresStore
+from gpulse.store.metadata.step import Step, steps_of
+from gpulse.store.store import StoredNode
+from tests.integration.postgres import PostgresServer
+from tests.integration.postgres_heads import config_of
+from tests.queries import query
+from tests.unit.books import batch, fact, gpu_layout, layout_facts, node_fact, records
+
+pytestmark = pytest.mark.requires("PostgreSQL")
+
+_RUNS = [bytes([number]) * 16 for number in range(3)]
+_TIMES = st.integers(1, 12).map(float)
+_NODES = st.integers(1, 2)
+_KEYS = st.fixed_dictionaries({"pid": st.integers(1, 3), "start_time": st.sampled_from([None, 1.0])})
+_FINDING = {"severity": "high", "summary": "waits", "gpu": 0, "label": "0"}
+_EVENTS = st.one_of(
+    st.builds(
+        lambda key, job: {"event": "process", **key, "name": "a", "owner": {"job": job}},
+        _KEYS,
+        st.sampled_from([None, "slurm:1", "slurm:2"]),
+    ),
+    st.builds(lambda key: {"event": "process_end", **key}, _KEYS),
+    st.just({"event": "agent_started"}),
+    st.just({"event": "agent_stopping"}),
+    st.builds(lambda n: {"event": "health", "entries": [n]}, st.integers(0, 9)),
+    st.builds(
+        lambda ids: {"event": "findings", "findings": [{"id": one, **_FINDING} for one in ids]},
+        st.lists(st.sampled_from(["slow", "hot"]), max_size=2, unique=True),
+    ),
+    st.builds(
+        lambda number: {"event": "job", "id": f"slurm:{number}", "name": "train", "array": f"{number}_1"},
+        st.integers(1, 2),
+    ),
+    st.builds(lambda number: {"event": "job_end", "job": f"slurm:{number}"}, st.integers(1, 2)),
+)
+_FACTS = st.one_of(
+    st.builds(lambda node, time: node_fact(node, f"n{node}", time=time), _NODES, _TIMES),
+    st.builds(
+        lambda time, node: fact("event", time=time, kind="node_lost", node=node, detail={}), _TIMES, _NODES
+    ),
+    st.builds(
+        lambda time: fact(
+            "event",
+            time=time,
+            kind="node_missing",
+            node=None,
+            detail={"name": "x", "finding": {"id": "node_missing"}},
+        ),
+        _TIMES,
+    ),
+    st.builds(lambda time: fact("newer", time=time), _TIMES),
+)
+_FRAMES = st.tuples(
+    st.sampled_from(_RUNS),
+    _NODES,
+    st.lists(st.tuples(_TIMES, st.lists(_EVENTS, max_size=3)), min_size=1, max_size=3),
+)
+_LOGS = st.lists(_FACTS | _FRAMES, max_size=25)
+
+
+def known_node(number: int) -> StoredNode:
+    """A node as its head knows it."""
+    return StoredNode(number, f"n{number}", f"n{number}", f"m{number}", 100.0, {"driver": "580"}, {})
+
+
+class Shared:
+    """The tables of PostgreSQL, filled by steps of one head."""
+
+    def __init__(self, config: DatabaseConfig) -> None:
+        self.config = config
+        self.connection: Connection = connect(config, timeout_seconds=20.0)
+        prepare(config, self.connection)
+        self.ids = NodeIds(known_node)
+        self.store = PostgresStore(
+            config,
+            nodes=lambda: {number: known_node(number) for number in (1, 2)},
+            number_of=lambda host, _: int(host[1:]),
+        )
+        self.store.sessions()  # the connection stays: no test opens one
+
+    def empty(self) -> None:
+        """Remove all rows."""
+        self.ids.clear()
+        self.store._numbers.clear()
+        tables = "nodes, runs, starts, gpus, sessions, events, latest, processes, findings, seen_frames, early_ends"
+        self.connection.execute(f"TRUNCATE {tables} RESTART IDENTITY".encode())
+
+    def apply(self, steps: Sequence[Step]) -> None:
+        """Apply steps as a head does."""
+        applier = StepApplier(self.ids, lambda _: None)
+        for step in steps:
+            with transaction(self.config, self.connection, 20.0) as database:
+                lock_for_writing(database)
+                applier.apply(database, [step])
+
+    def close(self) -> None:
+        """Close the connections."""
+        close(self.connection)
+        self.store.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    """The tables, empty at first."""
+    with PostgresServer() as server:
+        made = Shared(config_of(server, server.make_database()))
+        yield made
+        made.close()
+
+
+def logged(items: Sequence[Any]) -> list[dict[str, Any] | bytes]:
+    """The payloads of a log; each run counts its frames from one."""
+    numbers = dict.fromkeys(_RUNS, 1)
+    payloads: list[dict[str, Any] | bytes] = []
+    for item in items:
+        if isinstance(item, dict):
+            payloads.append(item)
+            continue
+        run, node, frames = item
+        node = _RUNS.index(run) % 2 + 1  # a run is one node's
+        texts = [(time, json.dumps(events).encode() if events else b"") for time, events in frames]
+        first = numbers[run]
+        numbers[run] += len(frames)
+        payloads.append(Batch.from_bytes(batch(*texts, node=node, run=run))._replace(first=first).to_bytes())
+    return payloads
+
+
+def answers(store: Any) -> dict[str, Any]:
+    """Everything that either answers. An event that is there twice in every detail counts once in PostgreSQL."""
+    events = store.events(query(start=0, end=100))
+    return {
+        "nodes": {number: node[1:] for number, node in store.nodes().items()},
+        "gpus": store.gpus(),
+        "events": sorted({json.dumps(event) for event in events}),
+        "of one node": sorted({json.dumps(e) for e in store.events(query(start=2, end=8, nodes=[1]))}),
+        "of a job": sorted({json.dumps(event) for event in store.job_events("1")}),
+        "processes": [
+            p._replace(identity=dict(p.identity)) for p in store.processes(query(start=0, end=100))
+        ],
+        "of jobs": [p.pid for p in store.processes(query(start=-1e9, end=1e9, jobs=["slurm:1"]))],
+        "job names": sorted(store.job_names()),
+        "findings": [
+            (one.node, one.span, dict(one.finding)) for one in store.findings(query(start=0, end=100))
+        ],
+    }
+
+
+@given(_LOGS, st.integers(1, 9))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_log_gives_the_same_answers_from_both(shared: Shared, items: list[Any], at_once: int) -> None:
+    """However it is cut into steps, and whether PostgreSQL got it from the log or as a copy of SQLite."""
+    gpus = layout_facts(gpu_layout((0, None), (1, 2), (1, None)), node=2)
+    log = records([node_fact(1, "n1"), node_fact(2, "n2"), *gpus, *logged(items)])
+    shared.empty()
+    with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/book.sqlite") as book:
+        book.replay(log)
+        expected = answers(book)
+        shared.apply([step for step, _ in steps_of(log, at_once)])
+        assert expected == answers(shared.store)
+        for _ in range(2):
+            copy_metadata(
+                book.file, shared.config, shared.connection, shared.ids, sessions=[], pause=lambda: None
+            )
+            assert expected == answers(shared.store)
+        shared.empty()
+        copy_metadata(
+            book.file, shared.config, shared.connection, shared.ids, sessions=[], pause=lambda: None
+        )
+        assert expected == answers(shared.store)
+
+
+@given(_LOGS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_comes_twice_counts_once(shared: Shared, items: list[Any]) -> None:
+    """A head that was restored from a copy sends records again; another one sends the same frames."""
+    frames = [item for item in items if not isinstance(item, dict)]
+    log = records([node_fact(1, "n1"), node_fact(2, "n2"), *logged(frames)])
+    steps = [step for step, _ in steps_of(log, 3)]
+    shared.empty()
+    shared.apply(steps)
+    expected = answers(shared.store)
+    shared.apply(steps)
+    assert expected == answers(shared.store)
