@@ -13,11 +13,9 @@ from gpulse.cluster.head.sessions import Sessions
 from gpulse.cluster.head.shared_database import SharedDatabase
 from gpulse.model.columns import PackedFrame
 from gpulse.model.session import Session
-from gpulse.store.entry import Entry
 from gpulse.store.federated import FederatedStore
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch
-from gpulse.store.metadata.frames import FrameEvents
+from gpulse.store.log.records import Batch, Entry, FrameEvents
 from gpulse.store.metadata.postgres import DatabaseConfig, database_config
 from gpulse.store.metadata.postgres_writer import News
 from gpulse.store.registry import node_fact

@@ -11,7 +11,7 @@ import pytest
 
 from gpulse.cluster.head.sessions import interrupted, stopped
 from gpulse.model.device import Device
-from gpulse.store.entry import Entry
+from gpulse.store.log.records import Entry
 from tests.integration.cluster import until
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import RUN, START, SmallHead, config_of, ended, process
