@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,19 @@ from gpulse.model.session import Session
 from gpulse.store.federated import FederatedStore
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
+from gpulse.store.metadata.postgres import connect, prepare
+from gpulse.store.metadata.postgres_apply import NodeIds
+from gpulse.store.metadata.postgres_copy import copy_metadata
+from gpulse.store.metadata.postgres_store import PostgresStore
 from gpulse.store.offline import OfflineStore
 from gpulse.store.store import Store
+from tests.integration.postgres import PostgresServer
+from tests.integration.postgres_heads import config_of
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
 
 _STORES = ("local", "offline", "federated")
+_POSTGRES = pytest.param("postgres", marks=pytest.mark.requires("PostgreSQL"))
 END = BEGIN + 600.0
 SESSION = Session("s1", "run", BEGIN + 1.0, BEGIN, 1000, state="finished", end=END)
 
@@ -66,9 +73,42 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Store
         }
 
 
-@pytest.fixture(params=_STORES)
+@pytest.fixture(scope="module")
+def postgres(stores: dict[str, Store]) -> Iterator[Store]:
+    """PostgreSQL with the metadata of the head."""
+    local = stores["local"]
+    assert isinstance(local, LocalStore)
+    nodes = local.nodes()
+    numbers = {(node.host, node.machine): number for number, node in nodes.items()}
+    with PostgresServer() as server:
+        config = config_of(server, server.make_database())
+        store = PostgresStore(config, nodes=local.nodes, number_of=lambda *machine: numbers.get(machine))
+        with closing(store), closing(connect(config, timeout_seconds=20.0)) as connection:
+            prepare(config, connection)
+            copy_metadata(
+                local.book.file,
+                config,
+                connection,
+                NodeIds(nodes.__getitem__),
+                sessions=[session.to_dict() for session in local.sessions()],
+                pause=lambda: None,
+            )
+            store.sessions()  # the connection stays: no test opens one
+            yield store
+
+
+@pytest.fixture(scope="module", params=(*_STORES, _POSTGRES))
 def store(request: pytest.FixtureRequest, stores: dict[str, Store]) -> Store:
-    """One of them."""
+    """One that has metadata."""
+    if request.param != "postgres":
+        return stores[request.param]
+    found: Store = request.getfixturevalue("postgres")
+    return found
+
+
+@pytest.fixture(params=_STORES)
+def divider(request: pytest.FixtureRequest, stores: dict[str, Store]) -> Store:
+    """One that divides the time of GPUs; PostgreSQL has the results by the hour."""
     return stores[request.param]
 
 
@@ -131,25 +171,27 @@ def test_what_schedulers_reported_of_a_job(store: Store) -> None:
     assert [] == store.job_events("8")
 
 
-def test_gpu_time_is_divided_among_those_who_held_it(store: Store) -> None:
+def test_gpu_time_is_divided_among_those_who_held_it(divider: Store) -> None:
     """By process and GPU, and what nobody held."""
-    shares = store.gpu_time(query(start=BEGIN, end=END))
+    shares = divider.gpu_time(query(start=BEGIN, end=END))
     seconds = {(one.node, one.pid, one.uuid): one.seconds for one in shares if one.pid is not None}
 
     assert {(1, 100, "GPU-1-0"), (1, 100, "GPU-1-1"), (2, 200, "GPU-2-0")} == set(seconds)
     assert [300.0, 300.0, 600.0] == [pytest.approx(one, abs=5.0) for one in seconds.values()]
     assert 1800.0 == pytest.approx(sum(one.seen_seconds for one in shares), abs=15.0)
-    assert [200] == [one.pid for one in store.gpu_time(query(start=BEGIN, end=END, nodes={2}))]
-    assert {"GPU-1-1"} == {one.uuid for one in store.gpu_time(query(start=BEGIN, end=END, gpus={"GPU-1-1"}))}
+    assert [200] == [one.pid for one in divider.gpu_time(query(start=BEGIN, end=END, nodes={2}))]
+    assert {"GPU-1-1"} == {
+        one.uuid for one in divider.gpu_time(query(start=BEGIN, end=END, gpus={"GPU-1-1"}))
+    }
 
 
-def test_holders_of_gpus(store: Store) -> None:
+def test_holders_of_gpus(divider: Store) -> None:
     """From when to when each was seen there."""
 
     def found(**asked: Any) -> list[tuple[int, str, float, float]]:
         return [
             (one.pid, one.uuid, one.first - BEGIN, one.last - BEGIN)
-            for one in store.gpu_holders(query(**{"start": BEGIN, "end": END, **asked}))
+            for one in divider.gpu_holders(query(**{"start": BEGIN, "end": END, **asked}))
         ]
 
     assert [
