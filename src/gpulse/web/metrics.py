@@ -77,7 +77,8 @@ def _metrics(head: HeadInterface, clock: Callable[[], float], *, dcgm_names: boo
 
 def _own(status: Status, started: float) -> Iterable[Family]:
     yield from own.of_process(started)
-    yield from own.of_head(msgspec.to_builtins(status))
+    slim = msgspec.structs.replace(status, gpu_info={}, findings=())  # nothing counts these
+    yield from own.of_head(msgspec.to_builtins(slim))
 
 
 async def _nodes(head: HeadInterface, now: float) -> list[Exposed]:
