@@ -147,7 +147,10 @@ def history_report(context: Context, query: Query, *, max_steps: int, spread: bo
     with noticing() as incomplete:
         if grid.count:
             start = grid.start - _MAX_LOOK_BACK_STEPS * grid.step
-            found = context.store.series(replace(query, start=start, step=grid.step))
+            has_counter = any(CATALOGUE[query.scope][metric].kind == "counter" for metric in query.metrics)
+            found = context.store.series(
+                replace(query, start=start, step=grid.step, spread=spread or has_counter)
+            )
     if len(found) * grid.count * (3 if spread else 1) > 2 * _MAX_NUMBERS:
         raise RefusedError(
             400, f"the answer would have {len(found):,} series", hint="name nodes, or ask for fewer metrics"

@@ -138,6 +138,7 @@ def _read_occupancy(
             nodes=frozenset(node for node, _ in series),
             gpus=frozenset(uuid for _, uuid in series),
             step=grid.step,
+            spread=False,
         )
         found = context.store.series(query)
     by_gpu, keys = occupancy.by_process(found), subject.keys
