@@ -35,7 +35,7 @@ class Silent:
             raise self.error
         return []
 
-    gpu_holders = gpu_time = series
+    gpu_holders = gpu_time = processes = series
 
 
 class Joined:
@@ -44,8 +44,8 @@ class Joined:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         lab = stack.enter_context(Lab(directory, ("0",)))
         lab.add([lab.frame(second, Held(100)) for second in range(0, 60, 5)])
-        self.engine, self.tables, self.now = Silent(), Silent(), NOW
-        elsewhere: Any = self.engine, self.tables
+        self.tsdb, self.database, self.now = Silent(), Silent(), NOW
+        elsewhere: Any = self.tsdb, self.database
         store = FederatedStore(lab.archive, *elsewhere, now=lambda: self.now)
         self._reports = ReportRunner(store, Register(store.nodes().values()), lambda: 5.0)
 
@@ -82,15 +82,15 @@ async def test_answers_say_what_they_lack(joined: Joined) -> None:
     nothing = await lacking(joined)
     assert [[]] * 5 == list(nothing.values())
 
-    joined.tables.error = GONE
+    joined.database.error = GONE
     told = ["a part is missing: the file server is gone"]
     assert {**nothing, "usage": told, "processes": told, "process history": told} == await lacking(joined)
 
-    joined.engine.error, joined.tables.error = GONE, None
+    joined.tsdb.error, joined.database.error = GONE, None
     joined.now += 60.0
     assert {**nothing, "history": told, "query": told} == await lacking(joined)
 
-    joined.engine.error = None
+    joined.tsdb.error = None
     joined.now += 60.0
     assert nothing == await lacking(joined)
 
