@@ -13,10 +13,12 @@ import pytest
 
 from gpulse.errors import DiskError
 from gpulse.model.frame import HostReading
-from gpulse.store.history import compaction, day_summaries, retention, seal_process
+from gpulse.store.history import compaction, day_summaries, retention, seal_process, share_files
+from gpulse.store.history.parquet import QUICK, connect
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
+from gpulse.store.history.rollup import FINE_SECONDS
 from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.history.segments import SHARES, list_names, read_segments, read_summaries, valid_summaries
 from gpulse.store.store import Share
@@ -198,6 +200,20 @@ def test_a_process_that_is_killed_on_the_way_leaves_a_whole_store(
         assert [names[0] if is_renamed else f".unfinished-{left}"] == writer.tidied
     assert names[1 if is_renamed else 0 : 3] == thinned(store)["thinned"]
     check_near(before[0], asked(store)[0])
+
+
+def test_the_gpu_time_of_an_hour_needs_its_minutes_only(store: Path, tmp_path: Path) -> None:
+    """Samples are sixty times as many rows, so a merged segment is divided from its minutes."""
+    segment = read_segments(f"{store}/history")[0]
+    minutes = [file for file in segment.files if file.seconds == FINE_SECONDS]
+    target = tmp_path / "minutes"
+    target.mkdir()
+    for file in minutes:
+        shutil.copy(store / "history" / segment.name / file.name, target)
+    with closing(connect(str(tmp_path / "spill"))) as database:
+        made = share_files.divide(database, str(target), minutes, level=QUICK)
+    assert [file.rows for file in segment.shares] == [file.rows for file in made]
+    assert made[0].rows > 0
 
 
 def killed(*_: object, **__: object) -> None:

@@ -283,7 +283,8 @@ def divide(
     Raises:
         DiskError: A file cannot be written.
     """
-    segment = Segment(0, 0, "", 0, None, False, tuple(files))
+    has_minutes = any(file.seconds == FINE_SECONDS for file in files)
+    segment = Segment(0, 0, "", 0, None, has_minutes, tuple(files))
     sources = Sources(lambda found: [f"{target}/{file.name}" for _, file in found], (segment,))
     made = []
     try:
