@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks import measure
 from benchmarks.job import add_job
@@ -18,6 +18,8 @@ from benchmarks.measure import Report, Spread, Table, Target
 from benchmarks.past import Maker, Size, make_book, make_recent
 from benchmarks.store import Looped, make_node, make_store
 from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.protocol.requests import GetHistory, GetJob, GetUsage
+from gpulse.cluster.protocol.values import Time
 from gpulse.model.metric import CATALOGUE
 from gpulse.reports.efficiency import METRICS
 from gpulse.store.history import rollup, share_files
@@ -102,38 +104,28 @@ class _Questions:
 
     def series(self, days: int, nodes: int, metrics: Sequence[str]) -> Ask:
         """Return the question for charts of all GPUs of some nodes; of one GPU when there is no node."""
-        return partial(
-            self._reports.history,
-            metrics=metrics,
-            scope="gpu",
+        request = GetHistory(
+            metrics=tuple(metrics),
             nodes=tuple(f"node-{node}" for node in range(nodes)),
             gpus=() if nodes else ("node-3:5",),
             start=self._start(days),
-            end=float(self._size.end),
             points=_POINTS,
             spread=True,
         )
+        return partial(self._reports.history, request, float(self._size.end))
 
     def usage(self, days: int) -> Ask:
         """Return the question who used the GPUs."""
-        return partial(
-            self._reports.usage,
-            start=self._start(days),
-            end=float(self._size.end),
-            by="user",
-            nodes=(),
-            users=(),
-        )
+        return partial(self._reports.usage, GetUsage(start=self._start(days)), float(self._size.end))
 
     def job(self) -> Ask:
         """Return the question for a report about a job of one day."""
-        asked: dict[str, Any] = {"node": None, "end": None, "points": 0, "kind": None}
-        end = float(self._size.end)
-        return partial(self._reports.job, job="4711", start=end - _DAY, now=end, **asked)
+        request = GetJob(job="4711", start=Time(self._size.end - _DAY))
+        return partial(self._reports.job, request, float(self._size.end))
 
-    def _start(self, days: int) -> float:
+    def _start(self, days: int) -> Time:
         oldest = self._size.end - self._size.days * _DAY + _HOUR
-        return float(max(self._size.end - days * _DAY, oldest))
+        return Time(max(self._size.end - days * _DAY, oldest))
 
 
 def _ask_all(report: Report, history: _Fixed, questions: _Questions, size: Size, takes: int) -> None:
@@ -262,10 +254,9 @@ def _costs(base: Path, merged: Sequence[Segment], spent: float, samples: int) ->
     return table
 
 
-def run(*, quick: bool, takes: int) -> Report:
+def run(size: Size, *, quick: bool, takes: int) -> Report:
     """Make a month of history and two hours of real numbers, and ask both with and without each form."""
     report = Report(NAME, "Forms of history")
-    size = Size(16, 3) if quick else Size(125, 30)
     base = Path(tempfile.mkdtemp(prefix="gpulse-forms-"))
     try:
         Maker(base, size, _METRICS, is_whole=True).make()
@@ -288,5 +279,6 @@ def run(*, quick: bool, takes: int) -> Report:
 
 
 if __name__ == "__main__":
-    given = measure.parser(NAME, __doc__, {"takes": 3}).parse_args()
-    measure.publish(run(quick=given.quick, takes=given.takes), write=given.write)
+    given = measure.parser(NAME, __doc__, {"takes": 3, "nodes": 125, "days": 30}).parse_args()
+    asked = Size(16, 3) if given.quick else Size(given.nodes, given.days)
+    measure.publish(run(asked, quick=given.quick, takes=given.takes), write=given.write)

@@ -62,12 +62,17 @@ def add_job(path: Path, size: Size) -> None:
         rows.append((begun + 30.0, node, "job_end", 1, json.dumps({"job": other["id"]})))
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(
-            "UPDATE processes SET identity = json_set(identity, '$.owner.job', ?, '$.owner.user', 'ada') "
-            "WHERE node = ? AND ended > ?",
+            "UPDATE processes SET job = ?1, identity = json_set(identity, '$.owner.job', ?1, '$.owner.user', 'ada') "
+            "WHERE node = ?2 AND ended > ?3",
             (_JOB, _NODE, begin),
         )
         database.executemany(
             "INSERT INTO events (time, node, kind, from_frame, detail) VALUES (?, ?, ?, ?, ?)", rows
+        )
+        database.execute("UPDATE events SET job = detail ->> '$.job' WHERE kind = 'job_end'")
+        database.execute(
+            "UPDATE events SET job = detail ->> '$.id', job_number = replace(detail ->> '$.id', 'slurm:', ''), "
+            "job_array = detail ->> '$.array', job_name = detail ->> '$.name' WHERE kind = 'job'"
         )
 
 

@@ -319,6 +319,7 @@ def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[by
             b"r" * 16,
             float(begin),
             float(begin + length),
+            1,
             told,
         )
         for day in range(size.days)
@@ -331,9 +332,11 @@ def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[by
     )
     with closing(sqlite3.connect(path)) as database, database:
         database.executemany(
-            "INSERT INTO processes (node, pid, start_time, run, first_seen, ended, identity) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO processes (node, pid, start_time, run, first_seen, ended, sequence, identity) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
+        database.execute("UPDATE processes SET job = identity ->> '$.owner.job'")
     return Metadata(str(path))
 
 
