@@ -73,6 +73,7 @@ def test_what_one_head_knows_the_other_one_knows(make: Make) -> None:
     assert 2 == found.node
     assert ("gpu01", "m1") == b.store.nodes()[2][1:4:2]
     assert ["slurm:5"] == b.store.job_names()
+    until(lambda: b.look() is None and len(b.store.gpus()) == 2, "its GPUs")  # type: ignore[func-returns-value]
     assert ["GPU-0-None", "GPU-1-None"] == [gpu.uuid for gpu in b.store.gpus()]
     assert ["run"] == [session.name for session in b.sessions.all()]
     assert {1} == set(b.archive.nodes())  # nothing of it is in this head's own data

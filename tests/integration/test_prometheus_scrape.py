@@ -218,7 +218,7 @@ def test_names_in_contrib_exist() -> None:
     for source in (ROOT / "src/gpulse/export/prometheus").glob("*.py"):
         served |= set(re.findall(r'"(gpulse_\w+)"', source.read_text(encoding="utf-8")))
     served |= {"gpulse_gpu_info", "gpulse_node_info"}
-    served |= {family.name for family in own.of_head({"remote": {}, "remote_query": {}, "shared": {}})}
+    served |= {family.name for family in own.of_head({"remote": {}, "remote_query": {}, "database": {}})}
     asked: set[str] = set()
     for path in (*CONTRIB.glob("grafana/*.json"), CONTRIB / "prometheus/gpulse-rules.yml"):
         texts: Any = path.read_text(encoding="utf-8")

@@ -225,6 +225,7 @@ def test_a_database_that_hangs_stops_nothing(fragile: Heads) -> None:
         answer = a.get("/api/v1/processes")
         assert time.monotonic() - began < 20.0
         assert answer["processes"]
+        assert "PostgreSQL" in str(a.get("/api/v1/events")["incomplete"])
         assert "PostgreSQL" in str(answer["incomplete"])
         assert state(a, "run") == "active"
         frames = a.get("/status")["frames_received"]

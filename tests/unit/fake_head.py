@@ -293,7 +293,7 @@ class FakeHead:
     async def events(self, request: r.GetEvents) -> EventReport:
         self._heard("events", request)
         event = {"time": iso(NOW), "kind": "node_joined", "node": "alpha", "detail": {}}
-        return msgspec.convert({"truncated": False, "events": [event]}, EventReport)
+        return msgspec.convert({"truncated": False, "events": [event], "incomplete": []}, EventReport)
 
     def findings(self) -> a.Findings:
         return a.Findings(time=iso(self.now), findings=[])
@@ -314,7 +314,8 @@ class FakeHead:
             "advice": [],
         }
         return msgspec.convert(
-            {"from": NOW - 3600, "to": NOW, "truncated": False, "spans": [span]}, FindingReport
+            {"from": NOW - 3600, "to": NOW, "truncated": False, "spans": [span], "incomplete": []},
+            FindingReport,
         )
 
     async def change_settings(self, request: r.ChangeSettings) -> a.SettingsChanged:

@@ -474,7 +474,7 @@ def test_a_heads_own_numbers() -> None:
         "storage": {"state": "failing", "log_bytes": 5, "free_bytes": 7, "waiting_bytes": 3},
         "remote": {"state": "failing", "samples_total": 100, "lost_total": 0, "waiting_seconds": None},
         "remote_query": {"state": "ok"},
-        "shared": {"state": "failing"},
+        "database": {"state": "failing"},
     }
     written = "".join(exposition([], now=NOW, interval_seconds=1.0, version="1", more=own.of_head(status)))
 
@@ -493,7 +493,7 @@ def test_a_heads_own_numbers() -> None:
         "commit_waiting_bytes": "3",
         "remote_up": "0",
         "remote_query_up": "1",
-        "shared_up": "0",
+        "database_up": "0",
         "remote_samples_total": "100",
         "remote_lost_total": "0",
     } == numbers

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gpulse.model import iso_time
 from gpulse.reports.context import Context
+from gpulse.store.incomplete import noticing
 from gpulse.store.store import Query
 
 _MAX_EVENTS = 10_000
@@ -28,12 +29,16 @@ class EventReport(Struct, frozen=True, kw_only=True):
 
     truncated: bool
     events: list[EventRow]
+    incomplete: list[str]
+    """What is missing, in words."""
 
 
 def event_report(context: Context, query: Query) -> EventReport:
     """Return the events of a time range, oldest first; the newest of them when there are many."""
-    found = context.store.events(replace(query, limit=_MAX_EVENTS + 1))
+    with noticing() as incomplete:
+        found = context.store.events(replace(query, limit=_MAX_EVENTS + 1))
     return EventReport(
+        incomplete=incomplete,
         truncated=len(found) > _MAX_EVENTS,
         events=[
             EventRow(

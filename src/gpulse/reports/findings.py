@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from gpulse.model.finding import Finding, Severity
 from gpulse.reports.context import Context
 from gpulse.store.agent_events import Advice, Evidence
+from gpulse.store.incomplete import noticing
 from gpulse.store.store import Query, StoredFinding
 
 _MAX_FINDINGS = 2000
@@ -68,12 +69,16 @@ class FindingReport(Struct, frozen=True, kw_only=True):
     end: float = field(name="to")
     truncated: bool
     spans: list[FindingSpanRow]
+    incomplete: list[str]
+    """What is missing, in words."""
 
 
 def finding_report(context: Context, query: Query) -> FindingReport:
     """Return the findings that held at some time of a range, oldest first; the newest of them when there are many."""
-    found = context.store.findings(replace(query, limit=_MAX_FINDINGS + 1))
+    with noticing() as incomplete:
+        found = context.store.findings(replace(query, limit=_MAX_FINDINGS + 1))
     return FindingReport(
+        incomplete=incomplete,
         start=query.start,
         end=query.end,
         truncated=len(found) > _MAX_FINDINGS,

@@ -1,10 +1,10 @@
-"""How the time-series database of a head is, in words."""
+"""How the databases of a head are, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpulse.cluster.protocol.answers import BackendStatus, RemoteQuery, RemoteWrite
+from gpulse.cluster.protocol.answers import BackendStatus, RemoteQuery, RemoteWrite, SharedDatabaseStatus
 from gpulse.terminal import format as f
 
 
@@ -16,9 +16,11 @@ def beyond_lines(status: BackendStatus) -> Iterator[tuple[str, str]]:
         query = status.remote_query
         told = f"history beyond this disk cannot be read from {f.plain(query.url)}{_why(query)}"
         yield _style(query), told
+    if status.database:
+        yield _style(status.database), _database(status.database)
 
 
-def _style(part: RemoteWrite | RemoteQuery) -> str:
+def _style(part: RemoteWrite | RemoteQuery | SharedDatabaseStatus) -> str:
     return "" if part.state == "ok" else "warn"
 
 
@@ -38,6 +40,15 @@ def _write(remote: RemoteWrite) -> str:
     return "; ".join([told, *losses])
 
 
-def _why(part: RemoteWrite | RemoteQuery) -> str:
+def _database(shared: SharedDatabaseStatus) -> str:
+    if shared.state != "ok":
+        waiting = f"; {f.count(shared.waiting_records)} records wait for it"
+        return f"other heads' data are missing{_why(shared)}{waiting}"
+    alive = sum(head.alive for head in shared.heads)
+    others = "no other head" if not alive else "1 other head" if alive == 1 else f"{alive} other heads"
+    return f"shares sessions and reports in PostgreSQL at {f.plain(shared.database)} with {others}"
+
+
+def _why(part: RemoteWrite | RemoteQuery | SharedDatabaseStatus) -> str:
     error = f": {f.plain(part.error)}" if part.error else ""
     return error + (f"; try: {f.plain(part.hint)}" if part.hint else "")

@@ -122,7 +122,7 @@ def _storage(storage: Mapping[str, Any]) -> Iterator[Family]:
 _BEYOND = {
     "remote": "1 when the engine takes samples",
     "remote_query": "1 when the engine answers questions",
-    "shared": "1 when the directory that heads share can be used",
+    "database": "1 when the database that heads share can be used",
 }
 """What a head may have beyond its own disk."""
 _ENGINE: tuple[tuple[str, Kind, str], ...] = (
