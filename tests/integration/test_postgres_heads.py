@@ -248,3 +248,28 @@ def test_gpus_of_other_heads_are_shown(make: Make) -> None:
     assert ("gpu01", "healthy", True) == (live.name, live.state, live.elsewhere)
     assert [Device] == [type(device) for device in live.devices]
     assert RUN not in b.archive.runs()
+
+
+def test_what_is_too_old_goes(make: Make, server: PostgresServer, database: str) -> None:
+    """After the retention of a head; sessions and nodes stay."""
+
+    a = make("a")
+    node = a.node("gpu01")
+    a.frame(node, 1, _STARTED, process(7), ended(7), {"event": "old"})
+    a.frame(node, 500, {"event": "new"})
+    a.session("run")
+    a.settle()
+    server.rows(
+        database,
+        "INSERT INTO gpu_hours SELECT 1, 'g', 1, 1, hour, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 "
+        f"FROM unnest(ARRAY[{round(START - 9e5) * 1_000_000}, {round(START + 250) * 1_000_000}]) AS hours (hour)",
+    )
+    writer = a.shared.writer
+    writer._keep_seconds = 100.0
+    a.time = START + 300.0
+    writer._pruned_at = float("-inf")
+    until(lambda: ["new"] == a.kinds(), "only what is new")
+
+    assert {} == a.lives()
+    assert [(1,)] == server.rows(database, "SELECT count(*) FROM gpu_hours")
+    assert ["run"] == [one.name for one in a.shared.store.sessions()]

@@ -76,7 +76,9 @@ class Backends:
             self._client = PromqlClient(engine, timeout_seconds=_ASK_SECONDS)
             stack.callback(self._client.close)
 
-    def join(self, fleet: Fleet, ingest: Ingest, sessions: Sessions, *, resume: bool) -> Store:
+    def join(
+        self, fleet: Fleet, ingest: Ingest, sessions: Sessions, *, resume: bool, keep_seconds: float
+    ) -> Store:
         """Take part in what other heads know; the store that has all of it.
 
         Args:
@@ -84,6 +86,7 @@ class Backends:
             ingest: Where facts of this head are written down.
             sessions: The sessions.
             resume: Go on with sessions that no head carried on.
+            keep_seconds: How long events, findings, processes and GPU time are kept.
         """
         if self._places.database is not None:
             from gpulse.cluster.head.shared_database import SharedDatabase  # noqa: PLC0415  as above
@@ -97,6 +100,7 @@ class Backends:
                 changed=ingest.changed,
                 now=self._now,
                 resume=resume,
+                keep_seconds=keep_seconds,
             )
         if self._client is not None and self._places.engine is not None:
             from gpulse.cluster.head.other_heads import Elsewhere  # noqa: PLC0415  as above

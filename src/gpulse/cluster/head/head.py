@@ -215,7 +215,9 @@ class Head:
         self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
         self._upkeep = Maintenance(archive, self._fleet, self._ingest, config.rules, now=now)
         keep_seconds = config.rules.book_seconds or config.rules.keep_seconds
-        store = self._beyond.join(self._fleet, self._ingest, self._sessions, resume=config.auto_resume)
+        store = self._beyond.join(
+            self._fleet, self._ingest, self._sessions, resume=config.auto_resume, keep_seconds=keep_seconds
+        )
         self._exports = Exports(self._beyond.whole, config.output_dir, now=now)
         return Service(
             fleet=self._fleet,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -49,6 +50,7 @@ class SharedDatabase:
         changed: Callable[[], None],
         now: Callable[[], float],
         resume: bool,
+        keep_seconds: float = math.inf,
     ) -> None:
         """Prepare to share; nothing is connected yet.
 
@@ -61,6 +63,7 @@ class SharedDatabase:
             changed: Called when there is something new to see.
             now: The head's clock.
             resume: Go on with sessions that no head carried on.
+            keep_seconds: How long the database keeps what is not a session or a node.
         """
         self._archive = archive
         self._config = config
@@ -87,6 +90,7 @@ class SharedDatabase:
             seen=self._seen,
             heard=self._hear,
             now=now,
+            keep_seconds=keep_seconds,
         )
         archive.follow_with(self.writer)
         self._gpu_time = GpuTimeWriter(

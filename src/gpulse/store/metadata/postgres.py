@@ -173,6 +173,8 @@ def connect(config: DatabaseConfig, *, timeout_seconds: float) -> Connection:
         try:
             for name, value in (
                 ("search_path", SCHEMA),
+                ("work_mem", "64MB"),
+                ("jit", "off"),
                 ("statement_timeout", f"{timeout_seconds:g}s"),
                 ("lock_timeout", f"{timeout_seconds:g}s"),
                 ("idle_in_transaction_session_timeout", f"{MAX_IDLE_TRANSACTION_SECONDS:g}s"),

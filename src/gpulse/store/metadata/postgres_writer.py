@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from gpulse.errors import GpulseError
 from gpulse.model.columns import Layout
 from gpulse.store.log.reader import LogReader
-from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.metadata import DROP_BEFORE, Metadata
 from gpulse.store.metadata.postgres import (
     Connection,
     DatabaseConfig,
@@ -31,6 +31,7 @@ from gpulse.store.metadata.postgres import (
 )
 from gpulse.store.metadata.postgres_apply import NodeIds, StepApplier
 from gpulse.store.metadata.postgres_copy import copy_metadata
+from gpulse.store.metadata.schema import GPU_DAYS, GPU_HOURS
 from gpulse.store.metadata.step import Step, steps_of
 from gpulse.store.outage import Outage
 from gpulse.store.store import StoredNode
@@ -55,6 +56,17 @@ _SHOW_SECONDS = 86_400.0
 """A node that reported to no head for longer is not shown by heads that never had it."""
 _LATE_SECONDS = 600.0
 """What another head writes may be this old: it was behind, or its clock differs."""
+_ROWS_AT_ONCE = 10_000
+_MAX_DELETES = 20
+"""Of each table in an hour, so that nobody waits long."""
+_DROP_FRAMES = tuple(
+    f"DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE time < ? LIMIT ?))"
+    for table in ("seen_frames", "early_ends")
+)
+_DROP_GPU_TIME = tuple(
+    f'DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE "{column}" < ? LIMIT ?))'
+    for table, column in ((GPU_HOURS, "time"), (GPU_DAYS, "time"), ("counted_time", "end"))
+)
 _REGISTER = """
 INSERT INTO heads (id, host, position) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE SET
     host = excluded.host, seen = clock_timestamp(), is_stopped = 0
@@ -148,6 +160,7 @@ class PostgresWriter:
         seen: Callable[[], Sequence[SeenNode]],
         heard: Callable[[News], None],
         now: Callable[[], float],
+        keep_seconds: float = math.inf,
     ) -> None:
         """Prepare to follow; nothing is connected yet.
 
@@ -159,8 +172,10 @@ class PostgresWriter:
             seen: Returns when the nodes of this head last reported.
             heard: Called with what other heads wrote, from this thread.
             now: The head's clock.
+            keep_seconds: How long events, findings, processes and GPU time are kept.
         """
         self.config = config
+        self._keep_seconds = keep_seconds
         self._source = source
         self._head = source.book.head_id
         self._host = host
@@ -297,6 +312,7 @@ class PostgresWriter:
                     beaten = time.monotonic()
                 if is_last and self.waiting_records == 0:
                     return
+                self._prune(connection)
                 self._wait(beaten)
         finally:
             close(connection)
@@ -421,12 +437,6 @@ class PostgresWriter:
                 since = self._now() - _SHOW_SECONDS
                 others = database.execute(_SEEN, (self._head, since)).fetchall()
                 devices = database.execute(_GPUS, (self._gpus_at,)).fetchall()
-            if now - self._pruned_at >= _PRUNE_SECONDS:
-                for table in ("seen_frames", "early_ends"):
-                    database.execute(
-                        f"DELETE FROM {table} WHERE time < ?", (self._now() - _KEEP_FRAMES_SECONDS,)
-                    )
-                self._pruned_at = now
         if is_time_for_nodes:
             self._seen_at, self._gpus_at = now, self._now() - _LATE_SECONDS
         gpus: dict[int, list[str]] = {}
@@ -444,6 +454,27 @@ class PostgresWriter:
                 None if others is None else [SeenNode(*row) for row in others],
             )
         )
+
+    def _prune(self, connection: Connection) -> None:
+        """Delete what is older than the retention of this head, some rows at a time."""
+        if time.monotonic() - self._pruned_at < _PRUNE_SECONDS:
+            return
+        now = self._now()
+        for statement in _DROP_FRAMES:
+            self._delete(connection, statement, now - _KEEP_FRAMES_SECONDS)
+        if math.isfinite(self._keep_seconds):
+            for statement in DROP_BEFORE:
+                self._delete(connection, statement, now - self._keep_seconds)
+            for statement in _DROP_GPU_TIME:
+                self._delete(connection, statement, round((now - self._keep_seconds) * 1e6))
+        self._pruned_at = time.monotonic()
+
+    def _delete(self, connection: Connection, statement: str, before: float) -> None:
+        for _ in range(_MAX_DELETES):
+            with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
+                removed = database.execute(statement, (before, _ROWS_AT_ONCE)).rowcount
+            if removed < _ROWS_AT_ONCE:
+                return
 
     def _own_nodes(self) -> list[SeenNode]:
         """Return when the nodes of this head last reported, by PostgreSQL's ids."""
