@@ -48,7 +48,7 @@ def head() -> FakeHead:
 @pytest.fixture
 async def port(head: FakeHead) -> AsyncIterator[int]:
     """Where the head is served."""
-    async with served(make_app(head, Access(TOKEN), clock=lambda: head.now, most_live=2)) as made:
+    async with served(make_app(head, Access(TOKEN), clock=head.now, most_live=2)) as made:
         yield made
 
 
@@ -159,7 +159,7 @@ async def test_a_live_stream(port: int, head: FakeHead) -> None:
         assert "gpus" in wanted["nodes"][0]
         await head.advance()
         after = await message(stream)
-        assert (head.now, False) == (after["nodes"][0]["time"], "gpus" in after["nodes"][0])
+        assert (head.time, False) == (after["nodes"][0]["time"], "gpus" in after["nodes"][0])
         assert after["sequence"] > wanted["sequence"]
         head.nodes = [node._replace(state="lost", connected=False) for node in head.nodes]
         lost = await message(stream)
@@ -223,7 +223,7 @@ async def test_many_clients_get_the_same(port: int, head: FakeHead) -> None:
             await head.advance()
             told = [await message(stream) for stream in (first, second)]
             assert told[0] == told[1]
-            assert [head.now] * 2 == [node["time"] for node in told[0]["nodes"]]
+            assert [head.time] * 2 == [node["time"] for node in told[0]["nodes"]]
             assert not any("details" in node for node in told[0]["nodes"])
 
 
@@ -323,7 +323,7 @@ async def test_slow_readers_get_the_newest(head: FakeHead) -> None:
                 await head.advance()
                 await asyncio.sleep(0.11)  # longer than the interval, so that each could be a message
             seen = 1
-            while (await message(stream))["nodes"][0]["time"] != head.now:
+            while (await message(stream))["nodes"][0]["time"] != head.time:
                 seen += 1
             assert seen < 12
 
@@ -339,7 +339,7 @@ async def test_clients_that_never_read_are_cut_off(head: FakeHead, monkeypatch: 
         "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     )
-    async with served(make_app(head, Access(TOKEN), clock=lambda: head.now)) as port:
+    async with served(make_app(head, Access(TOKEN), clock=head.now)) as port:
         for path, more, times in (("/metrics", "", 4_000), ("/api/v1/live", upgrade, 20_000)):
             many = tuple(
                 gpu._replace(device=gpu.device._replace(index=number, uuid=f"GPU-{number}"))
@@ -405,7 +405,7 @@ async def test_live_streams_outlast_the_deadlines_of_requests(
     monkeypatch.setattr(PatientHttp, "request_seconds", 0.2)
     monkeypatch.setattr(PatientHttp, "read_seconds", 0.2)
     monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.2)
-    async with served(make_app(head, Access(TOKEN), clock=lambda: head.now)) as port:
+    async with served(make_app(head, Access(TOKEN), clock=head.now)) as port:
         connection = socket.create_connection(("127.0.0.1", port))
         if before:
             connection.sendall(before)
@@ -415,7 +415,7 @@ async def test_live_streams_outlast_the_deadlines_of_requests(
             for _ in range(5):
                 await slow_request_is_cut(port)
             await head.advance()
-            assert head.now == (await message(stream))["nodes"][0]["time"]
+            assert head.time == (await message(stream))["nodes"][0]["time"]
         async with connect(f"ws://127.0.0.1:{port}/api/v1/live"):
             pass
         await slow_request_is_cut(port)
@@ -670,7 +670,7 @@ async def test_tls(head: FakeHead, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             for _ in range(2):
                 await slow_request_is_cut(port, ssl=trusting)
             await head.advance()
-            assert head.now == (await message(stream))["nodes"][0]["time"]
+            assert head.time == (await message(stream))["nodes"][0]["time"]
     async with served(make_app(head, Access(TOKEN)), tls=TlsFiles(cert, key, cert)) as port:
         async with httpx.AsyncClient(verify=trusting) as asking:
             with pytest.raises(httpx.HTTPError):

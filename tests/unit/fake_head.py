@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -39,7 +39,7 @@ class FakeHead:
     """Answers as a head does."""
 
     def __init__(self, now: float = NOW, *, gpus: int = 2) -> None:
-        self.now = now
+        self.time = now
         machine = DemoMachine(now - 60, gpus=gpus)
         frame = machine.sample(now)
         self.nodes = [
@@ -87,14 +87,21 @@ class FakeHead:
 
     async def advance(self, seconds: float = 1.0) -> None:
         """Let every node send a frame."""
-        self.now += seconds
+        self.time += seconds
         self.nodes = [
-            node if node.frame is None else node._replace(frame=node.frame._replace(time=self.now))
+            node if node.frame is None else node._replace(frame=node.frame._replace(time=self.time))
             for node in self.nodes
         ]
         self.sequence += 1
         async with self.news:
             self.news.notify_all()
+
+    @property
+    def reports(self) -> Self:
+        return self
+
+    def now(self) -> float:
+        return self.time
 
     def info(self) -> a.Info:
         self._heard("info")
@@ -115,27 +122,27 @@ class FakeHead:
             active_sessions=[self._session(session) for session in active],
             recoverable_sessions=[],
             version="1",
-            time=iso(self.now),
+            time=iso(self.time),
             uptime_seconds=1.5,
             frames_received=self.sequence,
-            nodes=[documents.node_status(node, self.now) for node in self.nodes],
+            nodes=[documents.node_status(node, self.time) for node in self.nodes],
             missing_nodes=self.absent,
             findings=[],
             storage=self.storage,
         )
 
     def clients(self) -> a.Clients:
-        clients = [documents.client(node, self.now) for node in self.nodes]
+        clients = [documents.client(node, self.time) for node in self.nodes]
         return a.Clients(total_clients=len(clients), clients=clients)
 
     def latest(self) -> a.Latest:
         return a.Latest(
-            timestamp=iso(self.now),
+            timestamp=iso(self.time),
             client_data={
                 node.name: a.NodeValues(
                     hostname=node.name,
                     state=node.state,
-                    time=iso(self.now),
+                    time=iso(self.time),
                     age_seconds=0.0,
                     gpus=[
                         a.GpuValues(
@@ -172,8 +179,8 @@ class FakeHead:
         session = Session(
             f"s{number}",
             name or f"session-{number}",
-            self.now - (request.since or 0),
-            self.now,
+            self.time - (request.since or 0),
+            self.time,
             request.interval_ms or 1000,
         )
         self.stored.append(session)
@@ -189,7 +196,9 @@ class FakeHead:
         if request.name:
             self._found(request.name)
         stopped = [s for s in self.stored if s.is_active and request.name in {"", s.name}]
-        self.stored = [s._replace(state="finished", end=self.now) if s in stopped else s for s in self.stored]
+        self.stored = [
+            s._replace(state="finished", end=self.time) if s in stopped else s for s in self.stored
+        ]
         return a.SeveralSessions(
             success=True,
             message=f"{len(stopped)} stopped",
@@ -223,7 +232,7 @@ class FakeHead:
         }
         return Download(f"{session.name}.{request.format}", kinds[request.format], pieces())
 
-    async def query(self, request: r.QueryMetric) -> QueryReport:
+    async def query(self, request: r.QueryMetric, _now: float) -> QueryReport:
         self._heard("query", request)
         series = {"node": "alpha", "subject": "GPU-0", "gpu": "0", "times": [NOW], "values": [0.5]}
         told: dict[str, Any] = {
@@ -235,7 +244,7 @@ class FakeHead:
         told |= {"unit": "1", "from": NOW, "to": NOW, "step": None, "statistic": request.statistic}
         return msgspec.convert(told, QueryReport)
 
-    async def history(self, request: r.GetHistory) -> HistoryReport:
+    async def history(self, request: r.GetHistory, _now: float) -> HistoryReport:
         self._heard("history", request)
         series = [
             {"node": "alpha", "subject": "GPU-0", "gpu": "0", "metric": metric, "unit": "1", "values": [None]}
@@ -246,14 +255,14 @@ class FakeHead:
             {"scope": request.scope, **span, "incomplete": [], "series": series}, HistoryReport
         )
 
-    async def processes(self, request: r.GetProcesses) -> ProcessReport:
+    async def processes(self, request: r.GetProcesses, _now: float) -> ProcessReport:
         self._heard("processes", request)
         return msgspec.convert(
             {"from": NOW - 3600, "to": NOW, "truncated": False, "incomplete": [], "processes": []},
             ProcessReport,
         )
 
-    async def usage(self, request: r.GetUsage) -> UsageReport:
+    async def usage(self, request: r.GetUsage, _now: float) -> UsageReport:
         self._heard("usage", request)
         row = {
             **dict.fromkeys(("job", "program", "node", "pid", "start_time", "energy_joules")),
@@ -286,19 +295,19 @@ class FakeHead:
         }
         return msgspec.convert(told, UsageReport)
 
-    async def job(self, request: r.GetJob) -> JobReport:
+    async def job(self, request: r.GetJob, _now: float) -> JobReport:
         self._heard("job", request)
         return msgspec.convert({**job_document(), "job": request.job}, JobReport)
 
-    async def events(self, request: r.GetEvents) -> EventReport:
+    async def events(self, request: r.GetEvents, _now: float) -> EventReport:
         self._heard("events", request)
         event = {"time": iso(NOW), "kind": "node_joined", "node": "alpha", "detail": {}}
         return msgspec.convert({"truncated": False, "events": [event], "incomplete": []}, EventReport)
 
     def findings(self) -> a.Findings:
-        return a.Findings(time=iso(self.now), findings=[])
+        return a.Findings(time=iso(self.time), findings=[])
 
-    async def finding_spans(self, request: r.GetFindingSpans) -> FindingReport:
+    async def finding_spans(self, request: r.GetFindingSpans, _now: float) -> FindingReport:
         self._heard("finding_spans", request)
         span = {
             **dict.fromkeys(("family", "cause", "lost_ratio", "confidence", "to", "url")),
@@ -357,7 +366,7 @@ class FakeHead:
         raise RefusedError(404, f"there is no session {name}", hint="GET /profiling/sessions lists them")
 
     def _session(self, session: Session) -> a.SessionAnswer:
-        return documents.session(session, self.now, output_file=session.output)
+        return documents.session(session, self.time, output_file=session.output)
 
 
 def seen_as(app: ASGIApp, user: int) -> ASGIApp:

@@ -43,7 +43,7 @@ async def remote(head: FakeHead) -> AsyncIterator[httpx.AsyncClient]:
 
 def client(head: FakeHead, address: str, base: str, access: Access | None = None) -> httpx.AsyncClient:
     """A client that is seen to come from an address."""
-    app = make_app(head, access or Access(TOKEN, ["https://panel.example"]), clock=lambda: head.now)
+    app = make_app(head, access or Access(TOKEN, ["https://panel.example"]), clock=head.now)
     transport = httpx.ASGITransport(
         seen_as(app, os.geteuid()), raise_app_exceptions=False, client=(address, 4711)
     )
@@ -234,7 +234,7 @@ async def test_metrics_and_health(local: httpx.AsyncClient, head: FakeHead) -> N
     assert 200 == (await local.get("/-/ready")).status_code
     head.storage = msgspec.structs.replace(head.storage, state="failing", error="no space left")
     assert 503 == (await local.get("/-/ready")).status_code
-    head.now += 60
+    head.time += 60
     assert "gpulse_gpu_" not in (await local.get("/metrics")).text
 
 

@@ -28,13 +28,7 @@ from gpulse.errors import DiskError, RefusedError
 from gpulse.model import iso_time
 from gpulse.model.finding import Finding
 from gpulse.model.session import Format, Session
-from gpulse.reports.events import EventReport
-from gpulse.reports.findings import FindingReport
-from gpulse.reports.history import HistoryReport, QueryReport
 from gpulse.reports.interruptions import Coverage
-from gpulse.reports.job_report import JobReport
-from gpulse.reports.processes import ProcessReport
-from gpulse.reports.usage import UsageReport
 from gpulse.store.gpu_choice import choose_gpus
 from gpulse.store.log.records import Entry
 from gpulse.store.store import Store
@@ -78,10 +72,10 @@ class Service:
         self._keep_seconds = keep_seconds
         self._expected = expected
         self._missing_findings = missing_findings
-        self._now = now
+        self.now = now
         self._stop = stop
         self._store = store
-        self._reports = ReportRunner(store, fleet.register, lambda: settings.interval_seconds)
+        self.reports = ReportRunner(store, fleet.register, lambda: settings.interval_seconds)
         self._started = now()
         self._session_lock = asyncio.Lock()
         self._work: set[asyncio.Task[a.SeveralSessions]] = set()
@@ -101,7 +95,7 @@ class Service:
 
     def status(self) -> a.Status:
         """How the head is, what it stores, who is connected."""
-        now, live, active = self._now(), self._fleet.live(), self._sessions.active()
+        now, live, active = self.now(), self._fleet.live(), self._sessions.active()
         present = [node for node in live if node.is_present]
         described = [
             documents.session(session, now, output_file=self._exports.path(session)) for session in active
@@ -132,13 +126,13 @@ class Service:
 
     def clients(self) -> a.Clients:
         """The connected nodes and their GPUs."""
-        now = self._now()
+        now = self.now()
         found = [documents.client(node, now) for node in self._fleet.live() if node.is_present]
         return a.Clients(total_clients=len(found), clients=found)
 
     def latest(self) -> a.Latest:
         """The newest readings of every node that is not lost."""
-        now, settings = self._now(), self._settings
+        now, settings = self.now(), self._settings
         return a.Latest(
             timestamp=iso_time.iso(now),
             client_data={
@@ -166,7 +160,7 @@ class Service:
     def findings(self) -> a.Findings:
         """What is wrong now, worst first."""
         return a.Findings(
-            time=iso_time.iso(self._now()),
+            time=iso_time.iso(self.now()),
             findings=documents.findings(self._fleet.live(), self._missing_findings()),
         )
 
@@ -192,47 +186,17 @@ class Service:
             pass
         return self._ingest.version
 
-    # --- reports
-
-    async def query(self, request: r.QueryMetric) -> QueryReport:
-        """The history of one metric."""
-        return await self._reports.query(request, self._now())
-
-    async def history(self, request: r.GetHistory) -> HistoryReport:
-        """Several metrics over time, all at the same times."""
-        return await self._reports.history(request, self._now())
-
-    async def processes(self, request: r.GetProcesses) -> ProcessReport:
-        """The processes that held GPUs, newest first."""
-        return await self._reports.processes(request, self._now())
-
-    async def usage(self, request: r.GetUsage) -> UsageReport:
-        """Who held GPUs, for how long, and how long those were idle."""
-        return await self._reports.usage(request, self._now())
-
-    async def job(self, request: r.GetJob) -> JobReport:
-        """How well a job, a session or a process used its GPUs."""
-        return await self._reports.job(request, self._now())
-
-    async def events(self, request: r.GetEvents) -> EventReport:
-        """What happened, oldest first."""
-        return await self._reports.events(request, self._now())
-
-    async def finding_spans(self, request: r.GetFindingSpans) -> FindingReport:
-        """From when to when findings held, oldest first."""
-        return await self._reports.finding_spans(request, self._now())
-
     # --- sessions
 
     async def start_session(self, request: r.StartSession) -> a.OneSession:
         """Start a session, in the past when asked to."""
         if request.nodes or request.gpus:
-            self._reports.node_ids(request.nodes)
+            self.reports.node_ids(request.nodes)
             choose_gpus(self._store.gpus(), request.nodes, request.gpus)
         async with self._session_lock:
             session = self._sessions.begin(
                 secrets.token_hex(8),
-                now=self._now(),
+                now=self.now(),
                 name=request.name or None,
                 since_seconds=request.since,
                 longest_seconds=self._keep_seconds,
@@ -266,7 +230,7 @@ class Service:
     async def _stop_sessions(self, name: str | None, output_format: Format) -> a.SeveralSessions:
         async with self._session_lock:
             chosen = self._sessions.to_stop(name)
-            now = self._now()
+            now = self.now()
             ended = [stopped(session, now) for session in chosen]
             for session in ended:
                 await self._keep(session)
@@ -316,7 +280,7 @@ class Service:
         """Go on with a session that was interrupted."""
         async with self._session_lock:
             chosen = self._sessions.to_recover(request.name, request.session_id)
-            session = recovered(chosen, self._now())
+            session = recovered(chosen, self.now())
             await self._keep(session)
             await self._exports.plan(session)
         log.info("session %s goes on", session.name)
@@ -329,7 +293,7 @@ class Service:
 
     def download(self, request: r.GetSessionFile) -> Download:
         """A session's file, piece by piece."""
-        return self._exports.download(self._sessions.find(request.name), request.format, self._now())
+        return self._exports.download(self._sessions.find(request.name), request.format, self.now())
 
     async def _written(self, session: Session, path: str) -> None:
         """A session's file is there: remember where, if it is the last one it gets."""
@@ -366,7 +330,7 @@ class Service:
     def _described(self, session: Session, coverage: Sequence[Coverage | None] = ()) -> a.SessionAnswer:
         return documents.session(
             session,
-            self._now(),
+            self.now(),
             output_file=self._exports.path(session),
             export=self._exports.state(session),
             coverage=coverage,
@@ -376,7 +340,7 @@ class Service:
         """The session with what is missing of its interruptions, which takes a look into the store."""
         if not session.interruptions:
             return self._described(session)
-        return self._described(session, await self._reports.coverage(session))
+        return self._described(session, await self.reports.coverage(session))
 
     # --- the head itself
 
@@ -385,7 +349,7 @@ class Service:
         wanted = self._settings.changed(
             interval_ms=request.interval_ms, bandwidth=request.bandwidth, nvlink=request.nvlink
         )
-        await self._durable(Entry.of_fact("settings", time=self._now(), **wanted.to_dict()))
+        await self._durable(Entry.of_fact("settings", time=self.now(), **wanted.to_dict()))
         self._settings.take(wanted)
         self._ingest.settings_changed()
         log.info("settings changed: %s", self._settings)

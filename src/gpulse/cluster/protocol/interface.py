@@ -69,8 +69,40 @@ class Download(NamedTuple):
     pieces: AsyncIterator[bytes]
 
 
+class Reports(Protocol):
+    """Reports of a head about what it has stored; `now` is the end where a request does not name one."""
+
+    async def query(self, request: r.QueryMetric, now: float, /) -> QueryReport:
+        """The history of one metric."""
+
+    async def history(self, request: r.GetHistory, now: float, /) -> HistoryReport:
+        """Several metrics over time, all at the same times."""
+
+    async def processes(self, request: r.GetProcesses, now: float, /) -> ProcessReport:
+        """The processes that held GPUs, newest first."""
+
+    async def usage(self, request: r.GetUsage, now: float, /) -> UsageReport:
+        """Who held GPUs, for how long, and how long those were idle."""
+
+    async def job(self, request: r.GetJob, now: float, /) -> JobReport:
+        """How well a job, a session or a process used its GPUs."""
+
+    async def events(self, request: r.GetEvents, now: float, /) -> EventReport:
+        """What happened, oldest first."""
+
+    async def finding_spans(self, request: r.GetFindingSpans, now: float, /) -> FindingReport:
+        """From when to when findings held, oldest first."""
+
+
 class HeadInterface(Protocol):
     """Everything that can be done with a head. What it refuses raises RefusedError."""
+
+    @property
+    def reports(self) -> Reports:
+        """Reports about what is stored."""
+
+    def now(self) -> float:
+        """Return the time of the head's clock, in epoch seconds."""
 
     def info(self) -> a.Info:
         """What serves here."""
@@ -105,29 +137,8 @@ class HeadInterface(Protocol):
     def download(self, request: r.GetSessionFile) -> Download:
         """A session's file, piece by piece."""
 
-    async def query(self, request: r.QueryMetric) -> QueryReport:
-        """The history of one metric."""
-
-    async def history(self, request: r.GetHistory) -> HistoryReport:
-        """Several metrics over time, all at the same times."""
-
-    async def processes(self, request: r.GetProcesses) -> ProcessReport:
-        """The processes that held GPUs, newest first."""
-
-    async def usage(self, request: r.GetUsage) -> UsageReport:
-        """Who held GPUs, for how long, and how long those were idle."""
-
-    async def job(self, request: r.GetJob) -> JobReport:
-        """How well a job, a session or a process used its GPUs."""
-
-    async def events(self, request: r.GetEvents) -> EventReport:
-        """What happened, oldest first."""
-
     def findings(self) -> a.Findings:
         """What is wrong now, worst first."""
-
-    async def finding_spans(self, request: r.GetFindingSpans) -> FindingReport:
-        """From when to when findings held, oldest first."""
 
     async def change_settings(self, request: r.ChangeSettings) -> a.SettingsChanged:
         """Change how agents sample; they follow at once."""

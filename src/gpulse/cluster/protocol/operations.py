@@ -84,22 +84,26 @@ class Operation(NamedTuple, Generic[Request]):
 def _query(head: HeadInterface, request: r.QueryMetric) -> Awaitable[QueryReport]:
     scope = request.scope or _scopes_of(request.metric)[0]
     _check_metrics(scope, (request.metric,))
-    return head.query(msgspec.structs.replace(request, scope=scope, step=request.step or None))
+    return head.reports.query(
+        msgspec.structs.replace(request, scope=scope, step=request.step or None), head.now()
+    )
 
 
 def _history(head: HeadInterface, request: r.GetHistory) -> Awaitable[HistoryReport]:
     _check_metrics(request.scope, request.metrics)
-    return head.history(msgspec.structs.replace(request, metrics=tuple(dict.fromkeys(request.metrics))))
+    return head.reports.history(
+        msgspec.structs.replace(request, metrics=tuple(dict.fromkeys(request.metrics))), head.now()
+    )
 
 
 async def _usage(head: HeadInterface, request: r.GetUsage) -> UsageReport:
-    report = await head.usage(request)
+    report = await head.reports.usage(request, head.now())
     is_long = len(report.rows) > _MAX_USAGE_ROWS
     return msgspec.structs.replace(report, truncated=is_long, rows=report.rows[:_MAX_USAGE_ROWS])
 
 
 async def _usage_file(head: HeadInterface, request: r.GetUsage) -> Download:
-    return usage_file(await head.usage(request))
+    return usage_file(await head.reports.usage(request, head.now()))
 
 
 def _check_metrics(scope: Scope, metrics: Sequence[str]) -> None:
@@ -246,7 +250,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         "The processes that held GPUs, newest first.",
         r.GetProcesses,
         ProcessReport,
-        lambda head, request: head.processes(request),
+        lambda head, request: head.reports.processes(request, head.now()),
     ),
     Operation(
         "usage",
@@ -274,7 +278,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         "How well a job, a session or a process used its GPUs.",
         r.GetJob,
         JobReport,
-        lambda head, request: head.job(request),
+        lambda head, request: head.reports.job(request, head.now()),
     ),
     Operation(
         "events",
@@ -283,7 +287,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         "What happened, oldest first.",
         r.GetEvents,
         EventReport,
-        lambda head, request: head.events(request),
+        lambda head, request: head.reports.events(request, head.now()),
     ),
     Operation(
         "findings",
@@ -301,7 +305,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         "What was wrong at some time of a range, oldest first, each with its own start and end.",
         r.GetFindingSpans,
         FindingReport,
-        lambda head, request: head.finding_spans(request),
+        lambda head, request: head.reports.finding_spans(request, head.now()),
     ),
     Operation(
         "settings",
