@@ -19,8 +19,9 @@ from typing import Any, Self
 
 from benchmarks.measure import ROOT, child_environment
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import Answer, Credentials
+from gpulse.cluster.client.client import Answer
 from gpulse.cluster.client.grpc_link import GrpcLink
+from gpulse.cluster.client.link import Credentials
 
 _SYNCS = Path(__file__).parent / "children" / "syncs.c"
 _END_SECONDS = 60.0

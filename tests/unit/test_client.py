@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpulse.cluster.client.address import Address, parse_address
-from gpulse.cluster.client.client import HeadClient, Reply, UnansweredError
+from gpulse.cluster.client.client import HeadClient
+from gpulse.cluster.client.link import Reply, UnansweredError
 from gpulse.cluster.protocol.answers import Status
 from gpulse.errors import GpulseError, RefusedError, UsageError
 

@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import (
-    BrokenOffError,
-    Credentials,
-    UnansweredError,
-    UnreachableError,
-    connect,
-)
+from gpulse.cluster.client.client import connect
+from gpulse.cluster.client.link import BrokenOffError, Credentials, UnansweredError, UnreachableError
 from gpulse.cluster.client.probe import Found, check_listening, look
 from gpulse.errors import GpulseError, UsageError
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from gpulse.cli import job, target
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import HeadClient, Reply
+from gpulse.cluster.client.client import HeadClient
+from gpulse.cluster.client.link import Reply
 from gpulse.errors import GpulseError, RefusedError, UsageError
 from tests.unit.job_documents import job_document
 

@@ -17,7 +17,7 @@ from gpulse.cluster.agent.buffer import Buffer
 from gpulse.cluster.agent.link import Link, LinkConfig, RefusedByHeadError
 from gpulse.cluster.agent.spool import SpoolReader
 from gpulse.cluster.agent.stream import Side, Stream
-from gpulse.cluster.client.client import UnreachableError
+from gpulse.cluster.client.link import UnreachableError
 from gpulse.cluster.wire_pb2 import Hello
 from gpulse.model.columns import PackedFrame
 

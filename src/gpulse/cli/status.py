@@ -47,7 +47,7 @@ def show(
         transport: What to speak.
         name: The program that was called.
     """
-    from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
+    from gpulse.cluster.client.link import UnreachableError  # noqa: PLC0415  --help needs none of it
     from gpulse.cluster.protocol.answers import Status  # noqa: PLC0415
 
     try:

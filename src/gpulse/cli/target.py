@@ -16,7 +16,8 @@ from gpulse.errors import GpulseError
 
 if TYPE_CHECKING:
     from gpulse.cluster.client.address import Address, Transport
-    from gpulse.cluster.client.client import Credentials, HeadClient
+    from gpulse.cluster.client.client import HeadClient
+    from gpulse.cluster.client.link import Credentials
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -90,7 +91,7 @@ class Target(NamedTuple):
         Raises:
             UsageError: The token cannot be used.
         """
-        from gpulse.cluster.client.client import Credentials  # noqa: PLC0415  as above
+        from gpulse.cluster.client.link import Credentials  # noqa: PLC0415  as above
 
         ca, cert, key = (
             None if path is None else str(path) for path in (self.tls_ca, self.tls_cert, self.tls_key)

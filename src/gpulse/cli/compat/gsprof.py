@@ -280,7 +280,7 @@ def recover_session(*, data_dir: Path, **given: Any) -> None:
         with remote.asking(chosen) as head:
             recover.at_head(asked, head)
     except GpulseError as error:
-        from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415  --help needs none of it
+        from gpulse.cluster.client.link import UnreachableError  # noqa: PLC0415  --help needs none of it
 
         if chosen.head is not None or not isinstance(error, UnreachableError):
             raise

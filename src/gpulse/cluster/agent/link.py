@@ -315,7 +315,7 @@ class Link:
         """
         from gpulse.cluster.client import probe  # noqa: PLC0415  when all is well it is not needed
         from gpulse.cluster.client.address import parse_address  # noqa: PLC0415
-        from gpulse.cluster.client.client import UnreachableError  # noqa: PLC0415
+        from gpulse.cluster.client.link import UnreachableError  # noqa: PLC0415
 
         address, tls = parse_address(head.target), self._config.tls is not None
         try:

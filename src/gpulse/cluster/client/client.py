@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, Self, TypeVar
 
 import msgspec
 
 from gpulse._version import __version__
 from gpulse.cluster.client.address import Address
+from gpulse.cluster.client.link import (
+    Credentials,
+    Link,
+    Reply,
+    UnansweredError,
+)
 from gpulse.cluster.protocol.answers import Error
 from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError, RefusedError
@@ -19,59 +25,6 @@ CALL_SECONDS = 60.0
 
 
 Result = TypeVar("Result")
-
-
-class UnreachableError(GpulseError):
-    """Nothing listens there."""
-
-
-class UnansweredError(GpulseError):
-    """Something listens there, but gives no answer that a head would give."""
-
-
-class BrokenOffError(GpulseError):
-    """A download ended before the file did."""
-
-
-class Credentials(NamedTuple):
-    """What to show a head, and how to know it."""
-
-    token: str | None = None
-    tls: bool = False
-    ca: str | None = None
-    """PEM file of who vouches for the head; the system's authorities when None."""
-    cert: str | None = None
-    """PEM file of a certificate of our own, if the head wants one."""
-    key: str | None = None
-
-
-class Reply(NamedTuple):
-    """The reply of a head, not decoded yet."""
-
-    status: int
-    """As in HTTP."""
-    body: bytes
-
-
-class Link(Protocol):
-    """A way to a head."""
-
-    def ask(self, operation: str, body: Mapping[str, Any]) -> Reply:
-        """One operation.
-
-        Raises:
-            GpulseError: There was no answer.
-        """
-
-    def fetch(self, body: Mapping[str, Any]) -> Iterator[Reply]:
-        """A file in pieces; an answer whose status is not 200 says why there are no more.
-
-        Raises:
-            GpulseError: There was no answer.
-        """
-
-    def close(self) -> None:
-        """Let go."""
 
 
 class HeadClient:

@@ -10,7 +10,7 @@ from typing import Any
 from gpulse._version import __version__
 from gpulse.cluster import wire
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import BrokenOffError, Credentials, Reply, UnansweredError
+from gpulse.cluster.client.link import BrokenOffError, Credentials, Reply, UnansweredError
 from gpulse.cluster.client.probe import check_listening, explained
 from gpulse.cluster.tokens import token_hint
 from gpulse.errors import GpulseError, RefusedError

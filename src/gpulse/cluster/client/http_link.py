@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from gpulse._version import __version__
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import BrokenOffError, Credentials, Reply, UnansweredError
+from gpulse.cluster.client.link import BrokenOffError, Credentials, Reply, UnansweredError
 from gpulse.cluster.client.probe import CONNECT_SECONDS, explained, unreachable
 from gpulse.cluster.protocol.operations import BY_NAME
 from gpulse.errors import GpulseError, UsageError

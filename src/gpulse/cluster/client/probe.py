@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from typing import Literal, NamedTuple
 
 from gpulse.cluster.client.address import AGENTS_USE, Address
-from gpulse.cluster.client.client import UnansweredError, UnreachableError
+from gpulse.cluster.client.link import UnansweredError, UnreachableError
 
 CONNECT_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
