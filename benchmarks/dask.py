@@ -81,7 +81,7 @@ def _run_tasks(machine: DaskMachine, count: int) -> Take:
     with machine.client() as client, client.as_current():
         before, begun = sum(map(_cpu_seconds, pids)), time.perf_counter()
         futures = client.map(_increment, range(count), pure=False)
-        wait(futures)
+        wait(futures)  # type: ignore[no-untyped-call]
         wall = time.perf_counter() - begun
         cpu = sum(map(_cpu_seconds, pids)) - before
         del futures

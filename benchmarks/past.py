@@ -9,10 +9,10 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
@@ -355,12 +355,14 @@ def _identity(pid: int, chance: int) -> str:
 _Answer = TypeVar("_Answer")
 
 
-def _asked(takes: int, ask: Callable[[], Awaitable[_Answer]]) -> tuple[float, Spread, Spread, _Answer]:
+def _asked(
+    takes: int, ask: Callable[[], Coroutine[Any, Any, _Answer]]
+) -> tuple[float, Spread, Spread, _Answer]:
     """The first answer's time, the spread of later ones in time and in CPU time, and an answer."""
     times, spent = [], []
     for _ in range(takes + 1):
         begun, used = time.perf_counter(), time.process_time()
-        answer = asyncio.run(ask())  # type: ignore[arg-type]
+        answer = asyncio.run(ask())
         times.append(time.perf_counter() - begun)
         spent.append(time.process_time() - used)
     return times[0], Spread.of(times[1:]), Spread.of(spent[1:]), answer
@@ -407,7 +409,7 @@ def _questions(report: Report, reports: ReportRunner, size: Size, takes: int) ->
 
     table = Table("Time of the first answer and CPU time of later ones:", ("what", "first", "CPU", "answer"))
     gpus = size.nodes * _GPUS
-    questions: list[tuple[str, float, Callable[[], Awaitable[HistoryReport | UsageReport]]]] = [
+    questions: list[tuple[str, float, Callable[[], Coroutine[Any, Any, HistoryReport | UsageReport]]]] = [
         (f"one GPU's {size.days} days, 6 metrics", _MOST_CHART, chart),
         (f"who held {gpus} GPUs in 24 h", _MOST_DAY, lambda: usage(float(size.end - _DAY))),
         (f"who held {gpus} GPUs in {size.days} days", _MOST_MONTH, lambda: usage(month)),

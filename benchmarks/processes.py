@@ -19,9 +19,8 @@ from typing import Any, Self
 
 from benchmarks.measure import ROOT, child_environment
 from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import Answer
 from gpulse.cluster.client.grpc_link import GrpcLink
-from gpulse.cluster.client.link import Credentials
+from gpulse.cluster.client.link import Credentials, Reply
 
 _SYNCS = Path(__file__).parent / "children" / "syncs.c"
 _END_SECONDS = 60.0
@@ -167,7 +166,7 @@ class Head(Process):
         with suppress(OSError):
             for task in Path(f"/proc/{self.pid}/task").iterdir():
                 for child in (task / "children").read_text().split():
-                    if b"store.history.sealer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    if b"store.history.seal_process" in Path(f"/proc/{child}/cmdline").read_bytes():
                         return int(child)
         return None
 
@@ -177,12 +176,12 @@ class Head(Process):
         return int.from_bytes(file.read_bytes(), sys.byteorder) if file.exists() else 0
 
     @contextmanager
-    def asked(self) -> Iterator[Callable[..., Answer]]:
+    def asked(self) -> Iterator[Callable[..., Reply]]:
         """Ask it over gRPC: `ask(operation, body)`."""
         host, _, port = self.address.rpartition(":")
         link = GrpcLink(Address("grpc", host, int(port)), Credentials(), 120.0)
 
-        def ask(operation: str, **body: Any) -> Answer:
+        def ask(operation: str, **body: Any) -> Reply:
             answer = link.ask(operation, body)
             if answer.status != 200:
                 raise RuntimeError(f"{operation}: {answer.status} {answer.body[:500]!r}")

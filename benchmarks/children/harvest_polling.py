@@ -9,5 +9,5 @@ from gpulse.cli.entry import main
 from gpulse.harvest.sight.sight import Sight
 
 if __name__ == "__main__":
-    harvesting.Sight = partial(Sight, inotify=False)  # type: ignore[assignment,misc]
+    setattr(harvesting, "Sight", partial(Sight, inotify=False))  # noqa: B010  it is not exported
     main()
