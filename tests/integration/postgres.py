@@ -95,6 +95,11 @@ class PostgresServer:
         return True
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen is not None and self._popen.poll() is None
+
+    @property
     def log(self) -> str:
         """What the server wrote."""
         return (self.directory / "server.log").read_text(encoding="utf-8")
@@ -145,7 +150,8 @@ class PostgresServer:
     def kill(self) -> None:
         """End it without warning: every process of it."""
         if self._popen is not None:
-            self.signal(signal.SIGKILL)
+            if self.is_running:
+                self.signal(signal.SIGKILL)
             self._popen.wait()
             self._popen = None
             (self.directory / "data" / "postmaster.pid").unlink(missing_ok=True)

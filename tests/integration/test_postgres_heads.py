@@ -268,8 +268,53 @@ def test_what_is_too_old_goes(make: Make, server: PostgresServer, database: str)
     writer._keep_seconds = 100.0
     a.time = START + 300.0
     writer._pruned_at = float("-inf")
-    until(lambda: ["new"] == a.kinds(), "only what is new")
-
-    assert {} == a.lives()
-    assert [(1,)] == server.rows(database, "SELECT count(*) FROM gpu_hours")
+    until(lambda: ["new"] == a.kinds() and {} == a.lives(), "only what is new")
+    until(lambda: [(1,)] == server.rows(database, "SELECT count(*) FROM gpu_hours"), "only newer GPU time")
     assert ["run"] == [one.name for one in a.shared.store.sessions()]
+
+
+def test_ten_minutes_without_a_database_are_made_up_for(tmp_path: Path) -> None:
+    """From the log, since no memory is kept for so long; as many as agents sent, and each once."""
+
+    with PostgresServer() as server:
+        name = server.make_database()
+        with SmallHead(tmp_path / "a", config_of(server, name)) as a:
+            node = a.node("gpu01")
+            a.frame(node, 1, _STARTED)
+            a.settle()
+            server.stop()
+            for sequence in range(2, 602):
+                a.frame(node, sequence, process(sequence), {"event": "tick"}, ended(sequence - 1))
+            until(lambda: a.shared.writer.outage is not None, "a failure")
+            assert a.shared.writer.waiting_records == 600
+            assert 601 == len(a.store.events(query(start=0, end=1e11)))  # its own data
+            a.archive.seal()
+            server.start()
+            a.settle()
+            assert 601 == len(a.kinds())
+            lives = a.lives()
+            assert (600, [601]) == (len(lives), [pid for pid, end in lives.items() if end is None])
+            assert [(601,)] == server.rows(name, "SELECT count(*) FROM seen_frames")
+
+
+def test_a_log_that_got_too_long_is_made_up_for_by_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of what may wait for the database costs no metadata."""
+
+    monkeypatch.setattr("gpulse.store.local._SEGMENT_BYTES", 4096)
+    with PostgresServer() as server:
+        name = server.make_database()
+        config = config_of(server, name)._replace(limit_bytes=8192)
+        with SmallHead(tmp_path / "a", config) as a:
+            node = a.node("gpu01")
+            a.settle()
+            server.stop()
+            for sequence in range(1, 201):
+                a.frame(node, sequence, process(sequence), {"event": "tick"})
+            a.archive.seal()
+            assert a.archive.usage().log_bytes < 16_000
+            server.start()
+            a.settle()
+            assert ["tick"] * 200 == a.kinds()
+            assert 200 == len(a.lives())

@@ -8,8 +8,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from tests.integration.cluster import AgentProcess, Cluster, HeadProcess, cluster_in, free_port, until
 from tests.integration.postgres import PASSWORD, PostgresServer
+from tests.integration.test_cluster_disk import small_disk
 
 pytestmark = pytest.mark.requires("PostgreSQL")
 
@@ -371,3 +374,49 @@ def test_a_bad_option_is_one_line(tmp_path: Path, options: tuple[str, ...], word
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert "sesame" not in done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_database_whose_disk_is_full_gets_everything_later(tmp_path: Path) -> None:
+    """It is said; nothing is lost, and nothing is there twice."""
+
+    directory = Path(tempfile.mkdtemp(prefix="gpulse-pg-"))
+    directory.chmod(0o755)  # the server's user goes through it
+    place = directory / "disk"
+    with (
+        small_disk(place, 150_000),
+        PostgresServer(directory=place) as server,
+        cluster_in(tmp_path) as cluster,
+    ):
+        heads = Heads(tmp_path, cluster, server)
+        a = heads.start("a")
+        heads.agent("n1", "a")
+        until(lambda: a.nodes().get("n1") == "healthy" and is_caught_up(a), "the node")
+        filler = place / "filler"
+        _fill(filler)
+        for number in range(400):
+            a.post("/profiling/start", {"name": f"run{number}", "labels": {"text": "x" * 200}})
+            if database(a)["state"] == "failing":
+                break
+        found = until(lambda: (found := database(a))["state"] == "failing" and found, "a failure")
+        started = number + 1
+        a.post("/profiling/start", {"name": "last"})
+        filler.unlink()
+        if not server.is_running:  # a server that cannot write its own log ends
+            server.start()
+        until(lambda: is_caught_up(a), "everything in the database")
+        assert found["hint"]
+        assert [(started + 1,)] == heads.rows("SELECT count(*) FROM sessions")
+        assert a.end() == 0, a.text
+        assert [(count_events(a),)] == heads.rows("SELECT count(*) FROM events")
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _fill(path: Path) -> None:
+    """Fill the disk that a file is on."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    with path.open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(512))
