@@ -229,24 +229,29 @@ def test_another_version_of_the_tables_is_refused(make: Make, server: PostgresSe
     assert ["gap"] == b.kinds()
 
 
-def test_gpus_of_other_heads_are_shown(make: Make) -> None:
-    """With the node, which is late and lost by when it last reported anywhere."""
+def test_nodes_of_other_heads_are_shown(make: Make) -> None:
+    """With the node, its processes and its findings."""
 
     a, b = make("a"), make("b")
     node = a.node("gpu01")
     for fact in layout_facts(gpu_layout((0, None)), node, START):
         a.note(fact.pop("fact"), **fact)
-    a.commit()
+    finding = {"id": "slow", "severity": "high", "summary": "waits", "gpu": 0, "label": "0"}
+    a.frame(node, 1, process(7), process(8), {"event": "findings", "findings": [finding]})
 
     def shown() -> bool:
         b.look()
-        return any(node.devices for node in b.fleet.live())
+        return any(node.devices and node.processes for node in b.fleet.live())
 
     until(shown, "the node")
 
     (live,) = b.fleet.live()
     assert ("gpu01", "healthy", True) == (live.name, live.state, live.elsewhere)
     assert [Device] == [type(device) for device in live.devices]
+    assert {7, 8} == set(live.processes)
+    assert 1 == len(live.findings)
+    a.frame(node, 2, ended(7))
+    until(lambda: b.look() is None and {8} == set(b.fleet.live()[0].processes), "an end")  # type: ignore[func-returns-value]
     assert RUN not in b.archive.runs()
 
 

@@ -9,6 +9,7 @@ import math
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.head.maintenance import Notes
@@ -16,6 +17,7 @@ from gpulse.cluster.head.sessions import Sessions, recovered, woken
 from gpulse.cluster.protocol.answers import OtherHead, SharedDatabaseStatus
 from gpulse.model.packing import device_of
 from gpulse.model.session import Session
+from gpulse.store.agent_events import UNREADABLE, check_event
 from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Entry
 from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
@@ -26,6 +28,8 @@ from gpulse.store.metadata.sessions import is_newer
 from gpulse.store.metadata.values import read_object
 
 log = logging.getLogger(__name__)
+
+Document = dict[str, Any]
 
 WAIT_SECONDS = 1.5
 """How long a question waits until PostgreSQL has what this head committed."""
@@ -223,10 +227,33 @@ class SharedDatabase:
             if not member.is_here:
                 member.version = seen.version or member.version
                 member.known = register.devices_elsewhere(stored.id) or member.known
+                was_here = not member.is_elsewhere
                 self._fleet.heard_elsewhere(member, seen.seen)
+                if (
+                    was_here and member.is_elsewhere
+                ):  # its processes and findings are needed from the beginning
+                    self.writer.report_again()
+        self._take_reports(news)
         self._fleet.asked = self._now()
         if news.seen:
             self._changed()
+
+    def _take_reports(self, news: News) -> None:
+        """Take in what nodes said to other heads: findings, health, and processes that came and went."""
+        events: list[tuple[int, float, Document]] = [
+            (node, moment, {**read_object(detail), "event": kind})
+            for node, kind, moment, detail in news.reports
+        ]
+        for node, is_over, identity in news.processes:
+            document = read_object(identity)
+            if is_over:
+                document = {"pid": document.get("pid"), "start_time": document.get("start_time")}
+            events.append((node, self._now(), {**document, "event": "process_end" if is_over else "process"}))
+        for node, moment, event in events:
+            member = self._fleet.members.get(self._numbers.get(node, 0))
+            if member is not None and member.is_elsewhere:
+                with suppress(*UNREADABLE):
+                    member.happened([check_event(event)], moment)
 
     def _hear_session(self, session: Session) -> None:
         """Take in a version of a session, unless a newer one is known here."""

@@ -52,6 +52,8 @@ _SEEN_SECONDS = 4.0
 _PRUNE_SECONDS = 3600.0
 _KEEP_FRAMES_SECONDS = 2 * 86_400.0
 """No agent sends a frame again after that."""
+_REPORTED_SECONDS = 20.0
+"""Findings and processes of other heads' nodes are looked at again for this long."""
 _SHOW_SECONDS = 86_400.0
 """A node that reported to no head for longer is not shown by heads that never had it."""
 _LATE_SECONDS = 600.0
@@ -80,6 +82,12 @@ SELECT id, host, is_stopped = 0 AND clock_timestamp() - seen < make_interval(sec
 """
 _SESSIONS = "SELECT change, document FROM sessions WHERE change > ? ORDER BY change"
 _NODES = "SELECT id, name, host, machine, first_seen, facts, labels FROM nodes WHERE id > ? ORDER BY id"
+_REPORTS = "SELECT node, kind, time, detail FROM latest WHERE node = ANY(?) AND time > ?"
+_OPEN_PROCESSES = "SELECT node, false, identity FROM processes WHERE node = ANY(?) AND ended IS NULL"
+_CHANGED_PROCESSES = """
+SELECT node, ended IS NOT NULL, identity FROM processes WHERE node = ANY(?) AND (first_seen > ? OR ended > ?)
+ORDER BY coalesce(ended, first_seen)
+"""
 _PUT_SEEN = """
 INSERT INTO node_seen SELECT node, ?, seen, version FROM unnest(?::int8[], ?::float8[], ?::text[]) AS new (node, seen, version)
 ON CONFLICT (node, head) DO UPDATE SET seen = excluded.seen, version = excluded.version
@@ -121,6 +129,10 @@ class News(NamedTuple):
     """By node the documents of its GPUs, oldest first, where one of them is new."""
     seen: Sequence[SeenNode] | None
     """What other heads said about their nodes; None when that was not asked this time."""
+    reports: Sequence[tuple[int, str, float, str]] = ()
+    """What is new of the findings and health of their nodes: node, kind, time and document."""
+    processes: Sequence[tuple[int, bool, str]] = ()
+    """Which processes began or ended there: node, whether it ended, and identity."""
 
 
 class Source(Protocol):
@@ -194,7 +206,7 @@ class PostgresWriter:
         self._is_logged = False
         self._heads: Sequence[OtherHead] = ()
         self._change, self._node = 0, 0
-        self._seen_at = self._pruned_at = self._gpus_at = -math.inf
+        self._seen_at = self._pruned_at = self._gpus_at = self._reports_at = -math.inf
         self._thread = threading.Thread(target=self.run, name="postgres-writer", daemon=True)
 
     # --- for others
@@ -244,6 +256,10 @@ class PostgresWriter:
                 lambda: self.outage is not None or self._confirmed >= position, timeout=seconds
             )
             return self.outage is None and self._confirmed >= position
+
+    def report_again(self) -> None:
+        """Have all findings and processes of other heads' nodes in the next news, not only what is new."""
+        self._reports_at = -math.inf
 
     def close(self, seconds: float) -> None:
         """End, after a moment for what is on its way."""
@@ -297,7 +313,7 @@ class PostgresWriter:
             prepare(self.config, connection)
             self.ids.clear()
             self._change = self._node = 0
-            self._seen_at = self._gpus_at = -math.inf
+            self._seen_at = self._gpus_at = self._reports_at = -math.inf
             self._confirm(self._begin(connection))
             self._beat(connection)
             self._works()
@@ -424,6 +440,7 @@ class PostgresWriter:
         now = time.monotonic()
         is_time_for_nodes = now - self._seen_at >= _SEEN_SECONDS
         seen = self._own_nodes() if is_time_for_nodes else []
+        reported = self._reports_at
         with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
             database.execute(_BEAT, (self._source.newest, is_stopped, self._head))
             if seen:
@@ -432,13 +449,22 @@ class PostgresWriter:
             heads = database.execute(_HEADS, (ALIVE_SECONDS,)).fetchall()
             sessions = database.execute(_SESSIONS, (self._change,)).fetchall()
             nodes = database.execute(_NODES, (self._node,)).fetchall()
-            others, devices = None, []
+            others, devices, reports, processes = None, [], [], []
             if is_time_for_nodes:
                 since = self._now() - _SHOW_SECONDS
                 others = database.execute(_SEEN, (self._head, since)).fetchall()
                 devices = database.execute(_GPUS, (self._gpus_at,)).fetchall()
+                nodes_there = [row[0] for row in others]
+                reports = database.execute(_REPORTS, (nodes_there, reported)).fetchall()
+                if math.isinf(reported):
+                    processes = database.execute(_OPEN_PROCESSES, (nodes_there,)).fetchall()
+                else:
+                    changed = (nodes_there, reported, reported)
+                    processes = database.execute(_CHANGED_PROCESSES, changed).fetchall()
         if is_time_for_nodes:
             self._seen_at, self._gpus_at = now, self._now() - _LATE_SECONDS
+            if reported == self._reports_at:  # else all of it is wanted
+                self._reports_at = self._now() - _REPORTED_SECONDS
         gpus: dict[int, list[str]] = {}
         for node, device in devices:
             gpus.setdefault(node, []).append(device)
@@ -452,6 +478,8 @@ class PostgresWriter:
                 nodes,
                 gpus,
                 None if others is None else [SeenNode(*row) for row in others],
+                reports,
+                processes,
             )
         )
 
