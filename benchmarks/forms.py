@@ -262,10 +262,10 @@ def run(size: Size, *, quick: bool, takes: int) -> Report:
         Maker(base, size, _METRICS, is_whole=True).make()
         recent, layouts, texts = make_recent(size)
         with (
-            make_book(base / "book.sqlite", size, layouts, texts) as book,
+            make_book(base / "metadata.sqlite", size, layouts, texts) as book,
             closing(_Fixed(base)) as history,
         ):
-            add_job(base / "book.sqlite", size)
+            add_job(base / "metadata.sqlite", size)
             store = StoreReader(book, history, recent)
             _ask_all(report, history, _Questions(store, size), size, takes)
         _fleet(report, base / "fleet", 4 if quick else 32, takes)

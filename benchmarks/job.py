@@ -107,10 +107,10 @@ def run(*, quick: bool, takes: int) -> Report:
         ).make()
         recent, layouts, texts = make_recent(size)
         with (
-            make_book(base / "book.sqlite", size, layouts, texts) as book,
+            make_book(base / "metadata.sqlite", size, layouts, texts) as book,
             closing(History(base)) as history,
         ):
-            add_job(base / "book.sqlite", size)
+            add_job(base / "metadata.sqlite", size)
             store = StoreReader(book, history, recent)
             reports = ReportRunner(store, Register(book.nodes().values()), lambda: 1.0)
             _questions(report, reports, size, takes)

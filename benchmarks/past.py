@@ -379,7 +379,7 @@ def run(*, quick: bool, takes: int) -> Report:
         recent, layouts, texts = make_recent(size)
         made = time.perf_counter() - begun
         with (
-            make_book(base / "book.sqlite", size, layouts, texts) as book,
+            make_book(base / "metadata.sqlite", size, layouts, texts) as book,
             closing(History(base)) as history,
         ):
             store = StoreReader(book, history, recent)

@@ -166,7 +166,7 @@ class Head(Process):
         with suppress(OSError):
             for task in Path(f"/proc/{self.pid}/task").iterdir():
                 for child in (task / "children").read_text().split():
-                    if b"store.history.seal_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    if b"store.seal_process" in Path(f"/proc/{child}/cmdline").read_bytes():
                         return int(child)
         return None
 

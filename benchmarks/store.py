@@ -37,11 +37,11 @@ from gpulse.store.history.blocks import make_stack
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import BATCH, Batch, Entry
 from gpulse.store.metadata.metadata import Metadata
 from gpulse.store.metadata.step import Step, step_of
+from gpulse.store.seal_process import open_writer
 from gpulse.store.store import Query
 
 if TYPE_CHECKING:
@@ -207,11 +207,11 @@ def make_store(
     sealing = compacting = 0.0
     sealed_bytes = samples = 0
     directory.mkdir(parents=True, exist_ok=True)
-    with Log(directory / "log") as log, Metadata(str(directory / "book.sqlite")) as book:
+    with Log(directory / "log") as log, Metadata(str(directory / "metadata.sqlite")) as book:
         known = [*_node_facts(nodes), *facts]
         log.append_many((entry.kind, entry.payload) for entry in known)
         book.apply(step_of(log.sync(), known))
-        with closing(HistoryWriter(str(directory))) as writer:
+        with closing(open_writer(str(directory))) as writer:
             for begin in range(0, seconds, _SEAL_SECONDS):
                 span = range(begin, min(begin + _SEAL_SECONDS, seconds))
                 lasts = {}

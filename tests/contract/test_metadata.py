@@ -176,7 +176,7 @@ def test_a_log_gives_the_same_answers_from_both(shared: Shared, items: list[Any]
     gpus = layout_facts(gpu_layout((0, None), (1, 2), (1, None)), node=2)
     log = records([node_fact(1, "n1"), node_fact(2, "n2"), *gpus, *logged(items)])
     shared.empty()
-    with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/book.sqlite") as book:
+    with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/metadata.sqlite") as book:
         book.replay(log)
         expected = answers(book)
         shared.apply([step for step, _ in steps_of(log, at_once)])

@@ -38,7 +38,7 @@ from gpulse.store.log.reader import LogReader
 directory, local, seed = sys.argv[1:]
 book_file.is_local = lambda _: local == "local"
 chance = random.Random(int(seed))
-book = Metadata(f"{directory}/book.sqlite")
+book = Metadata(f"{directory}/metadata.sqlite")
 os.write(1, b"applied %d\\n" % book.applied)
 records = LogReader(f"{directory}/log").read(book.applied + 1)
 while piece := list(itertools.islice(records, chance.randrange(1, 60))):
@@ -97,7 +97,7 @@ def test_a_book_outlives_kills_in_the_middle_of_steps(tmp_path: Path, local: str
     with Log(tmp_path / "log") as log:
         fill(log)
     chance = random.Random(15)
-    path = str(tmp_path / "book.sqlite")
+    path = str(tmp_path / "metadata.sqlite")
     for seed in range(_KILLS):
         reported = killed_after(tmp_path, local, seed, chance.randrange(1, 25))
         with Metadata(path, read_only=True) as book:
@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_and_then_is_not(
     monkeypatch.setattr(book_file, "is_local", lambda _: local)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(640 << 10))
-    with Metadata(str(small_disk / "book.sqlite")) as book:
+    with Metadata(str(small_disk / "metadata.sqlite")) as book:
         with pytest.raises(DiskError, match="No space left") as caught:
             fill_up(book)
         assert caught.value.hint is not None
@@ -163,14 +163,14 @@ def test_a_disk_that_is_full_and_then_is_not(
         assert book.applied * 20 == len(book.events(query(start=0, end=10)))
         assert book.applied == book.checkpoint()
         expected = content(book)
-    with Metadata(str(small_disk / "book.sqlite")) as book:
+    with Metadata(str(small_disk / "metadata.sqlite")) as book:
         assert expected == content(book)
 
 
 def test_a_book_is_not_begun_on_a_full_disk(small_disk: Path) -> None:
     """It says so, and begins once there is room."""
     ballast = small_disk / "ballast"
-    path = str(small_disk / "book.sqlite")
+    path = str(small_disk / "metadata.sqlite")
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(bytes(2 << 20))
     with pytest.raises(DiskError, match="cannot open"):
@@ -183,7 +183,7 @@ def test_a_book_is_not_begun_on_a_full_disk(small_disk: Path) -> None:
 def test_a_filesystem_that_turned_read_only(small_disk: Path) -> None:
     """The book can be read, and opening it to write is refused with a reason."""
     libc = ctypes.CDLL(None, use_errno=True)
-    path = str(small_disk / "book.sqlite")
+    path = str(small_disk / "metadata.sqlite")
     with Metadata(path) as book:
         book.apply(Step(1, [node_fact()]))
         expected = content(book)

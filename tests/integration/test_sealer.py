@@ -21,11 +21,11 @@ from gpulse.model.columns import split
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.seal_client import SealClient
 from gpulse.store.history.segments import read_segments
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.seal_client import SealClient
 from tests.queries import query
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
 
@@ -174,7 +174,7 @@ def test_a_sealer_ends_with_its_parent(tmp_path: Path) -> None:
     """A head that was killed leaves no sealing process behind, so that the next head finds the directory free."""
     source = """
 import sys, time
-from gpulse.store.history.seal_client import SealClient
+from gpulse.store.seal_client import SealClient
 sealer = SealClient(sys.argv[1])
 sealer.start()
 print(sealer.pid, flush=True)
@@ -318,7 +318,7 @@ def test_a_sealer_whose_head_was_killed_ends_without_a_word(tmp_path: Path) -> N
     read, write = os.pipe()
     os.close(read)
     with subprocess.Popen(
-        [sys.executable, "-m", "gpulse.store.history.seal_process", str(tmp_path)],
+        [sys.executable, "-m", "gpulse.store.seal_process", str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=write,
         stderr=subprocess.PIPE,

@@ -242,7 +242,7 @@ def test_a_database_that_hangs_stops_nothing(fragile: Heads) -> None:
 
 def count_events(head: HeadProcess) -> int:
     """How many events the head itself has, from its own metadata."""
-    with sqlite3.connect(f"file:{head.data_dir}/book.sqlite?mode=ro", uri=True) as book:
+    with sqlite3.connect(f"file:{head.data_dir}/metadata.sqlite?mode=ro", uri=True) as book:
         found: int = book.execute("SELECT count(*) FROM events").fetchone()[0]
     book.close()
     return found
@@ -270,7 +270,7 @@ def test_a_database_that_is_killed_again_and_again_has_everything_once(fragile: 
 
     (events_there,) = fragile.rows("SELECT count(*) FROM events")
     assert count_events(a) == events_there[0]
-    with sqlite3.connect(f"file:{a.data_dir}/book.sqlite?mode=ro", uri=True) as book:
+    with sqlite3.connect(f"file:{a.data_dir}/metadata.sqlite?mode=ro", uri=True) as book:
         known = book.execute("SELECT pid, start_time FROM processes ORDER BY 1, 2").fetchall()
     book.close()
     assert known == fragile.rows("SELECT pid, start_time FROM processes ORDER BY 1, 2")

@@ -111,7 +111,7 @@ class MemoryStore(Store):
     def findings(self, query: Query) -> list[StoredFinding]:
         """Those that its events report."""
         facts = [fact("event", **event._asdict()) for event in self._events]
-        with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/book.sqlite") as book:
+        with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/metadata.sqlite") as book:
             book.apply(Step(1, facts))
             return book.findings(query)
 

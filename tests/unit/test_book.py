@@ -25,7 +25,7 @@ from tests.unit.books import LATER_RUN, RUN, content, fact, frame_events, gpu_la
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Metadata]:
     """An empty book."""
-    with Metadata(str(tmp_path / "data" / "book.sqlite")) as opened:
+    with Metadata(str(tmp_path / "data" / "metadata.sqlite")) as opened:
         yield opened
 
 
@@ -48,7 +48,7 @@ def test_a_new_book_is_empty_and_ones_own(book: Metadata) -> None:
 
 def test_a_book_is_the_same_when_opened_again(tmp_path: Path) -> None:
     """With its identity, by its writer and by readers."""
-    path = str(tmp_path / "book.sqlite")
+    path = str(tmp_path / "metadata.sqlite")
     with Metadata(path) as book:
         book.apply(Step(3, [node_fact()], {RUN: 7}))
         expected, head_id = content(book), book.head_id
@@ -253,7 +253,7 @@ def test_a_checkpoint_does_not_wait_for_readers(book: Metadata) -> None:
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     """For writers and readers, with what to do about it."""
-    path = str(tmp_path / "book.sqlite")
+    path = str(tmp_path / "metadata.sqlite")
     Metadata(path).close()
     database = sqlite3.connect(path)
     database.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -268,7 +268,7 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     """Byte for byte."""
-    path = tmp_path / "book.sqlite"
+    path = tmp_path / "metadata.sqlite"
     database = sqlite3.connect(path)
     database.execute("CREATE TABLE theirs (x)")
     database.close()
@@ -280,9 +280,9 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     """It is named, and not touched."""
-    path = tmp_path / "book.sqlite"
+    path = tmp_path / "metadata.sqlite"
     path.write_bytes(b"some text " * 1000)
-    with pytest.raises(LogError, match=r"book.sqlite is damaged"):
+    with pytest.raises(LogError, match=r"metadata.sqlite is damaged"):
         Metadata(str(path))
     assert b"some text " * 1000 == path.read_bytes()
 
@@ -298,7 +298,7 @@ def test_a_book_says_whose_it_is(book: Metadata) -> None:
 
 def test_a_reader_changes_nothing(tmp_path: Path) -> None:
     """It needs a book that is there, and sees what the writer does meanwhile."""
-    path = str(tmp_path / "book.sqlite")
+    path = str(tmp_path / "metadata.sqlite")
     with pytest.raises(DiskError, match="No such file"):
         Metadata(path, read_only=True)
     assert not os.path.exists(path)
@@ -314,7 +314,7 @@ def test_a_reader_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_no_book_to_read(tmp_path: Path) -> None:
     """A crash may leave one; a writer makes a book of it."""
-    path = tmp_path / "book.sqlite"
+    path = tmp_path / "metadata.sqlite"
     path.touch()
     with pytest.raises(LogError, match="is empty"):
         Metadata(str(path), read_only=True)
@@ -324,7 +324,7 @@ def test_an_empty_file_is_no_book_to_read(tmp_path: Path) -> None:
 
 def test_a_closed_book_says_so(tmp_path: Path) -> None:
     """Closing twice is fine."""
-    book = Metadata(str(tmp_path / "book.sqlite"))
+    book = Metadata(str(tmp_path / "metadata.sqlite"))
     book.close()
     book.close()
     with pytest.raises(ClosedError):
@@ -335,7 +335,7 @@ def test_a_closed_book_says_so(tmp_path: Path) -> None:
 
 def test_names_with_odd_characters(tmp_path: Path) -> None:
     """A path is a path, not part of an address."""
-    path = str(tmp_path / "50% full?mode=memory#x" / "book.sqlite")
+    path = str(tmp_path / "50% full?mode=memory#x" / "metadata.sqlite")
     with Metadata(path) as book:
         book.apply(Step(1))
         assert os.path.getsize(path) > 0

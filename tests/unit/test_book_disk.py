@@ -69,14 +69,14 @@ def test_this_machines_own_disk_is_local(tmp_path: Path) -> None:
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Metadata]:
     """A book with a node."""
-    with Metadata(str(tmp_path / "book.sqlite")) as opened:
+    with Metadata(str(tmp_path / "metadata.sqlite")) as opened:
         opened.apply(Step(1, [node_fact()]))
         yield opened
 
 
 def test_a_shared_file_system_has_the_old_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A book that comes there from a local disk is changed, and everything works as before."""
-    path = str(tmp_path / "book.sqlite")
+    path = str(tmp_path / "metadata.sqlite")
     with Metadata(path) as book:
         book.apply(Step(1, [node_fact()]))
         assert "wal" == book.journal_mode
@@ -86,7 +86,7 @@ def test_a_shared_file_system_has_the_old_journal(tmp_path: Path, monkeypatch: p
         assert book.apply(Step(2, [node_fact(2, "b")]))
         assert 2 == book.checkpoint()
         assert [1, 2] == list(reader.nodes())
-        assert ["book.sqlite"] == os.listdir(tmp_path)
+        assert ["metadata.sqlite"] == os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -96,17 +96,17 @@ def test_half_a_step_of_a_killed_writer_is_taken_back(
     """Also by readers, and also where pages of the step are in the file itself already."""
     monkeypatch.setattr(book_file, "is_local", lambda _: False)
     (tmp_path / "left").mkdir()
-    with Metadata(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "metadata.sqlite")) as book:
         book.apply(Step(1, [node_fact(number, "x" * 500) for number in range(1, 500)]))
         expected = content(book)
         database = book._file._writing_connection()
         database.execute("PRAGMA cache_size = 2")
         database.execute("BEGIN IMMEDIATE")
         database.execute("UPDATE nodes SET name = 'half'")
-        for name in ("book.sqlite", "book.sqlite-journal"):
+        for name in ("metadata.sqlite", "metadata.sqlite-journal"):
             shutil.copy(tmp_path / name, tmp_path / "left" / name)
         database.execute("ROLLBACK")
-    left = tmp_path / "left" / "book.sqlite"
+    left = tmp_path / "left" / "metadata.sqlite"
     assert b"half" in left.read_bytes()
     with Metadata(str(left), read_only=read_only) as book:
         assert expected == content(book)
@@ -132,13 +132,13 @@ def test_a_step_that_finds_no_room_leaves_nothing(
     large = Step(
         2, [fact("event", time=1.0, kind="x", node=1, detail={"text": "x" * 1000}) for _ in range(2000)]
     )
-    with Metadata(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "metadata.sqlite")) as book:
         book.apply(Step(1, [node_fact()]))
         before = content(book)
         for _ in range(3):
             with (
                 files_of_at_most(300_000),
-                pytest.raises(DiskError, match=r"cannot write .*book.sqlite") as caught,
+                pytest.raises(DiskError, match=r"cannot write .*metadata.sqlite") as caught,
             ):
                 book.apply(large)
             assert caught.value.hint is not None
@@ -188,13 +188,13 @@ def test_who_holds_the_book_is_waited_for(book: Metadata) -> None:
 
 def test_a_damaged_page_is_refused_by_name(tmp_path: Path) -> None:
     """Nothing is made of what cannot be read."""
-    path = tmp_path / "book.sqlite"
+    path = tmp_path / "metadata.sqlite"
     with Metadata(str(path)) as book:
         book.apply(Step(1, [node_fact(number, "x" * 500) for number in range(1, 500)]))
     text = bytearray(path.read_bytes())
     text[4096:] = os.urandom(len(text) - 4096)
     path.write_bytes(text)
-    with pytest.raises(LogError, match=r"book.sqlite is damaged"), Metadata(str(path)) as book:
+    with pytest.raises(LogError, match=r"metadata.sqlite is damaged"), Metadata(str(path)) as book:
         book.nodes()
 
 
@@ -202,10 +202,10 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     """A file stands where it should be."""
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot open"):
-        Metadata(str(tmp_path / "file" / "book.sqlite"))
-    (tmp_path / "book.sqlite").mkdir()
+        Metadata(str(tmp_path / "file" / "metadata.sqlite"))
+    (tmp_path / "metadata.sqlite").mkdir()
     with pytest.raises(DiskError, match="cannot open"):
-        Metadata(str(tmp_path / "book.sqlite"))
+        Metadata(str(tmp_path / "metadata.sqlite"))
 
 
 def test_errors_without_a_code_are_told_as_they_are() -> None:

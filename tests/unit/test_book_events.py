@@ -18,7 +18,7 @@ EVENTS = st.lists(st.tuples(TIMES, st.sampled_from(("a", "b", "c")), st.integers
 
 def filled(path: Path, events: list[tuple[float, str, int]]) -> Metadata:
     """A book of events by time, kind and node; each knows its place."""
-    book = Metadata(str(path / "book.sqlite"))
+    book = Metadata(str(path / "metadata.sqlite"))
     facts = [
         fact("event", time=time, kind=kind, node=node, detail={"n": place})
         for place, (time, kind, node) in enumerate(events)
@@ -41,7 +41,7 @@ def test_the_newest_are_the_end_of_all(
 
 def test_what_frames_say_comes_last(tmp_path: Path) -> None:
     """At the same moment the head speaks first, so that the last word is the agent's."""
-    with Metadata(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "metadata.sqlite")) as book:
         book.apply(Step(1, [], {}, [frame_events({"event": "a", "who": "agent"}, time=5.0)]))
         book.apply(Step(2, [fact("event", time=5.0, kind="a", node=1, detail={"who": "head"})]))
 

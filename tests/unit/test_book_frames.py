@@ -22,7 +22,7 @@ from tests.unit.books import LATER_RUN, RUN, frame_events, process
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Metadata]:
     """An empty book."""
-    with Metadata(str(tmp_path / "book.sqlite")) as opened:
+    with Metadata(str(tmp_path / "metadata.sqlite")) as opened:
         yield opened
 
 

@@ -136,7 +136,7 @@ def test_a_log_becomes_a_book(tmp_path: Path) -> None:
     """Facts, the last frame of each run, and events at their time on the head's clock."""
     run = fact("run", run=RUN.hex(), node=1, time=100.0, version="1.0", pid=4, boot="b")
     frames = [(100.0, b""), (101.0, b'[{"event":"gap","frames":3,"reason":"spool full"}]')]
-    with Log(tmp_path / "log") as log, Metadata(str(tmp_path / "book.sqlite")) as book:
+    with Log(tmp_path / "log") as log, Metadata(str(tmp_path / "metadata.sqlite")) as book:
         log.append_many(
             (record.kind, record.payload)
             for record in records([node_fact(), run, batch(*frames, first=5, shift_us=2_000_000)])
@@ -154,7 +154,7 @@ def test_a_log_becomes_a_book(tmp_path: Path) -> None:
 def test_a_batch_that_cannot_be_read_is_an_event(tmp_path: Path) -> None:
     """What stands before the damage is kept, and its frames count as received."""
     good = batch((100.0, b'[{"event":"gap"}]'), (101.0, b""))
-    with Metadata(str(tmp_path / "book.sqlite")) as book:
+    with Metadata(str(tmp_path / "metadata.sqlite")) as book:
         assert 2 == book.replay(records([good[:-3], b"short"]))
 
         assert [("gap", 100.0), ("unreadable_event", 200.0)] == [
@@ -166,10 +166,10 @@ def test_a_batch_that_cannot_be_read_is_an_event(tmp_path: Path) -> None:
 def test_missing_records_are_never_passed_over(tmp_path: Path) -> None:
     """What came before them is kept, and the place is named."""
     log = records([node_fact(number, f"n{number}") for number in range(1, 9)])
-    with Metadata(str(tmp_path / "book.sqlite")) as book:
-        with pytest.raises(LogError, match=r"goes on at position 4, but .*book.sqlite only reaches 0"):
+    with Metadata(str(tmp_path / "metadata.sqlite")) as book:
+        with pytest.raises(LogError, match=r"goes on at position 4, but .*metadata.sqlite only reaches 0"):
             book.replay(log[3:])
-        with pytest.raises(LogError, match=r"goes on at position 6, but .*book.sqlite only reaches 4"):
+        with pytest.raises(LogError, match=r"goes on at position 6, but .*metadata.sqlite only reaches 4"):
             book.replay([*log[:4], *log[5:]], at_once=1)
         assert (4, [1, 2, 3, 4]) == (book.applied, list(book.nodes()))
         assert 4 == book.replay(log)

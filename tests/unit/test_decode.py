@@ -30,10 +30,11 @@ from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.agent_events import decode_events
 from gpulse.store.history.blocks import clipped
-from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.local import LocalStore
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import Batch, Entry
+from gpulse.store.metadata.lookup import MetadataLookup
+from gpulse.store.seal_process import open_writer
 from gpulse.store.tsdb.layout_cache import Known
 from gpulse.store.tsdb.log_follower import Tail
 from gpulse.store.tsdb.requests import Requests
@@ -118,7 +119,9 @@ class Door:
         live = self.fleet.live()
         assert all(node.frame is not None for node in live if node.connected and self.ingest.frames)
         self.show(self.fleet)
-        requests = Requests(Known(LogReader(f"{self.directory}/log"), f"{self.directory}/book.sqlite"), {})
+        requests = Requests(
+            Known(LogReader(f"{self.directory}/log"), MetadataLookup(f"{self.directory}/metadata.sqlite")), {}
+        )
         with closing(Tail(LogReader(f"{self.directory}/log"), 0)) as tail:
             found = tail.take(self.archive.accepted)
         assert found is not None
@@ -128,7 +131,7 @@ class Door:
         [process.identity.get("pid") for process in self.archive.processes(query(start=0, end=1e11))]
         position = self.archive.book.applied
         self.close()
-        writer = HistoryWriter(self.directory)
+        writer = open_writer(self.directory)
         try:
             sealed = writer.seal(position)
             assert (0, 0) == (sealed["missing"], sealed["unreadable"])

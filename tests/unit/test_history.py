@@ -21,10 +21,10 @@ from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.retention import outdated
-from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.history.segments import list_names, read_segments, remove_leftovers, segment_name
 from gpulse.store.log.log import Log
 from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.seal_process import open_writer
 from gpulse.store.store import Series, Statistic
 from tests.queries import query
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
@@ -36,7 +36,7 @@ _ALWAYS: dict[str, Any] = {"start": 0, "end": BEGIN * 2}
 def sealed(data_dir: Path, *ends: int) -> Fleet:
     """A history with a segment up to each of some seconds."""
     fleet = Fleet()
-    with closing(HistoryWriter(str(data_dir))) as writer:
+    with closing(open_writer(str(data_dir))) as writer:
         for begin, end in zip((0, *ends), ends, strict=False):
             writer.seal(write_log(data_dir, fleet, _NODES, range(begin, end)))
     return fleet
@@ -112,7 +112,7 @@ def test_history_and_memory_answer_as_one(tmp_path: Path) -> None:
         memory.add(second // 50 + 1, fleet.batch(1, second, 50))
     with closing(History(tmp_path / "empty")) as nothing:
         wanted = answers(HistoryReader(nothing, memory))
-    with closing(HistoryWriter(str(tmp_path))) as writer:
+    with closing(open_writer(str(tmp_path))) as writer:
         position = write_log(tmp_path, fleet, _NODES, range(1500, 3700))
         writer.seal(position)
         for second in range(3700, 4000, 50):
@@ -199,7 +199,7 @@ def test_merged_segments_hold_the_same_rows(tmp_path: Path) -> None:
     sealed(tmp_path, 1000, 2000, 3700)
     select = "node, subject, time::VARCHAR, run, sequence, power_watts, sm_active_ratio"
     before = sorted(rows_of(tmp_path, "gpu-000000.parquet", select), key=repr)
-    with closing(HistoryWriter(str(tmp_path))) as writer:
+    with closing(open_writer(str(tmp_path))) as writer:
         assert 3 == len(writer.compact()["compacted"])
         assert [] == writer.compact()["compacted"]
     assert before == sorted(rows_of(tmp_path, "gpu-000000.parquet", select), key=repr)
@@ -296,12 +296,12 @@ def test_layouts_of_other_versions_come_together(tmp_path: Path) -> None:
         write_foreign(log, 3, (Column("power_watts", 1), Column("Power_Watts", 3), Column('"; x', 1)), 1234)
         write_foreign(log, 4, (Column("power_watts", 7),), 700)
         position = log.sync()
-    with closing(HistoryWriter(str(tmp_path))) as writer:
+    with closing(open_writer(str(tmp_path))) as writer:
         writer.seal(position - 2)
     assert [(12.34, 1234.0), (1.234, None), (1234.0, None)] == rows_of(
         tmp_path, "gpu-000000.parquet", "power_watts::DOUBLE, from_the_future::DOUBLE"
     )
-    with closing(HistoryWriter(str(tmp_path))) as writer:
+    with closing(open_writer(str(tmp_path))) as writer:
         writer.seal(position)
     with opened(tmp_path) as samples:
         (series,) = samples.series(query("gpu", "power_watts", **_ALWAYS))
@@ -314,16 +314,16 @@ def test_the_book_tells_what_the_log_has_dropped(tmp_path: Path) -> None:
 
     fleet = Fleet()
     batch = fleet.batch(1, 0, 10)
-    with closing(sqlite3.connect(tmp_path / "book.sqlite")) as book, book:
+    with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as book, book:
         book.execute("CREATE TABLE layouts (id TEXT PRIMARY KEY, text TEXT)")
-        book.execute("CREATE TABLE nodes (id INTEGER PRIMARY KEY, name TEXT)")
-        book.execute("INSERT INTO nodes VALUES (1, 'told')")
+        book.execute("CREATE TABLE nodes (id INTEGER PRIMARY KEY, name TEXT, host TEXT, machine TEXT, facts TEXT)")
+        book.execute("INSERT INTO nodes VALUES (1, 'told', 'told', 'm1', '{}')")
         rows = [(str(number), text.decode()) for number, text in fleet.texts.items()]
         book.executemany("INSERT INTO layouts VALUES (?, ?)", rows)
     with Log(tmp_path / "log") as log:
         log.append(BATCH, batch.to_bytes())
         position = log.sync()
-    with closing(HistoryWriter(str(tmp_path))) as writer:
+    with closing(open_writer(str(tmp_path))) as writer:
         assert position == writer.seal(position)["sealed_to"]
     assert [("told",)] == rows_of(tmp_path, "gpu-000000.parquet", "DISTINCT node")
 
@@ -333,7 +333,7 @@ def test_a_stretch_without_frames_is_sealed_too(tmp_path: Path) -> None:
     with Log(tmp_path / "log") as log:
         log.append(FACT, fact_bytes("node", id=1, name="a"))
         position = log.sync()
-    with closing(HistoryWriter(str(tmp_path))) as writer:
+    with closing(open_writer(str(tmp_path))) as writer:
         writer.seal(position)
     with closing(History(tmp_path)) as history:
         assert (1, 0) == (history.sealed_to, history.size_bytes)
@@ -373,7 +373,7 @@ def test_nothing_that_a_node_sends_stops_sealing(tmp_path: Path, time: int) -> N
         log.append(FACT, fact_bytes("layout", id=str(layout_id(text)), text=text.decode()))
         position = log.append(BATCH, Batch(b"r" * 16, 1, 1, 1, 0, 9, frame).to_bytes())
         log.sync()
-    with closing(HistoryWriter(str(tmp_path))) as writer:
+    with closing(open_writer(str(tmp_path))) as writer:
         writer.seal(position)
     select = "nvlink_rx_bytes_total, power_watts, run_wait::DOUBLE, odd"
     assert [(2.0**72, -(2.0**63) / 1000, 1e-9, 7 / 3)] == rows_of(tmp_path, "gpu-000000.parquet", select)

@@ -13,14 +13,15 @@ import pytest
 
 from gpulse.errors import DiskError
 from gpulse.model.frame import HostReading
-from gpulse.store.history import compaction, day_summaries, retention, seal_process, share_files
+from gpulse.store.history import compaction, day_summaries, retention, share_files
+from gpulse.store.history import writer as history_writer
 from gpulse.store.history.parquet import QUICK, connect
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.rollup import FINE_SECONDS
-from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.history.segments import SHARES, list_names, read_segments, read_summaries, valid_summaries
+from gpulse.store.seal_process import open_writer
 from gpulse.store.store import Share
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -48,7 +49,7 @@ def short_days() -> Iterator[None]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store that nobody changes: two nodes that work and rest, and whose processes come and go."""
     directory = tmp_path_factory.mktemp("whole")
-    with Lab(directory, ("0", "1"), ("0",)) as lab, closing(HistoryWriter(str(directory / "data"))) as writer:
+    with Lab(directory, ("0", "1"), ("0",)) as lab, closing(open_writer(str(directory / "data"))) as writer:
         for begin in range(0, 9000, 600):
             for node in NODES:
                 lab.add([frame(lab, second, node) for second in range(begin, begin + 600, 10)], node)
@@ -84,7 +85,7 @@ def store(tmp_path: Path, whole: Path) -> Path:
 
 def thinned(store: Path, keep_seconds: float | None = EVER, limit_bytes: int | None = None) -> dict[str, Any]:
     """What became of a store that keeps everything for an hour."""
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         return writer.retain(END, keep_seconds, limit_bytes, WHOLE_SECONDS)
 
 
@@ -167,7 +168,7 @@ def test_summaries_stay_right(store: Path) -> None:
 
     shutil.rmtree(f"{directory}/{summaries[0].segment.name}")
     hosts = of_gpus(store, "cpu_utilization_ratio", "host", step=300.0)
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         assert [summaries[0].segment.name] == writer.compact()["compacted"]
     (made,) = read_summaries(directory)
     assert {"process", "gpu", "host"} == {file.scope for file in made.files}
@@ -183,7 +184,7 @@ def test_a_process_that_is_killed_on_the_way_leaves_a_whole_store(
     """Either the segment or the thin one counts, and the next start removes what does not."""
     before = asked(store)
     names = list_names(f"{store}/history")
-    with closing(HistoryWriter(str(store))) as writer, monkeypatch.context() as patch:
+    with closing(open_writer(str(store))) as writer, monkeypatch.context() as patch:
         patch.setattr(retention, "remove_segments", killed)
         if not is_renamed:
             patch.setattr(retention, "write_meta", killed)
@@ -196,7 +197,7 @@ def test_a_process_that_is_killed_on_the_way_leaves_a_whole_store(
 
     assert [left if is_renamed else names[0], *names[1:]] == list_names(f"{store}/history")
     check_near(before[0], asked(store)[0])
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         assert [names[0] if is_renamed else f".unfinished-{left}"] == writer.tidied
     assert names[1 if is_renamed else 0 : 3] == thinned(store)["thinned"]
     check_near(before[0], asked(store)[0])
@@ -252,7 +253,7 @@ def test_what_is_not_ready_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -
         segments, sent=(segments[0].first, segments[2].last - 1), **asked
     )
 
-    monkeypatch.setattr(seal_process, "_THIN_SECONDS", 0.0)
+    monkeypatch.setattr(history_writer, "_THIN_SECONDS", 0.0)
     assert [[one.name] for one in segments[:3]] == [thinned(store)["thinned"] for _ in range(3)]
 
 

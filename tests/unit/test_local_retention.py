@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpulse.store.history.seal_client import SealClient
-from gpulse.store.history.seal_process import HistoryWriter
+from gpulse.store.seal_client import SealClient
+from gpulse.store.seal_process import answer, open_writer
 from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.forwarder import Forwarder
 from tests.queries import query
@@ -39,10 +39,10 @@ class SameProcess(SealClient):
 
     def __init__(self, data_dir: str) -> None:
         super().__init__(data_dir)
-        self._writer = HistoryWriter(data_dir)
+        self._writer = open_writer(data_dir)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._writer.answer(request)
+        return answer(self._writer, request)
 
     def _end(self) -> None:
         self._writer.close()

@@ -117,8 +117,8 @@ def test_who_holds_a_store_is_known(left: Path) -> None:
 
 def test_errors_name_the_file_of_the_user(left: Path) -> None:
     """Not the copy of it that is read."""
-    book = left / "book.sqlite"
-    for path in left.glob("book.sqlite*"):
+    book = left / "metadata.sqlite"
+    for path in left.glob("metadata.sqlite*"):
         path.unlink()
     with closing(sqlite3.connect(book)) as other:
         other.execute("CREATE TABLE theirs (x)")

@@ -15,8 +15,8 @@ from gpulse.model.frame import Frame
 from gpulse.store.history import compaction, day_summaries
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.history.segments import SHARES, Segment, valid_summaries
+from gpulse.store.seal_process import open_writer
 from gpulse.store.store import Series, Share
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -141,7 +141,7 @@ def test_all_paths_agree(tmp_path: Path, seed: int) -> None:
     chance = random.Random(1000 + seed)
     with Lab(tmp_path, *LABELS) as lab:
         story = Story(lab, seed)
-        with closing(HistoryWriter(str(tmp_path / "data"))) as writer:
+        with closing(open_writer(str(tmp_path / "data"))) as writer:
             for place in range(BLOCKS):
                 story.block(place)
                 if chance.random() < 0.6 or place == BLOCKS - 3:

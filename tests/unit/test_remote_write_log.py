@@ -13,6 +13,7 @@ from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, Batch, Entry, fact_bytes
+from gpulse.store.metadata.lookup import MetadataLookup
 from gpulse.store.metadata.step import Step
 from gpulse.store.tsdb import log_follower as tail_module
 from gpulse.store.tsdb.layout_cache import Known
@@ -29,7 +30,7 @@ def names(parts: list[Part]) -> list[str]:
 
 def reader(directory: Path) -> Requests:
     """Requests of a head's log."""
-    return Requests(Known(LogReader(directory / "log"), f"{directory}/book.sqlite"), {})
+    return Requests(Known(LogReader(directory / "log"), MetadataLookup(f"{directory}/metadata.sqlite")), {})
 
 
 def everything(directory: Path, after: int = 0) -> list[Part]:
@@ -126,7 +127,7 @@ def test_what_was_told_before_is_looked_up(tmp_path: Path, has_book: bool) -> No
         last = archive.accepted
 
     if not has_book:
-        for path in tmp_path.glob("book.sqlite*"):
+        for path in tmp_path.glob("metadata.sqlite*"):
             path.unlink()
 
     found = names(everything(tmp_path, last - 1))

@@ -136,7 +136,7 @@ def test_jobs_in_the_book(tmp_path: Path) -> None:
             process.pid for process in lab.archive.processes(query(**_ALWAYS, jobs={"slurm:0", "slurm:7"}))
         ]
         assert [] == lab.archive.processes(query(**_ALWAYS, jobs=()))
-    with closing(sqlite3.connect(tmp_path / "data" / "book.sqlite")) as database:
+    with closing(sqlite3.connect(tmp_path / "data" / "metadata.sqlite")) as database:
         plan = database.execute(
             "EXPLAIN QUERY PLAN SELECT pid FROM processes WHERE job IN (?)",
             ["x"],

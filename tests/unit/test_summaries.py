@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from gpulse.errors import DiskError
-from gpulse.store.history import compaction, day_summaries, seal_process
+from gpulse.store.history import compaction, day_summaries
+from gpulse.store.history import writer as history_writer
 from gpulse.store.history.query import History
 from gpulse.store.history.reader import HistoryReader
 from gpulse.store.history.recent import Recent
 from gpulse.store.history.retention import outdated
-from gpulse.store.history.seal_process import HistoryWriter
 from gpulse.store.history.segments import Summary, read_segments, read_summaries, valid_summaries
+from gpulse.store.seal_process import open_writer
 from tests.queries import query
 from tests.unit.history_frames import BEGIN, Fleet, write_log
 
@@ -41,7 +42,7 @@ def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store that nobody changes."""
     path = tmp_path_factory.mktemp("days")
     fleet = Fleet()
-    with closing(HistoryWriter(str(path))) as writer:
+    with closing(open_writer(str(path))) as writer:
         for second in range(0, 1260, 60):
             writer.seal(write_log(path, fleet, NODES, range(second, second + 60)))
             while writer.compact()["compacted"]:
@@ -77,7 +78,7 @@ def test_a_day_is_summed_up_once(store: Path) -> None:
     assert first.segment.last + 1 == second.segment.first
     assert first.members == tuple(read_segments(f"{store}/history")[: len(first.members)])
     assert {"gpu", "host", "process"} == {file.scope for file in first.segment.files}
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         assert ([], []) == (writer.tidied, writer.compact()["compacted"])
 
 
@@ -91,7 +92,7 @@ def test_a_summary_goes_with_the_first_of_its_segments(store: Path) -> None:
     room = total - segments[0].size_bytes - first.segment.size_bytes
     assert segments[:1] == outdated(segments, limit_bytes=room, **kept)
     assert segments[:2] == outdated(segments, limit_bytes=room - 1, **kept)
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         removed = writer.retain(0.0, None, room)["removed"]
         assert [segments[0].name] == removed
         assert [] == writer.compact()["compacted"]
@@ -112,7 +113,7 @@ def test_answers_are_the_same_when_a_summary_is_lost(store: Path) -> None:
         change(store / "history" / first.segment.name)
         assert [second] == of(store)
         assert all(np.allclose(one, other) for one, other in zip(wanted, means(store), strict=True))
-        with closing(HistoryWriter(str(store))) as writer:
+        with closing(open_writer(str(store))) as writer:
             assert 1 == len(writer.tidied)
             assert [first.segment.name] == writer.compact()["compacted"]
     assert [first, second] == of(store)
@@ -140,7 +141,7 @@ def test_a_full_disk_leaves_nothing_of_a_summary(store: Path, monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise DiskError("no space")
 
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(day_summaries, "write_file", full)
             with pytest.raises(DiskError):
@@ -152,18 +153,18 @@ def test_a_full_disk_leaves_nothing_of_a_summary(store: Path, monkeypatch: pytes
 
 def test_a_summary_is_made_bit_by_bit(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealing goes on between its files; what is not finished when the process ends is begun anew."""
-    monkeypatch.setattr(seal_process, "_SUMMARY_SECONDS", 0.0)
+    monkeypatch.setattr(history_writer, "_SUMMARY_SECONDS", 0.0)
     directory = store / "history"
     first, second = of(store)
     shutil.rmtree(directory / first.segment.name)
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         assert [] == writer.compact()["compacted"]
         assert [f".unfinished-{first.segment.name}"] == [
             name for name in os.listdir(directory) if name.startswith(".")
         ]
         assert [second] == of(store)
     assert not [name for name in os.listdir(directory) if name.startswith(".")]
-    with closing(HistoryWriter(str(store))) as writer:
+    with closing(open_writer(str(store))) as writer:
         tries = [writer.compact()["compacted"] for _ in range(len(first.segment.files) + 1)]
     assert [*[[]] * len(first.segment.files), [first.segment.name]] == tries
     assert [first, second] == of(store)

@@ -17,14 +17,14 @@ from gpulse.model.columns import Layout
 from gpulse.store.format import prepare_format
 from gpulse.store.history.query import History
 from gpulse.store.history.recent import Recent
-from gpulse.store.history.seal_client import SealClient, SealResult
 from gpulse.store.history.segments import Segment
 from gpulse.store.log.log import Log
 from gpulse.store.log.record import Record
 from gpulse.store.log.records import BATCH, NOTHING, Batch, Entry
-from gpulse.store.metadata.metadata import Metadata, StoredRun
+from gpulse.store.metadata.metadata import METADATA_FILE, Metadata, StoredRun
 from gpulse.store.metadata.step import Step, entry_of, step_of
 from gpulse.store.reader import StoreReader
+from gpulse.store.seal_client import SealClient, SealResult
 from gpulse.store.store import StoredGpu
 from gpulse.store.tsdb.forwarder import Forwarder
 
@@ -88,7 +88,7 @@ class LocalStore(StoreReader):
         prepare_format(self.directory)
         self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
         try:
-            self.book = Metadata(f"{self.directory}/book.sqlite")
+            self.book = Metadata(f"{self.directory}/{METADATA_FILE}")
             self._history = History(self.directory)
             self._check_log()
             self.book.replay(self._log.read(self.book.applied + 1))

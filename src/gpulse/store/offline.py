@@ -16,7 +16,7 @@ from gpulse.store.history.recent import Recent
 from gpulse.store.log.lock import writer_of
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import BATCH, Batch
-from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.metadata import METADATA_FILE, Metadata
 from gpulse.store.reader import StoreReader
 
 
@@ -86,8 +86,8 @@ def _book(directory: str, log: LogReader, stack: ExitStack) -> Metadata:
 
     It is a copy: SQLite would tidy up what the head left, even for somebody who only reads.
     """
-    path = f"{directory}/book.sqlite"
-    copy = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='gpulse-'))}/book.sqlite"
+    path = f"{directory}/{METADATA_FILE}"
+    copy = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='gpulse-'))}/{METADATA_FILE}"
     with disk_errors(f"copy {path}"):
         for suffix in ("", "-wal"):
             if os.path.exists(path + suffix):

@@ -28,7 +28,6 @@ from gpulse.reports.usage import UsageReport
 
 Method = Literal["GET", "POST"]
 Request = TypeVar("Request", bound=r.Request)
-Result = TypeVar("Result")
 
 _MAX_USAGE_ROWS = 5000
 """Of an answer about usage; its file has them all."""

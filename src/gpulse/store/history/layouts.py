@@ -1,29 +1,43 @@
-"""Look up column layouts and node names, from facts in the log and from the metadata database."""
+"""Look up column layouts and node names, from facts in the log and from a head's metadata."""
 
 from __future__ import annotations
 
-import os
-import sqlite3
-from collections.abc import Collection
-from contextlib import closing, suppress
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
 
-from gpulse.errors import LogError
 from gpulse.model.columns import Layout
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import FACT, read_fact
 
 
+class NamedNode(Protocol):
+    """A node with its name."""
+
+    @property
+    def name(self) -> str:
+        """How people name it."""
+
+
+class KnownNodes(Protocol):
+    """Layouts and nodes of which the log may not have the facts any more."""
+
+    def layouts(self, numbers: Collection[int]) -> Mapping[int, str]:
+        """Return the texts of layouts."""
+
+    def nodes(self, numbers: Collection[int]) -> Mapping[int, NamedNode]:
+        """Return nodes."""
+
+
 class LayoutLookup:
     """The layouts and node names that were found so far."""
 
-    def __init__(self, log: LogReader, metadata: str) -> None:
+    def __init__(self, log: LogReader, metadata: KnownNodes) -> None:
         """Start with nothing.
 
         Args:
             log: Where facts are looked for that the metadata does not have.
-            metadata: The path of the metadata's SQLite file, which may be missing.
+            metadata: Asked first.
         """
         self.names: dict[int, str] = {}
         self.layouts: dict[int, Layout] = {}
@@ -60,25 +74,11 @@ class LayoutLookup:
             self.layouts[key] = Layout.from_json(text)
 
     def _read_metadata(self, layouts: Collection[int], nodes: Collection[int]) -> None:
-        path = self._metadata
-        if not os.path.exists(path):
-            return
-        try:
-            with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=10)) as database:
-                for number in set(layouts).difference(self.layouts):
-                    row = database.execute("SELECT text FROM layouts WHERE id = ?", (str(number),)).fetchone()
-                    if row is not None:
-                        with suppress(ValueError):  # a layout that cannot be read counts as missing
-                            self._add_layout(number, row[0])
-                for number in set(nodes).difference(self.names):
-                    row = database.execute("SELECT name FROM nodes WHERE id = ?", (number,)).fetchone()
-                    if row is not None:
-                        self.names[number] = row[0]
-        except (sqlite3.Error, ValueError) as error:
-            raise LogError(
-                f"{path} cannot be read: {error}",
-                hint="move it away; it is made again from the log when it is missing",
-            ) from error
+        for number, text in self._metadata.layouts(set(layouts).difference(self.layouts)).items():
+            with suppress(ValueError):  # a layout that cannot be read counts as missing
+                self._add_layout(number, text)
+        for number, node in self._metadata.nodes(set(nodes).difference(self.names)).items():
+            self.names[number] = node.name
 
     def _read_log(self) -> None:
         """Read all facts of the log: the metadata may not have been written when the head ended."""

@@ -54,6 +54,10 @@ class StoredRun(NamedTuple):
     boot: str | None
 
 
+METADATA_FILE = "metadata.sqlite"
+"""Name of the file in a data directory."""
+
+
 class Metadata(MetadataReader):
     """The book of one head; one process writes it, any number read it. Safe to use from several threads."""
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sqlite3
 from collections import deque
-from contextlib import closing
+from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
 
+from gpulse.errors import LogError
 from gpulse.model.columns import Layout
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import FACT, read_fact
-from gpulse.store.metadata.values import UNREADABLE, read_object
+from gpulse.store.metadata.lookup import MetadataLookup
+from gpulse.store.metadata.values import UNREADABLE
 from gpulse.store.tsdb.series_labels import NodeWords, is_sent
 
 _FORGET_SECONDS = 600.0
@@ -26,15 +25,15 @@ _SCOPE = re.compile(r'\{"narrow":\[(?:\["[^"\\]*",\d+,\d+\],?)*\],"scope":"(proc
 class Known:
     """Layouts, nodes and runs that were seen so far; what was told before is looked up."""
 
-    def __init__(self, log: LogReader, book: str) -> None:
+    def __init__(self, log: LogReader, metadata: MetadataLookup) -> None:
         """Begin with nothing.
 
         Args:
-            log: Where facts are looked for that the book does not have.
-            book: The path of the book; it need not be there.
+            log: Where facts are looked for that the metadata does not have, or that cannot be read there.
+            metadata: Asked first.
         """
         self._log = log
-        self._book = book
+        self._metadata = metadata
         self._layouts: dict[int, Layout | None] = {}
         self._nodes: dict[int, NodeWords] = {}
         self._versions: dict[bytes, str] = {}
@@ -58,12 +57,14 @@ class Known:
             LookupError: Nobody knows it.
         """
         if number not in self._layouts:
-            found = self._ask("SELECT text FROM layouts WHERE id = ?", str(number))
-            if found is None:
+            found: dict[int, str] = {}
+            with suppress(LogError):
+                found = self._metadata.layouts((number,))
+            if number not in found:
                 self._read_log()
             else:
                 try:
-                    self._add_layout(number, found[0])
+                    self._add_layout(number, found[number])
                 except ValueError as error:
                     raise LookupError(f"layout {number} cannot be read: {error}") from error
         return self._layouts[number]
@@ -75,18 +76,20 @@ class Known:
             LookupError: Nobody knows it.
         """
         if number not in self._nodes:
-            found = self._ask("SELECT name, host, machine, facts FROM nodes WHERE id = ?", number)
-            if found is not None:
-                self._nodes[number] = NodeWords(found[0], found[1], found[2], read_object(found[3]))
-            else:
+            with suppress(LogError):
+                for row in self._metadata.nodes((number,)).values():
+                    self._nodes[number] = NodeWords(row.name, row.host, row.machine, dict(row.facts))
+            if number not in self._nodes:
                 self._read_log()
         return self._nodes[number]
 
     def version(self, run: bytes) -> str:
         """The version of the agent that a run is of, empty when nobody knows it."""
         if run not in self._versions:
-            found = self._ask("SELECT version FROM runs WHERE run = ?", run)
-            self._add_version(run, found[0] if found is not None else None)
+            version = None
+            with suppress(LogError):
+                version = self._metadata.version(run)
+            self._add_version(run, version)
         return self._versions[run]
 
     def _take(self, fact: dict[str, Any], now: float) -> set[int]:
@@ -120,19 +123,8 @@ class Known:
             self._versions.clear()
         self._versions[run] = version if isinstance(version, str) else ""
 
-    def _ask(self, query: str, key: Any) -> tuple[Any, ...] | None:
-        """One row of the book; None when it has none, or cannot be read."""
-        if not os.path.exists(self._book):
-            return None
-        try:
-            with closing(sqlite3.connect(f"file:{quote(self._book)}?mode=ro", uri=True, timeout=10)) as book:
-                row: tuple[Any, ...] | None = book.execute(query, (key,)).fetchone()
-                return row
-        except sqlite3.Error:
-            return None
-
     def _read_log(self) -> None:
-        """The book may not have been written when the head ended; what is told later is heard."""
+        """The metadata may not have been written when the head ended; what is told later is heard."""
         if not self._is_log_read:
             self._is_log_read = True
             before = self._forgotten.copy()

@@ -20,6 +20,8 @@ from typing import Any
 
 from gpulse.errors import GpulseError
 from gpulse.store.log.reader import LogReader
+from gpulse.store.metadata.lookup import MetadataLookup
+from gpulse.store.metadata.metadata import METADATA_FILE
 from gpulse.store.tsdb.config import TsdbConfig
 from gpulse.store.tsdb.connections import Lanes
 from gpulse.store.tsdb.cursor import log_number, read_place, write_place
@@ -83,7 +85,9 @@ class Sender:
         self._begun = place.begun if place.position else begin
         self._overlap = Overlap(begin, place.ends)
         self._tail = Tail(log, begin)
-        self._requests = Requests(Known(log, f"{data_dir}/book.sqlite"), dict(config.labels))
+        self._requests = Requests(
+            Known(log, MetadataLookup(f"{data_dir}/{METADATA_FILE}")), dict(config.labels)
+        )
         self._lanes = Lanes(config)
         self._state: Sending = "ok"
         self._error: GpulseError | None = None

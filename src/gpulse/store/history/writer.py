@@ -1,29 +1,18 @@
-"""The process that writes the log into Parquet files: `python -m gpulse.store.history.seal_process DATA_DIR`.
-
-It reads one JSON object per line from its standard input and answers each with one. It exits as soon as its input is
-closed, whatever it is doing: a directory that was not renamed does not count.
-"""
+"""Write the log of a head into segments, merge them, and remove the oldest."""
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
-import json
 import os
-import queue
-import signal
-import sys
-import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Sequence
 from itertools import takewhile
 from typing import Any
 
-from gpulse.errors import DiskError, GpulseError, LogError
+from gpulse.errors import LogError
 from gpulse.store.disk import disk_errors
 from gpulse.store.history import compaction, day_summaries, retention, segment_writer
-from gpulse.store.history.layouts import LayoutLookup
+from gpulse.store.history.layouts import KnownNodes, LayoutLookup
 from gpulse.store.history.parquet import connect
 from gpulse.store.history.segments import (
     Segment,
@@ -35,8 +24,6 @@ from gpulse.store.history.segments import (
 from gpulse.store.log.reader import LogReader
 from gpulse.store.log.segment import read_headers
 
-_PR_SET_PDEATHSIG = 1
-_NICE = 19
 _MAX_SEGMENT_BYTES = 64 << 20
 """At most this much of the log goes into one segment, so that it fits in memory."""
 _SUMMARY_SECONDS = 5.0
@@ -50,8 +37,12 @@ _LOCK_SECONDS = 30.0
 class HistoryWriter:
     """The one writer of a history directory, which it locks."""
 
-    def __init__(self, data_dir: str) -> None:
+    def __init__(self, data_dir: str, metadata: KnownNodes) -> None:
         """Lock the directory and remove what an ended process left behind.
+
+        Args:
+            data_dir: The data directory of a head.
+            metadata: Its layouts and nodes.
 
         Raises:
             GpulseError: The directory is damaged, or another process has the lock.
@@ -60,7 +51,7 @@ class HistoryWriter:
         self._summary: Generator[str | None, None, None] | None = None
         """The summary that is being made."""
         self._log = LogReader(f"{data_dir}/log")
-        self._layouts = LayoutLookup(self._log, f"{data_dir}/book.sqlite")
+        self._layouts = LayoutLookup(self._log, metadata)
         with disk_errors(f"write {self.history}"):
             os.makedirs(self.history, mode=0o700, exist_ok=True)
         self._lock = _lock(f"{self.history}/lock")
@@ -165,17 +156,6 @@ class HistoryWriter:
             if time.monotonic() >= deadline:
                 break
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request."""
-        match request:
-            case {"do": "seal", "to": int(position)}:
-                return self.seal(position)
-            case {"do": "compact"}:
-                return self.compact()
-            case {"do": "retain", **asked}:
-                return self.retain(**asked)
-        raise GpulseError(f"the sealing process was asked for {request!r}")
-
     def _log_number(self) -> str:
         with disk_errors(f"read the log in {self._log.directory}"):
             is_there = os.path.isdir(self._log.directory)
@@ -206,59 +186,3 @@ def _lock(path: str) -> int:
                     f"another process seals into {os.path.dirname(path)}", hint="stop that process first"
                 ) from None
             time.sleep(0.05)
-
-
-def _requests() -> Iterator[str]:
-    """Yield the lines of the input; the thread that reads them ends the process when the input is closed."""
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield lines.get()
-
-
-def _say(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
-
-
-def _refusal(error: GpulseError) -> dict[str, Any]:
-    kind = "disk" if isinstance(error, DiskError) else "log" if isinstance(error, LogError) else "other"
-    return {"error": error.message, "hint": error.hint, "kind": kind}
-
-
-def main(data_dir: str) -> int:
-    """Answer requests until the input is closed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the head, which then closes the input
-    with suppress(OSError):
-        os.nice(_NICE)
-    try:
-        return _answer_all(data_dir, _requests())
-    except BrokenPipeError:
-        return 0  # the head is gone
-
-
-def _answer_all(data_dir: str, requests: Iterator[str]) -> int:
-    try:
-        writer = HistoryWriter(data_dir)
-    except GpulseError as error:
-        _say(_refusal(error))
-        return error.exit_code
-    with closing(writer):
-        _say({"ready": True, "sealed_to": writer.sealed_to, "tidied": writer.tidied})
-        for line in requests:
-            try:
-                _say(writer.answer(json.loads(line)))
-            except GpulseError as error:
-                _say(_refusal(error))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

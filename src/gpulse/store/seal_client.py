@@ -136,7 +136,7 @@ class SealClient:
         self._end()
         try:
             self._process = subprocess.Popen(  # noqa: S603  our own module
-                [sys.executable, "-m", "gpulse.store.history.seal_process", self._data_dir],
+                [sys.executable, "-m", "gpulse.store.seal_process", self._data_dir],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
