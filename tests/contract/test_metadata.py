@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Batch
+from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
 from gpulse.store.metadata.metadata import Metadata
 from gpulse.store.metadata.postgres import (
     Connection,
@@ -27,6 +30,7 @@ from gpulse.store.metadata.postgres_copy import copy_metadata
 from gpulse.store.metadata.postgres_store import PostgresStore
 from gpulse.store.metadata.step import Step, steps_of
 from gpulse.store.store import StoredNode
+from tests.contract.store_lab import BEGIN, END, FRAMES, HALF, NODES, Feeder
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import config_of
 from tests.queries import query
@@ -205,3 +209,50 @@ def test_what_comes_twice_counts_once(shared: Shared, items: list[Any]) -> None:
     expected = answers(shared.store)
     shared.apply(steps)
     assert expected == answers(shared.store)
+
+
+def test_time_that_two_heads_received_is_counted_once(shared: Shared, tmp_path: Path) -> None:
+    """Each GPU's time adds up to what one head that has everything says, by the hour and by the day."""
+    shared.empty()
+    times = [BEGIN + 600.0]
+    with LocalStore(str(tmp_path / "whole")) as whole:
+        for node in NODES:
+            Feeder(whole, node).feed(range(FRAMES))
+        truth = whole.gpu_time(query(start=BEGIN, end=END))
+    ids = NodeIds(lambda number: StoredNode(number, NODES[number], f"n{number}", f"m{number}", BEGIN, {}, {}))
+    with transaction(shared.config, shared.connection, 20.0) as database:
+        ids.learn(database, NODES)
+        for head in "ab":
+            database.execute("INSERT INTO heads (id, host, position) VALUES (?, ?, 0)", (head, head))
+    for head, numbers in (("a", range(HALF + 9)), ("b", range(HALF - 9, FRAMES))):
+        with LocalStore(str(tmp_path / head)) as archive:
+            writer = GpuTimeWriter(
+                archive,
+                shared.config,
+                head=head,
+                id_of=ids.known,
+                is_ready=lambda: True,
+                now=lambda: times[0],
+            )
+            for node in NODES:
+                entries = Feeder(archive, node).feed(numbers)
+                writer.add(entry.batch for entry in entries if entry.batch is not None)
+            writer._is_caught_up = head == "a"  # the other one finds everything on its disk once more
+            times[0] = END + 300.0
+            writer._count(shared.connection)
+            writer._count(shared.connection)
+    store = PostgresStore(shared.config, nodes=dict, number_of=lambda host, _: int(host[1:]))
+    try:
+        found = store.gpu_time(query(start=BEGIN - 3600, end=END + 3600))
+        holders = store.gpu_holders(query(start=BEGIN - 3600, end=END + 3600, nodes=[1]))
+    finally:
+        store.close()
+
+    assert [(share.node, share.pid, share.uuid) for share in truth] == [
+        (share.node, share.pid, share.uuid) for share in found
+    ]
+    for one, other in zip(truth, found, strict=True):
+        assert one.seconds == pytest.approx(other.seconds, abs=15.0)
+        assert one.seen_seconds == pytest.approx(other.seen_seconds, abs=15.0)
+        assert one.energy_joules == pytest.approx(other.energy_joules, rel=0.02)
+    assert {(1 << 30, 0.5)} == {(held.memory_mean, held.sm_mean) for held in holders}

@@ -195,6 +195,9 @@ class SharedDatabase:
         """Take in what is new in the database."""
         if self._is_ending:
             return
+        if news.is_first:
+            self._numbers.clear()
+            self.store.disconnect()
         for document in news.sessions:
             with suppress(ValueError):
                 self._hear_session(Session.from_dict(json.loads(document)))

@@ -7,6 +7,7 @@ again. Claims and the rows that follow from them are one transaction.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -37,6 +38,7 @@ _LOOK_BACK_SECONDS = 3600.0
 """After a start, what was received before the last count may not be counted yet; it is looked at again."""
 _STATEMENT_SECONDS = 60.0
 _COUNT_LOCK = 0x6750_4275
+_MINUTE_US = 60_000_000
 _METRICS = ("power_watts", "memory_used_bytes", "gpu_utilization_ratio")
 """Nearly every sample of a GPU has one of these."""
 _CLAIMS = """
@@ -218,14 +220,25 @@ class GpuTimeWriter:
             hour += 3600.0
 
     def _received(self, start: float, end: float) -> Iterator[TimeSpan]:
-        """Return the minutes of nodes that samples are there of."""
-        minutes: dict[int, set[int]] = {}
-        for series in self._source.series(Query(start, end, "gpu", _METRICS, step=60.0)):
-            minutes.setdefault(series.key.node, set()).update(int(moment * 1e6) for moment in series.times)
-        last = round(end * 1e6)
+        """Yield the time of nodes that samples are there of, up to the last sample."""
+        minutes: dict[int, dict[int, int]] = {}
+        for series in self._source.series(Query(start, end, "gpu", _METRICS, step=_MINUTE_US / 1e6)):
+            known = minutes.setdefault(series.key.node, {})
+            for moment, last in zip(series.times.tolist(), series.ends.tolist(), strict=True):
+                minute = round(moment * 1e6)
+                until = minute + _MINUTE_US if math.isnan(last) else round(last * 1e6) + 1
+                known[minute] = max(until, known.get(minute, 0))
         for node, known in minutes.items():
-            for first, stop in _joined(sorted(known), 60_000_000):
-                yield TimeSpan(node, first, min(stop, last))
+            begin = previous = None
+            for minute in sorted(known):
+                if begin is None or previous is None:
+                    begin = minute
+                elif minute - previous > _MINUTE_US:
+                    yield TimeSpan(node, begin, known[previous])
+                    begin = minute
+                previous = minute
+            if begin is not None and previous is not None:
+                yield TimeSpan(node, begin, known[previous])
 
     def _unclaimed(self, connection: Connection, spans: Sequence[TimeSpan]) -> list[TimeSpan]:
         """Return what of some spans no head has counted."""
@@ -313,17 +326,3 @@ def _groups(spans: Sequence[TimeSpan]) -> Iterator[list[TimeSpan]]:
                 seen.add(span.node)
                 together.append(span)
         yield together
-
-
-def _joined(moments: Sequence[int], length: int) -> Iterator[tuple[int, int]]:
-    """Return spans of moments that follow each other."""
-    begin = previous = None
-    for moment in moments:
-        if begin is None or previous is None:
-            begin = moment
-        elif moment - previous > length:
-            yield begin, previous + length
-            begin = moment
-        previous = moment
-    if begin is not None and previous is not None:
-        yield begin, previous + length

@@ -209,9 +209,10 @@ class PostgresStore(Store):
         return found
 
     def disconnect(self) -> None:
-        """Close the connections that nobody uses: the server was restarted."""
+        """Close the connections that nobody uses: the server was restarted, and may have another database."""
         with self._lock:
             idle, self._idle = self._idle, []
+        self._numbers = {}
         for connection in idle:
             close(connection)
 

@@ -133,6 +133,8 @@ class News(NamedTuple):
     """What is new of the findings and health of their nodes: node, kind, time and document."""
     processes: Sequence[tuple[int, bool, str]] = ()
     """Which processes began or ended there: node, whether it ended, and identity."""
+    is_first: bool = False
+    """Whether it is the first since connecting: the database may be another one, with other ids of nodes."""
 
 
 class Source(Protocol):
@@ -315,7 +317,7 @@ class PostgresWriter:
             self._change = self._node = 0
             self._seen_at = self._gpus_at = self._reports_at = -math.inf
             self._confirm(self._begin(connection))
-            self._beat(connection)
+            self._beat(connection, is_first=True)
             self._works()
             beaten = time.monotonic()
             while True:
@@ -422,7 +424,10 @@ class PostgresWriter:
             lock_for_writing(database)
             row = database.execute("SELECT position FROM heads WHERE id = ?", (self._head,)).fetchone()
             if row is None or row[0] != self._confirmed:
-                raise DatabaseError(f"the tables in {self.config.shown} were changed by somebody else")
+                raise DatabaseError(
+                    f"somebody else writes to {self.config.shown} as this head",
+                    hint="stop the other head that uses a copy of this data directory, or give it another one",
+                )
             self._applier.apply(database, steps, one_by_one=one_by_one)
             database.execute(
                 "UPDATE heads SET position = ?, seen = clock_timestamp() WHERE id = ?", (position, self._head)
@@ -435,7 +440,7 @@ class PostgresWriter:
             self._is_known = True
             self._news.notify_all()
 
-    def _beat(self, connection: Connection, *, is_stopped: bool = False) -> None:
+    def _beat(self, connection: Connection, *, is_first: bool = False, is_stopped: bool = False) -> None:
         """Say that this head is alive, and learn what is new."""
         now = time.monotonic()
         is_time_for_nodes = now - self._seen_at >= _SEEN_SECONDS
@@ -480,6 +485,7 @@ class PostgresWriter:
                 None if others is None else [SeenNode(*row) for row in others],
                 reports,
                 processes,
+                is_first,
             )
         )
 
