@@ -86,7 +86,7 @@ def postgres(stores: dict[str, Store]) -> Iterator[Store]:
         with closing(store), closing(connect(config, timeout_seconds=20.0)) as connection:
             prepare(config, connection)
             copy_metadata(
-                local.book.file,
+                local.metadata.file,
                 config,
                 connection,
                 NodeIds(nodes.__getitem__),

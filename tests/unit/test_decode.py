@@ -29,10 +29,9 @@ from gpulse.model.packing import FramePacker
 from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.simulated import DemoMachine
 from gpulse.store.agent_events import decode_events
-from gpulse.store.history.blocks import clipped
 from gpulse.store.local import LocalStore
 from gpulse.store.log.reader import LogReader
-from gpulse.store.log.records import Batch, Entry
+from gpulse.store.log.records import Batch, Entry, clipped
 from gpulse.store.metadata.lookup import MetadataLookup
 from gpulse.store.seal_process import open_writer
 from gpulse.store.tsdb.layout_cache import Known
@@ -129,7 +128,7 @@ class Door:
         assert 0 == requests.unreadable or _is_beyond_series(found.entries)
         self.archive.events(query(start=0, end=1e11))
         [process.identity.get("pid") for process in self.archive.processes(query(start=0, end=1e11))]
-        position = self.archive.book.applied
+        position = self.archive.metadata.applied
         self.close()
         writer = open_writer(self.directory)
         try:
@@ -138,7 +137,7 @@ class Door:
         finally:
             writer.close()
         with LocalStore(self.directory) as again:
-            assert not again.book.unreadable
+            assert not again.metadata.unreadable
             fleet = Fleet(again.nodes(), {}, again.layouts)
             fleet.restore(again, NOW + 1)
             self.show(fleet)

@@ -316,7 +316,9 @@ def test_the_book_tells_what_the_log_has_dropped(tmp_path: Path) -> None:
     batch = fleet.batch(1, 0, 10)
     with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as book, book:
         book.execute("CREATE TABLE layouts (id TEXT PRIMARY KEY, text TEXT)")
-        book.execute("CREATE TABLE nodes (id INTEGER PRIMARY KEY, name TEXT, host TEXT, machine TEXT, facts TEXT)")
+        book.execute(
+            "CREATE TABLE nodes (id INTEGER PRIMARY KEY, name TEXT, host TEXT, machine TEXT, facts TEXT)"
+        )
         book.execute("INSERT INTO nodes VALUES (1, 'told', 'told', 'm1', '{}')")
         rows = [(str(number), text.decode()) for number, text in fleet.texts.items()]
         book.executemany("INSERT INTO layouts VALUES (?, ?)", rows)

@@ -53,7 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for begin in range(0, 9000, 600):
             for node in NODES:
                 lab.add([frame(lab, second, node) for second in range(begin, begin + 600, 10)], node)
-            writer.seal(lab.archive.book.applied)
+            writer.seal(lab.archive.metadata.applied)
             while writer.compact()["compacted"]:
                 pass
     return directory / "data"

@@ -145,7 +145,7 @@ def test_all_paths_agree(tmp_path: Path, seed: int) -> None:
             for place in range(BLOCKS):
                 story.block(place)
                 if chance.random() < 0.6 or place == BLOCKS - 3:
-                    writer.seal(lab.archive.book.applied)
+                    writer.seal(lab.archive.metadata.applied)
                     while chance.random() < 0.8 and writer.compact()["compacted"]:
                         pass
         check_paths(lab, tmp_path / "data", chance)

@@ -26,7 +26,6 @@ from gpulse.store.metadata.step import Step, entry_of, step_of
 from gpulse.store.reader import StoreReader
 from gpulse.store.seal_client import SealClient, SealResult
 from gpulse.store.store import StoredGpu
-from gpulse.store.tsdb.forwarder import Forwarder
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class Usage(NamedTuple):
     free_bytes: int
     unsealed_bytes: int
     is_behind: bool
-    """True while the disk does not let the book follow the log: what is new is not found yet."""
+    """True while the disk does not let the metadata follow the log: what is new is not found yet."""
 
 
 class Follower(Protocol):
@@ -65,10 +64,32 @@ class Follower(Protocol):
         """Take in what was committed from a position on; it must not wait for anything."""
 
 
+class Forwarder(Protocol):
+    """The sender of all samples to a time-series database."""
+
+    limit_bytes: int
+    """How much of the log may wait for it."""
+
+    @property
+    def confirmed(self) -> int:
+        """Up to which position it needs the log no more."""
+
+    @property
+    def begun(self) -> int:
+        """The first position that it sent."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of the log waits for it."""
+
+    def wake(self, position: int) -> None:
+        """Say up to which position the log is on disk."""
+
+
 class LocalStore(StoreReader):
     """The one writer of a directory; readers' methods may be called from any thread.
 
-    A commit is durable when the log is synced. The book and the frames in memory follow at once, the history later;
+    A commit is durable when the log is synced. The metadata and the frames in memory follow at once, the history later;
     each knows up to which position of the log it is complete, so that nothing is counted twice or left out.
     """
 
@@ -88,13 +109,13 @@ class LocalStore(StoreReader):
         prepare_format(self.directory)
         self._log = Log(f"{self.directory}/log", segment_bytes=_SEGMENT_BYTES)
         try:
-            self.book = Metadata(f"{self.directory}/{METADATA_FILE}")
+            self.metadata = Metadata(f"{self.directory}/{METADATA_FILE}")
             self._history = History(self.directory)
             self._check_log()
-            self.book.replay(self._log.read(self.book.applied + 1))
-            self.layouts.update(self.book.layouts())
+            self.metadata.replay(self._log.read(self.metadata.applied + 1))
+            self.layouts.update(self.metadata.layouts())
             self._recent = Recent(self.layouts)
-            super().__init__(self.book, self._history, self._recent)
+            super().__init__(self.metadata, self._history, self._recent)
             self._sealer = SealClient(self.directory)
             self._seen_us: dict[int, int] = {}
             self._newest_us = self._history.newest_us
@@ -114,16 +135,16 @@ class LocalStore(StoreReader):
         """Asked for with every query, and hardly ever another list."""
         self._lock = threading.Lock()
         """For the log: commits, repairs and drops come from different threads."""
-        self._book_lock = threading.Lock()
-        """For steps of the book: each must begin where the last one ended. Taken after the other one."""
+        self._metadata_lock = threading.Lock()
+        """For steps of the metadata: each must begin where the last one ended. Taken after the other one."""
 
     def _check_log(self) -> None:
-        """See that the log is the one that book and history were made from.
+        """See that the log is the one that metadata and history were made from.
 
         Raises:
             LogError: It is another one: what it takes would be taken for known already.
         """
-        known = max(self.book.applied, self._history.sealed_to)
+        known = max(self.metadata.applied, self._history.sealed_to)
         if self._log.last < known:
             raise LogError(
                 f"the log in {self._log.directory} ends at record {self._log.last}, but {known} were read from it before",
@@ -137,7 +158,7 @@ class LocalStore(StoreReader):
 
     @property
     def is_behind(self) -> bool:
-        """True while the disk does not let the book follow the log."""
+        """True while the disk does not let the metadata follow the log."""
         return self._behind
 
     def _gpus_changed(self) -> None:
@@ -196,13 +217,13 @@ class LocalStore(StoreReader):
             if self._behind:
                 self.settle()
                 return
-            with self._book_lock:
-                self.book.apply(step)
+            with self._metadata_lock:
+                self.metadata.apply(step)
             if any(entry.fact is not None and entry.fact["fact"] in _ABOUT_GPUS for entry in entries):
                 self._gpus_changed()
         except DiskError as error:
             if not self._behind:
-                log.error("the book cannot follow the log: %s", error.message)
+                log.error("the metadata cannot follow the log: %s", error.message)
             self._behind = True  # from now on it catches up from the log
         finally:
             if self._forwarder is not None:
@@ -222,7 +243,7 @@ class LocalStore(StoreReader):
             self._follower = follower
 
     def _remember(self, record: Record) -> None:
-        """Take in a batch of the log; one that cannot be read is told of by the book, and left out of the history."""
+        """Take in a batch of the log; one that cannot be read is told of by the metadata, and left out of the history."""
         with suppress(ValueError):
             self._take(record.position, Batch.from_bytes(record.payload))
 
@@ -232,19 +253,19 @@ class LocalStore(StoreReader):
         self._newest_us = max(self._newest_us, batch.received_us)
 
     def settle(self) -> None:
-        """Bring the book up to date, if the disk did not let it follow.
+        """Bring the metadata up to date, if the disk did not let it follow.
 
         Raises:
             DiskError: It still does not.
         """
         if self._behind:
-            with self._book_lock:
-                durable = self._accepted  # what is not synced yet is none of the book's business
-                records = self._log.read(self.book.applied + 1)
-                self.book.replay(takewhile(lambda record: record.position <= durable, records))
+            with self._metadata_lock:
+                durable = self._accepted  # what is not synced yet is none of the metadata's business
+                records = self._log.read(self.metadata.applied + 1)
+                self.metadata.replay(takewhile(lambda record: record.position <= durable, records))
             self._gpus_changed()
             self._behind = False
-            log.warning("the book follows the log again")
+            log.warning("the metadata follows the log again")
 
     def seal(self) -> SealResult:
         """Move what is only in the log into the history, and shorten the log; nothing should be missing or unreadable.
@@ -253,13 +274,13 @@ class LocalStore(StoreReader):
             GpulseError: It could not be done; nothing is lost, and it can be tried again.
         """
         self.settle()
-        target = self.book.applied
+        target = self.metadata.applied
         sealed = SealResult(self._history.sealed_to, ())
         if target > self._history.sealed_to:
             sealed = self._sealer.seal(target)
             self._history.refresh()
             self._recent.drop_through(self._history.sealed_to)
-        kept = min(self.book.checkpoint(), self._history.sealed_to)
+        kept = min(self.metadata.checkpoint(), self._history.sealed_to)
         with self._lock:
             self._shorten_log(kept)
         return sealed
@@ -309,7 +330,7 @@ class LocalStore(StoreReader):
         while self._sealer.compact():
             self._history.refresh()
         if limit_bytes is not None:
-            limit_bytes = max(0, limit_bytes - self._own_log_bytes() - self.book.size_bytes)
+            limit_bytes = max(0, limit_bytes - self._own_log_bytes() - self.metadata.size_bytes)
         longest = keep_seconds if book_seconds is None else max(keep_seconds, book_seconds)
         whole_seconds = keep_seconds if keep_seconds < longest else None
         forever = math.isinf(longest)
@@ -320,7 +341,7 @@ class LocalStore(StoreReader):
         dropped = self._sealer.retain(now, None if forever else longest, limit_bytes, whole_seconds, sent)
         self._history.refresh()
         if not forever:
-            self.book.drop_before(now - longest)
+            self.metadata.drop_before(now - longest)
         return list(dropped)
 
     @property
@@ -330,7 +351,7 @@ class LocalStore(StoreReader):
 
     def _own_log_bytes(self) -> int:
         """How long the log is, without what waits for the time-series database: that has a limit of its own."""
-        waiting = self._forwarder.state().waiting_bytes if self._forwarder is not None else 0
+        waiting = self._forwarder.waiting_bytes if self._forwarder is not None else 0
         return max(0, self._log.size_bytes - waiting)
 
     @property
@@ -343,7 +364,7 @@ class LocalStore(StoreReader):
         return Usage(
             self._log.size_bytes,
             self._history.size_bytes,
-            self.book.size_bytes,
+            self.metadata.size_bytes,
             shutil.disk_usage(self.directory).free,
             self._recent.bytes,
             self._behind,
@@ -353,7 +374,7 @@ class LocalStore(StoreReader):
         """Let go of everything."""
         self._sealer.close()
         self._history.close()
-        self.book.close()
+        self.metadata.close()
         self._log.close()
 
     # --- reading
@@ -361,15 +382,15 @@ class LocalStore(StoreReader):
     @property
     def head_id(self) -> str:
         """Which store it is."""
-        return self.book.head_id
+        return self.metadata.head_id
 
     def runs(self) -> Mapping[bytes, StoredRun]:
         """How far the frames of every agent's runs are here."""
-        return self.book.runs()
+        return self.metadata.runs()
 
     def settings(self) -> Mapping[str, Any] | None:
         """How agents were told to sample last."""
-        return self.book.settings()
+        return self.metadata.settings()
 
     def seen(self, node: int) -> float | None:
         """When frames of a node came last, None when that is longer ago than its frames are in memory."""
@@ -391,7 +412,7 @@ class LocalStore(StoreReader):
 
     def latest(self, kind: str) -> Mapping[int, tuple[float, dict[str, Any]]]:
         """The last event of a kind, by node."""
-        return self.book.latest(kind)
+        return self.metadata.latest(kind)
 
     def gpus(self) -> list[StoredGpu]:
         """All GPUs, by node and index."""

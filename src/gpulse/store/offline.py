@@ -41,12 +41,12 @@ class OfflineStore(StoreReader):
             )
         check_format(self.directory)
         with ExitStack() as stack:
-            book = _book(self.directory, log, stack)
-            layouts = book.layouts()
+            metadata = _metadata(self.directory, log, stack)
+            layouts = metadata.layouts()
             recent = Recent(layouts)
             history = History(self.directory)
             stack.callback(history.close)
-            super().__init__(book, history, recent)
+            super().__init__(metadata, history, recent)
             self._newest_us = history.newest_us
             for record in log.read(history.sealed_to + 1):
                 if record.kind == BATCH:
@@ -81,8 +81,8 @@ def open_offline(directory: str) -> OfflineStore:
     return OfflineStore(directory)
 
 
-def _book(directory: str, log: LogReader, stack: ExitStack) -> Metadata:
-    """The book as it would be if the head had closed it.
+def _metadata(directory: str, log: LogReader, stack: ExitStack) -> Metadata:
+    """The metadata as it would be if the head had closed it.
 
     It is a copy: SQLite would tidy up what the head left, even for somebody who only reads.
     """
@@ -94,6 +94,6 @@ def _book(directory: str, log: LogReader, stack: ExitStack) -> Metadata:
                 shutil.copyfile(path + suffix, copy + suffix)
     if writer_of(directory) is not None:
         raise GpulseError(f"a head has begun to write {directory}", hint="try again, it will be asked")
-    book = stack.enter_context(Metadata(copy, shown=path))
-    book.replay(log.read(book.applied + 1))
-    return book
+    metadata = stack.enter_context(Metadata(copy, shown=path))
+    metadata.replay(log.read(metadata.applied + 1))
+    return metadata

@@ -438,7 +438,7 @@ class Fleet:
 
 
 def _checked(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Events of the book that this version would take from an agent; an earlier one may have taken others."""
+    """Events of the metadata that this version would take from an agent; an earlier one may have taken others."""
     for event in events:
         with suppress(*UNREADABLE):
             yield check_event(event)

@@ -165,7 +165,7 @@ class Head:
             )
             stack.callback(self._whereabouts.remove)
             self._ingest.event("head_started", None, version=__version__)
-            for position, reason in self._archive.book.unreadable:
+            for position, reason in self._archive.metadata.unreadable:
                 log.error("record %d of the log cannot be read and is passed over: %s", position, reason)
                 self._ingest.event("unreadable_record", None, position=position, reason=reason[:200])
             tasks = [
@@ -379,7 +379,7 @@ class Head:
         elif slow is not None:
             error = f"the disk has been writing for {slow:.0f} s"
         elif self._archive.is_behind:
-            error = "the book cannot follow the log"
+            error = "the metadata cannot follow the log"
         return Storage(
             state="ok" if error is None else "failing",
             error=error,

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpulse.model.columns import MISSING_NARROW, MISSING_WIDE, Column, Layout, split
 from gpulse.model.metric import Scope
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, clipped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,9 +25,6 @@ _KEYS: dict[Scope, Callable[[Mapping[str, Any]], str]] = {
         f"{subject.get('pid')}@{subject['gpu']}" if "gpu" in subject else str(subject.get("pid"))
     ),
 }
-
-_MAX_TIME_US = 253_402_300_799_999_999
-"""The end of the year 9999."""
 
 
 class Stack(NamedTuple):
@@ -73,11 +70,6 @@ def subject_key(scope: Scope, subject: Mapping[str, Any]) -> str:
 def plain(text: str) -> str:
     """Replace the characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
-
-
-def clipped(time_us: int) -> int:
-    """Limit a time to what every program can show, whatever a node's clock says."""
-    return min(max(time_us, 0), _MAX_TIME_US)
 
 
 def run_number(run: bytes) -> int:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpulse.model.columns import Layout, split
-from gpulse.store.history.blocks import Stack, clipped, make_stack, run_number, subject_key
+from gpulse.store.history.blocks import Stack, make_stack, run_number, subject_key
 from gpulse.store.history.query import Window
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, clipped
 from gpulse.store.store import Samples, SeriesKey
 
 _FEWEST_FRAMES, _MOST_FRAMES = 8, 16

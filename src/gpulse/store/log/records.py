@@ -15,6 +15,8 @@ FACT = 2
 """The kind of a record that holds one JSON document with a `fact` in it."""
 _HEAD = struct.Struct("<16sIQIqq")
 MOST_FRAMES = 100_000
+_MAX_TIME_US = 253_402_300_799_999_999
+"""The end of the year 9999."""
 
 
 class Batch(NamedTuple):
@@ -109,3 +111,8 @@ def read_fact(payload: bytes) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("fact"), str):
         raise ValueError("it is not a fact")  # noqa: TRY004  what was read is wrong, not who reads
     return document
+
+
+def clipped(time_us: int) -> int:
+    """Limit a time to what every program can show, whatever a node's clock says."""
+    return min(max(time_us, 0), _MAX_TIME_US)

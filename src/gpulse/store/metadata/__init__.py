@@ -1,1 +1,1 @@
-"""The book: nodes, runs, sessions and events, in SQLite."""
+"""The metadata: nodes, runs, sessions and events, in SQLite."""

@@ -1,4 +1,4 @@
-"""The SQLite file under the book: one connection that writes, a few that read, and its refusals in our words."""
+"""The SQLite file under the metadata: one connection that writes, a few that read, and its refusals in our words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpulse.store.metadata.filesystem import is_local
 from gpulse.store.metadata.schema import check_version, prepare
 
 _AUTOCHECKPOINT_PAGES = 16_384
-"""Whoever writes the book checkpoints it before the log is shortened; in between it need not wait for the disk."""
+"""Whoever writes the metadata checkpoints it before the log is shortened; in between it need not wait for the disk."""
 _PATIENCE_SECONDS = 5.0
 """How long to wait for another process that holds the file."""
 _CHECKPOINT_PATIENCE_MS = 200
@@ -49,7 +49,7 @@ def told(path: str, doing: str, error: sqlite3.Error) -> GpulseError:
 
 
 class MetadataFile:
-    """A database with the book's tables; safe to use from several threads."""
+    """A database with the metadata's tables; safe to use from several threads."""
 
     def __init__(self, path: str, *, read_only: bool = False, shown: str | None = None) -> None:
         """Open the file; without `read_only` it is made when it is not there.

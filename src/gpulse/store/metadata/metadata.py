@@ -1,7 +1,7 @@
-"""The book: what the log's facts and the events inside frames add up to, and how far in the log that reaches.
+"""The metadata: what the log's facts and the events inside frames add up to, and how far in the log that reaches.
 
-The log is the only truth. The book can lag behind it, never run ahead of it: every step is one transaction together
-with the position it ends at, so that replaying the log from there gives the same book whatever happened in between.
+The log is the only truth. The metadata can lag behind it, never run ahead of it: every step is one transaction together
+with the position it ends at, so that replaying the log from there gives the same metadata whatever happened in between.
 Facts and frames change different tables, or commute, so it does not matter how the log is cut into steps.
 """
 
@@ -59,10 +59,10 @@ METADATA_FILE = "metadata.sqlite"
 
 
 class Metadata(MetadataReader):
-    """The book of one head; one process writes it, any number read it. Safe to use from several threads."""
+    """The metadata of one head; one process writes it, any number read it. Safe to use from several threads."""
 
     def __init__(self, path: str, *, read_only: bool = False, shown: str | None = None) -> None:
-        """Open the book, or begin one.
+        """Open the metadata, or begin one.
 
         Args:
             path: The file, made together with its directory when it is not there.
@@ -77,7 +77,7 @@ class Metadata(MetadataReader):
         super().__init__(self._file.rows)
         try:
             self.head_id = str(self._meta("head_id"))
-            """Made at random when the book was begun."""
+            """Made at random when the metadata was begun."""
             self.unreadable: list[Unreadable] = []
             """Records of the log that a replay passed over."""
         except BaseException:
@@ -116,11 +116,11 @@ class Metadata(MetadataReader):
 
     @property
     def applied(self) -> int:
-        """Up to which position of the log the book is complete; 0 at first."""
+        """Up to which position of the log the metadata is complete; 0 at first."""
         return int(self._meta("applied"))
 
     def apply(self, step: Step) -> bool:
-        """Take a step in, whole or not at all; False when the book had come that far already.
+        """Take a step in, whole or not at all; False when the metadata had come that far already.
 
         Raises:
             DiskError: It could not be written, and nothing of it is left. It can be tried again.
@@ -156,7 +156,7 @@ class Metadata(MetadataReader):
         return count
 
     def checkpoint(self) -> int:
-        """Wait until all steps are on disk; gives the position up to which the log is no longer needed for the book.
+        """Wait until all steps are on disk; gives the position up to which the log is no longer needed for the metadata.
 
         Raises:
             DiskError: It is not certain what is on disk.
@@ -178,7 +178,7 @@ class Metadata(MetadataReader):
                     removed = database.execute(query, (time, _ROWS_AT_ONCE)).rowcount
 
     def close(self) -> None:
-        """Let go; the book cannot be used afterwards."""
+        """Let go; the metadata cannot be used afterwards."""
         self._file.close()
 
     def runs(self) -> dict[bytes, StoredRun]:

@@ -157,7 +157,7 @@ class Source(Protocol):
         """The layouts that frames refer to."""
 
     @property
-    def book(self) -> Metadata:
+    def metadata(self) -> Metadata:
         """The head's own metadata."""
 
 
@@ -191,7 +191,7 @@ class PostgresWriter:
         self.config = config
         self._keep_seconds = keep_seconds
         self._source = source
-        self._head = source.book.head_id
+        self._head = source.metadata.head_id
         self._host = host
         self._seen = seen
         self._heard = heard
@@ -353,15 +353,15 @@ class PostgresWriter:
         return self._copy(connection)
 
     def _copy(self, connection: Connection) -> int:
-        book = self._source.book
-        position = book.applied
+        metadata = self._source.metadata
+        position = metadata.applied
         log.info("copying this head's metadata to PostgreSQL at %s", self.config.shown)
         copy_metadata(
-            book.file,
+            metadata.file,
             self.config,
             connection,
             self.ids,
-            sessions=[session.to_dict() for session in book.sessions()],
+            sessions=[session.to_dict() for session in metadata.sessions()],
             pause=self._check_open,
         )
         with transaction(self.config, connection, _STATEMENT_SECONDS) as database:

@@ -1,4 +1,4 @@
-"""From records of the log to steps of the book: facts, the last sequence numbers, and frames in which something happened."""
+"""From records of the log to steps of the metadata: facts, the last sequence numbers, and frames in which something happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Unreadable(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A stretch of the log, as far as the book is concerned."""
+    """A stretch of the log, as far as the metadata is concerned."""
 
     position: int
     """Its last record's."""
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class StepBuilder:
-    """Gathers what records mean to the book; of the numbers in frames nothing is held."""
+    """Gathers what records mean to the metadata; of the numbers in frames nothing is held."""
 
     def __init__(self) -> None:
         self.records = 0

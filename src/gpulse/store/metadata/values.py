@@ -1,4 +1,4 @@
-"""Checks what facts and events hold before it becomes a row: anything else in them must not stop the book."""
+"""Checks what facts and events hold before it becomes a row: anything else in them must not stop the metadata."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def whole(value: Any) -> int:
 
 
 def read_object(written: str) -> dict[str, Any]:
-    """A JSON object of the book; empty, but for why, when an earlier version wrote what cannot be read any more."""
+    """A JSON object of the metadata; empty, but for why, when an earlier version wrote what cannot be read any more."""
     try:
         found = json.loads(written)
         if _needs_check(written):

@@ -88,6 +88,11 @@ class Forwarder:
             raise MissingExtraError("sending to a time-series database", "head")
         self._thread.start()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of the log waits to be sent."""
+        return self.state().waiting_bytes
+
     def wake(self, position: int) -> None:
         """Say that records up to here are on disk; never waits."""
         self._woken = max(self._woken, position)

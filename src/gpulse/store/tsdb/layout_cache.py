@@ -1,4 +1,4 @@
-"""What the numbers in a log are about, as far as it is sent: layouts, nodes and versions, from facts and the book."""
+"""What the numbers in a log are about, as far as it is sent: layouts, nodes and versions, from facts and the metadata."""
 
 from __future__ import annotations
 

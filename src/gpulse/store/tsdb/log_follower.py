@@ -73,7 +73,7 @@ class Tail:
             read += 1
             size += len(record.payload)
             if record.kind == BATCH:
-                with suppress(ValueError):  # the book tells of it
+                with suppress(ValueError):  # the metadata tells of it
                     found.append(Batch.from_bytes(record.payload))
             elif record.kind == FACT:
                 found.append(record.payload)

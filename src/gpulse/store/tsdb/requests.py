@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from gpulse.model.columns import Layout, split
 from gpulse.model.series import MOST_SUBJECTS
-from gpulse.store.history.blocks import clipped
-from gpulse.store.log.records import Batch
+from gpulse.store.log.records import Batch, clipped
 from gpulse.store.metadata.values import UNREADABLE
 from gpulse.store.tsdb.layout_cache import Known
 from gpulse.store.tsdb.series_labels import Census, InfoTemplate, block_template
