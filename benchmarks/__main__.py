@@ -21,6 +21,7 @@ _FAKE = {
     "forms": "what each form of history buys and costs: questions about weeks with one of them left out",
     "job": "what a report about a job costs: a day of eight GPUs among a thousand",
     "remote": "what sending a quarter of a million samples a second to an engine costs",
+    "database": "what sharing a PostgreSQL database costs a head, and a month of a thousand users from it",
     "scrape": "what a scrape of a thousand GPUs costs a head, and of eight an agent",
     "profile": "what gpulse.profile takes from the program that uses it",
     "web": "the dashboard: a thousand GPUs in a browser, its first paint, many pages, a day's chart",

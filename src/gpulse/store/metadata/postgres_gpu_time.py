@@ -31,17 +31,12 @@ _COLUMNS = (
     ),
     *_HELD_SUMS,
 )
-_WHOLE = f"SELECT {', '.join(_COLUMNS)}, 1.0::float8 AS part FROM {{0}} WHERE time >= ? AND time < ?"
-_PARTLY = f"""
-SELECT {", ".join(_COLUMNS)}, CASE WHEN first IS NULL OR last <= first
+_PART = f"""CASE WHEN first IS NULL OR last <= first
     THEN (least(time + {HOUR_US}, ?) - greatest(time, ?)) / {HOUR_US}::float8
-    ELSE greatest(0, least(last, ?) - greatest(first, ?)) / (last - first) END AS part
-FROM {GPU_HOURS} WHERE time = ?
-"""
+    ELSE greatest(0, least(last, ?) - greatest(first, ?)) / (last - first) END"""
+"""How much of an hour's row lies in a time range."""
 _ADDED = f"""
-SELECT {_KEY}, min(CASE WHEN first < ? THEN ? ELSE first END) AS first, max(CASE WHEN last > ? THEN ? ELSE last END) AS last,
-    {", ".join(f"sum(part * {name}) AS {name}" for name in (*_SUMS, *_HELD_SUMS))}, max(memory_max) AS memory_max
-FROM ({{0}}) AS rows WHERE part > 0{{1}} GROUP BY {_KEY}
+SELECT {_KEY}, min(first), max(last), max(memory_max), {{0}} FROM ({{1}}) AS rows {{2}} GROUP BY {_KEY}
 """
 _ADD = f"""
 WITH new_gpu_time AS (
@@ -62,90 +57,74 @@ ON CONFLICT (time, node, gpu, coalesce(pid, -1), coalesce(start_time, -1)) DO UP
 """
 
 
-class _Row(NamedTuple):
-    """What a process had of a GPU in a time range, as `_ADDED` gives it."""
-
-    node: int
-    gpu: str
-    pid: int | None
-    start: float | None
-    first: float | None
-    last: float | None
-    seconds: float
-    known_seconds: float
-    busy_seconds: float
-    idle_seconds: float
-    energy_joules: float | None
-    seen_seconds: float
-    memory_sum: float
-    memory_weight: float
-    sm_sum: float
-    sm_weight: float
-    memory_max: float | None
-
-
 def find_gpu_time(rows: Rows, query: Query) -> list[Share]:
     """Divide the time of GPUs among processes; see `store.store.Store`."""
-    found = [
-        Share(
-            row.node,
-            row.pid,
-            row.start,
-            row.gpu,
-            row.first,
-            row.last,
-            row.seconds,
-            row.known_seconds,
-            row.busy_seconds,
-            row.idle_seconds,
-            row.energy_joules,
-            row.memory_max,
-            row.seen_seconds,
+    found = []
+    for node, gpu, pid, start, first, last, memory_max, *sums in _find(rows, query, _SUMS):
+        seconds, known, busy, idle, energy, seen = sums
+        span = _within(query, first, last)
+        found.append(
+            Share(node, pid, start, gpu, *span, seconds, known, busy, idle, energy, memory_max, seen)
         )
-        for row in _find(rows, query, "")
-    ]
     return sorted(found, key=lambda share: (share.node, share.pid or 0, share.start or 0.0, share.uuid))
 
 
 def find_holders(rows: Rows, query: Query) -> list[Holding]:
     """Return what processes held on which GPUs; see `store.store.Store`."""
-    found = [
-        Holding(
-            row.node,
-            row.pid,
-            row.start,
-            row.gpu,
-            row.first,
-            row.last,
-            row.memory_sum / row.memory_weight if row.memory_weight else None,
-            row.memory_max,
-            row.sm_sum / row.sm_weight if row.sm_weight else None,
-        )
-        for row in _find(rows, query, " AND pid IS NOT NULL")
-        if row.pid is not None and row.first is not None and row.last is not None
-    ]
+    found = []
+    for node, gpu, pid, start, first, last, memory_max, *sums in _find(rows, query, _HELD_SUMS):
+        memory, memory_weight, sm, sm_weight = sums
+        if pid is not None and first is not None and last is not None:
+            found.append(
+                Holding(
+                    node,
+                    pid,
+                    start,
+                    gpu,
+                    max(first, query.start),
+                    min(last, query.end),
+                    memory / memory_weight if memory_weight else None,
+                    memory_max,
+                    sm / sm_weight if sm_weight else None,
+                )
+            )
     return sorted(found, key=lambda one: (one.first, one.node, one.pid, one.start or 0.0, one.uuid))
 
 
-def _find(rows: Rows, query: Query, condition: str) -> list[_Row]:
+def _within(query: Query, first: float | None, last: float | None) -> tuple[float | None, float | None]:
+    """Return the part of a span that lies in a time range."""
+    if first is None or last is None:
+        return None, None
+    return max(first, query.start), min(last, query.end)
+
+
+def _find(rows: Rows, query: Query, sums: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return rows by process and GPU: key, first, last, memory_max and the sums of some columns."""
     start, end = query.start_us, query.end_us
     if start >= end:
         return []
+    columns = f"{_KEY}, first, last, memory_max"
     parts: list[str] = []
-    values: list[Any] = [query.start, query.start, query.end, query.end]
+    values: list[Any] = []
     for table, begin, stop in _pieces(start, end):
-        parts.append(_WHOLE.format(table))
+        parts.append(f"SELECT {columns}, {', '.join(sums)} FROM {table} WHERE time >= ? AND time < ?")
         values += [begin, stop]
     for hour in {start // HOUR_US * HOUR_US, end // HOUR_US * HOUR_US}:
-        if not start <= hour or hour + HOUR_US > end:
-            parts.append(_PARTLY)
+        if hour < start or hour + HOUR_US > end:
+            weighed = ", ".join(f"part * {name}" for name in sums)
+            parts.append(
+                f"SELECT {columns}, {weighed} FROM (SELECT *, {_PART} AS part FROM {GPU_HOURS} WHERE time = ?) AS edge "
+                "WHERE part > 0"
+            )
             values += [float(end), float(start), query.end, query.start, hour]
+    chosen: list[str] = []
     for column, wanted in (("node", query.nodes), ("gpu", query.gpus), ("pid", query.pids)):
         if wanted is not None:
-            condition += f" AND {column} = ANY(?)"
+            chosen.append(f"{column} = ANY(?)")
             values.append(list(wanted))
-    statement = _ADDED.format(" UNION ALL ".join(parts), condition)
-    return [_Row(*row) for row in rows(statement, values)]
+    where = f"WHERE {' AND '.join(chosen)}" if chosen else ""
+    added = ", ".join(f"sum({name})" for name in sums)
+    return rows(_ADDED.format(added, " UNION ALL ".join(parts), where), values)
 
 
 def _pieces(start: int, end: int) -> list[tuple[str, int, int]]:
