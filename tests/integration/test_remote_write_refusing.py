@@ -28,7 +28,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries again at once."""
     monkeypatch.setattr(send_process, "_SHUT_SECONDS", 0.05)
     monkeypatch.setattr(send_process, "_FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(send_process, "_LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(send_process, "_MAX_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(send_process, "_TELL_SECONDS", 0.05)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpulse.errors import DiskError, LogError
 from gpulse.store.metadata import file as book_file
-from gpulse.store.metadata.file import told
+from gpulse.store.metadata.file import refusal_of
 from gpulse.store.metadata.filesystem import filesystem_type, is_local, is_local_type
 from gpulse.store.metadata.metadata import Metadata, Step
 from tests.queries import query
@@ -210,5 +210,5 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_errors_without_a_code_are_told_as_they_are() -> None:
     """Nothing is made up about them."""
-    error = told("/x", "read", sqlite3.ProgrammingError("odd"))
+    error = refusal_of("/x", "read", sqlite3.ProgrammingError("odd"))
     assert ("cannot read /x: odd", None) == (error.message, error.hint)

@@ -207,7 +207,7 @@ def test_a_slow_answer_is_not_waited_for_for_long() -> None:
 def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is in memory."""
 
-    monkeypatch.setattr(promql, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(promql, "_MAX_BYTES", 1 << 20)
     with desk(lambda it: it.say(200, bytes(3 << 20))) as (_, url), asking(url) as client:
         with pytest.raises(TsdbError, match="larger than 1 MiB") as refused:
             client.vector("up")

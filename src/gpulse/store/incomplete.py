@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_LONGEST = 300
-_MOST = 20
+_MAX_CHARACTERS = 300
+_MAX_TEXTS = 20
 
 _heard: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
 
@@ -15,8 +15,8 @@ _heard: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
 def left_out(text: str) -> None:
     """Say what is missing from the answer that is on its way, for people."""
     heard = _heard.get()
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    if heard is not None and text not in heard and len(heard) < _MOST:
+    text = text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
+    if heard is not None and text not in heard and len(heard) < _MAX_TEXTS:
         heard.append(text)
 
 

@@ -26,8 +26,8 @@ MOST_WAITING_BYTES = 64 << 20
 _RETRY_SECONDS = 1.0
 SLOW_SECONDS = 5.0
 """A commit that takes longer means a disk that is too slow."""
-_MOST_KEPT_FACTS = 100_000
-_LARGEST_PROBE = 1 << 20
+_MAX_KEPT_FACTS = 100_000
+_MAX_PROBE = 1 << 20
 
 
 class Journal(Protocol):
@@ -195,13 +195,13 @@ class Committer:
             for waiting in given_up
             if waiting.told is None and waiting.entry is not None and waiting.entry.fact is not None
         ]
-        self._waiting = kept[-_MOST_KEPT_FACTS:]
+        self._waiting = kept[-_MAX_KEPT_FACTS:]
         self.waiting_bytes = sum(len(waiting.entry.payload) for waiting in kept if waiting.entry)
         self._failed(self.trouble)
 
     async def _repair(self) -> None:
         try:
-            found = await self._in_thread(self._journal.repair, min(self._failed_bytes, _LARGEST_PROBE))
+            found = await self._in_thread(self._journal.repair, min(self._failed_bytes, _MAX_PROBE))
         except GpulseError as error:
             if self.trouble is not None and error.message != self.trouble.message:
                 log.error("still nothing is stored: %s", error.message)

@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 _QUICK_SCOPES = frozenset({"gpu", "host"})
 _JOB_EVENTS = frozenset({JOB, JOB_END, "agent_started", "agent_stopping"})
-_MOST_JOBS = 4096
+_MAX_JOBS = 4096
 """Of one node: nobody fills the head's memory."""
 _MAX_PROCESSES = 16_384
 """Of one node, likewise."""
-_LONGEST_JOB_SECONDS = 7 * 86_400.0
-_MOST_JOB_EVENTS = 20_000
+_MAX_JOB_SECONDS = 7 * 86_400.0
+_MAX_JOB_EVENTS = 20_000
 """How much of what was told of jobs is read again at a start."""
-_MOST_XID_EVENTS = 20_000
+_MAX_XID_EVENTS = 20_000
 _MAX_SPANS = 20_000
 """Of findings, newest first, that are read again at a start."""
 _MAX_FINDINGS = 4096
@@ -192,7 +192,7 @@ class Member:
             case "job":
                 with suppress(ValueError):
                     job = job_from(document)
-                    if job.id in self.jobs or len(self.jobs) < _MOST_JOBS:
+                    if job.id in self.jobs or len(self.jobs) < _MAX_JOBS:
                         self.jobs[job.id] = job
             case "job_end":
                 self.jobs.pop(str(document.get("job")), None)
@@ -307,7 +307,7 @@ class Fleet:
 
     def _restore_xids(self, store: EarlierStore, now: float) -> None:
         """Count the Xid errors that are still known of, so that counters outlive agents and heads."""
-        query = Query(0.0, now + 1.0, kinds=frozenset({XID}), limit=_MOST_XID_EVENTS)
+        query = Query(0.0, now + 1.0, kinds=frozenset({XID}), limit=_MAX_XID_EVENTS)
         for event in store.events(query):
             member = self.members.get(event.node or 0)
             if member is not None:
@@ -329,11 +329,11 @@ class Fleet:
         """By node what was told of jobs and of its agents' lives, oldest first."""
         told: dict[int, list[dict[str, Any]]] = {}
         query = Query(
-            now - _LONGEST_JOB_SECONDS,
+            now - _MAX_JOB_SECONDS,
             now + 1.0,
             nodes=frozenset(store.nodes()),
             kinds=frozenset(_JOB_EVENTS),
-            limit=_MOST_JOB_EVENTS,
+            limit=_MAX_JOB_EVENTS,
         )
         for event in store.events(query):
             if event.node is not None:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 10.0
 _FIRST_TIDY_SECONDS = 60.0
 _TIDY_SECONDS = 600.0
-_MOST_UNSEALED_BYTES = 4 * SEAL_BYTES
+_MAX_UNSEALED_BYTES = 4 * SEAL_BYTES
 """When sealing fails for so long that this much is in memory, the older half of it is found on disk alone."""
 _MARGIN_SECONDS = 1.0
 _HOLD_SECONDS = 6 * 3600.0
@@ -122,7 +122,7 @@ class Maintenance:
             log.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
             since = self._now() if self.trouble is None else self.trouble.since
             self.trouble = Outage(since, error.message, error.hint)
-        if self._archive.unsealed_bytes > _MOST_UNSEALED_BYTES:
+        if self._archive.unsealed_bytes > _MAX_UNSEALED_BYTES:
             log.warning(
                 "too much waits to become history: the older half is left on disk alone until it does"
             )

@@ -26,8 +26,8 @@ _SHARE = 4.0
 _DEVICES_SECONDS = 60.0
 """How often GPUs are asked for that are known."""
 _THREAD = "gpulse-elsewhere"
-_MOST_NODES = 100_000
-_LONGEST = {"node": 300, "host": 253, "machine": 200, "version": 100}
+_MAX_NODES = 100_000
+_MAX_CHARACTERS = {"node": 300, "host": 253, "machine": 200, "version": 100}
 """What agents may say of themselves, and what comes out of it, is no longer."""
 
 
@@ -132,9 +132,10 @@ class Elsewhere:
         heard = {
             name: node
             for name, node in self._newest.nodes(self._now()).items()
-            if name not in here and all(_is_word(label, node.labels.get(label, "")) for label in _LONGEST)
+            if name not in here
+            and all(_is_word(label, node.labels.get(label, "")) for label in _MAX_CHARACTERS)
         }
-        if len(heard) > _MOST_NODES:
+        if len(heard) > _MAX_NODES:
             raise GpulseError(f"the engine knows {len(heard):,} nodes, which is more than a head can show")
         devices = {name: self._devices[name] for name in heard if name in self._devices}
         wanted = heard.keys() - devices.keys()
@@ -181,4 +182,4 @@ def _who(device: Device) -> tuple[str, str]:
 
 
 def _is_word(label: str, text: str) -> bool:
-    return len(text) <= _LONGEST[label] and text.isprintable()
+    return len(text) <= _MAX_CHARACTERS[label] and text.isprintable()

@@ -21,7 +21,7 @@ from gpulse.errors import GpulseError
 
 log = logging.getLogger(__name__)
 
-_MOST_STREAMS = 20_000
+_MAX_STREAMS = 20_000
 
 
 class Calls:
@@ -84,7 +84,7 @@ def _reply(status: int, answer: object) -> bytes:
 
 def make_server(ingest: Ingest, calls: Calls) -> grpc.aio.Server:
     """The server, with no port yet."""
-    server = grpc.aio.server(options=wire.server_options(), maximum_concurrent_rpcs=_MOST_STREAMS)
+    server = grpc.aio.server(options=wire.server_options(), maximum_concurrent_rpcs=_MAX_STREAMS)
     handlers: dict[str, Any] = {
         "Stream": grpc.stream_stream_rpc_method_handler(ingest.stream),
         "Call": grpc.unary_unary_rpc_method_handler(calls.call),

@@ -16,7 +16,7 @@ from gpulse.store.history.query import Window
 from gpulse.store.log.records import Batch, clipped
 from gpulse.store.store import Samples, SeriesKey
 
-_FEWEST_FRAMES, _MOST_FRAMES = 8, 16
+_MIN_FRAMES, _MAX_FRAMES = 8, 16
 """Chunks grow, since many layouts of processes live for a few frames."""
 
 
@@ -105,7 +105,7 @@ class Recent:
         if chunks is None:
             chunks = self._chunks[node, layout] = deque()
         if not chunks or chunks[-1].count == chunks[-1].capacity:
-            capacity = min(_MOST_FRAMES, 2 * chunks[-1].capacity) if chunks else _FEWEST_FRAMES
+            capacity = min(_MAX_FRAMES, 2 * chunks[-1].capacity) if chunks else _MIN_FRAMES
             chunks.append(_Chunk(capacity, size))
         return chunks[-1]
 

@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 5.0
 """How long to wait for another process that holds the file."""
 _CHECKPOINT_PATIENCE_MS = 200
 """The same when there is another way."""
-_MOST_IDLE = 4
+_MAX_IDLE = 4
 _PRIMARY_CODE = 0xFF
 _LIKE_ERRNO = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
 _HINTS = {
@@ -34,7 +34,7 @@ _HINTS = {
 }
 
 
-def told(path: str, doing: str, error: sqlite3.Error) -> GpulseError:
+def refusal_of(path: str, doing: str, error: sqlite3.Error) -> GpulseError:
     """The error to raise for what SQLite refused."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
@@ -77,7 +77,7 @@ class MetadataFile:
                 self._open_to_write()
         except sqlite3.Error as error:
             self.close()
-            raise told(self.shown, "open", error) from error
+            raise refusal_of(self.shown, "open", error) from error
         except BaseException:
             self.close()
             raise
@@ -100,7 +100,7 @@ class MetadataFile:
             found = connection.execute(to_sqlite(statement), sqlite_values(values)).fetchall()
         except sqlite3.Error as error:
             connection.close()
-            raise told(self.shown, "read", error) from error
+            raise refusal_of(self.shown, "read", error) from error
         except BaseException:
             connection.close()
             raise
@@ -124,7 +124,7 @@ class MetadataFile:
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._roll_back()
-                raise told(self.shown, "write", error) from error
+                raise refusal_of(self.shown, "write", error) from error
             except BaseException:
                 self._roll_back()
                 raise
@@ -145,7 +145,7 @@ class MetadataFile:
                 finally:
                     connection.execute(f"PRAGMA busy_timeout = {int(_PATIENCE_SECONDS * 1000)}")
             except sqlite3.Error as error:
-                raise told(self.shown, "sync", error) from error
+                raise refusal_of(self.shown, "sync", error) from error
             if busy:  # somebody reads: then the journal itself has to last
                 self._sync_journal()
 
@@ -264,11 +264,11 @@ class MetadataFile:
         try:
             return self._connect()
         except sqlite3.Error as error:
-            raise told(self.shown, "open", error) from error
+            raise refusal_of(self.shown, "open", error) from error
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._pool_lock:
-            if not self._closed and len(self._idle) < _MOST_IDLE:
+            if not self._closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()

@@ -15,7 +15,7 @@ def _read(text: str) -> dict[str, Any]:
     return read_object(text)
 
 
-class Told(Mapping[str, Any]):
+class LazyJson(Mapping[str, Any]):
     """An object as it was written."""
 
     __slots__ = ("_text",)

@@ -12,7 +12,7 @@ from gpulse.model.session import Session
 from gpulse.store.metadata.database import Rows
 from gpulse.store.metadata.events import find_events, job_events
 from gpulse.store.metadata.findings import find_findings
-from gpulse.store.metadata.lazy_json import Told
+from gpulse.store.metadata.lazy_json import LazyJson
 from gpulse.store.metadata.values import read_object
 from gpulse.store.store import Query, StoredEvent, StoredFinding, StoredGpu, StoredNode, StoredProcess
 
@@ -103,7 +103,7 @@ class MetadataReader:
             values,
         )
         return [
-            StoredProcess(node, pid, began, first_seen, ended, Told(identity))
+            StoredProcess(node, pid, began, first_seen, ended, LazyJson(identity))
             for node, pid, began, first_seen, ended, identity in rows
         ]
 

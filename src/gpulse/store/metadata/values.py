@@ -12,7 +12,7 @@ from gpulse.model.bounds import MAX_DEPTH, MAX_TEXT_CHARS, check_document
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What reading a fact or event that is not as it should be may raise."""
-_LARGEST = (1 << 63) - 1
+_MAX_INTEGER = (1 << 63) - 1
 _ODD = re.compile(r"\\u|\d{19}|NaN|Infinity")
 
 
@@ -45,7 +45,7 @@ def whole(value: Any) -> int:
     Raises:
         ValueError: It is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_INTEGER:
         raise ValueError("it is not a whole number")
     return value
 

@@ -11,7 +11,7 @@ from gpulse.store.disk import disk_errors
 from gpulse.store.log.segment import read_headers
 
 FILE = "remote.json"
-_MOST_ENGINES = 16
+_MAX_ENGINES = 16
 
 
 class Place(NamedTuple):
@@ -52,7 +52,7 @@ def write_place(
         DiskError: It cannot be written.
     """
     kept = {name: entry for name, entry in _read(data_dir).items() if name != url}
-    newest = dict(list(kept.items())[-(_MOST_ENGINES - 1) :])
+    newest = dict(list(kept.items())[-(_MAX_ENGINES - 1) :])
     document = {**newest, url: {"log": log, "position": position, "ends": list(ends), "begun": begun}}
     path = f"{data_dir}/{FILE}"
     with disk_errors(f"write {path}"):

@@ -21,12 +21,12 @@ MUTED_SECONDS = 60.0
 """So long a series that was refused is not tried again."""
 _HOPELESS = 8
 """When so many were refused alone and nothing was taken, it is not about single series."""
-_MOST_POSTS = 2000
+_MAX_POSTS = 2000
 """With so many requests a refusal is looked into at most; what is still in doubt then is given up."""
 _LATE = ("out of order", "out-of-order", "out of bounds", "duplicate sample", "too old", "too far")
 _SHUT = frozenset({401, 402, 403, 404, 405, 407, 410, 415, 501})
-_MOST_SHOWN = 300
-_LONGEST_WAIT_SECONDS = 300.0
+_MAX_SHOWN = 300
+_MAX_WAIT_SECONDS = 300.0
 
 
 class Unavailable(TsdbError):  # noqa: N818  it is the state of the database
@@ -130,7 +130,7 @@ class Delivery:
             parts = [
                 Part(parts[0].node, parts[0].layout, series, 1) for series in split_series(parts[0].series)
             ]
-        if len(parts) == 1 or inquiry.posts >= _MOST_POSTS:
+        if len(parts) == 1 or inquiry.posts >= _MAX_POSTS:
             self._refused(parts, answer, inquiry, late=late)
             if (
                 not is_stubborn
@@ -154,7 +154,7 @@ class Delivery:
         for part in parts:
             labels = series_labels(next(split_series(part.series)))
             inquiry.refused.append(
-                Refusal(shown_labels(labels), answer.text[:_MOST_SHOWN], part.samples, late)
+                Refusal(shown_labels(labels), answer.text[:_MAX_SHOWN], part.samples, late)
             )
             if not late and part.samples == 1:
                 inquiry.muted.append((part, labels))
@@ -189,7 +189,7 @@ def _is_late(answer: Answer) -> bool:
 
 
 def _unavailable(answer: Answer) -> Unavailable:
-    wait = None if answer.retry_after is None else min(answer.retry_after, _LONGEST_WAIT_SECONDS)
+    wait = None if answer.retry_after is None else min(answer.retry_after, _MAX_WAIT_SECONDS)
     return Unavailable(
         f"the time-series database cannot take samples now: {_said(answer)}",
         hint="what it has not confirmed is sent again; its own log says more",
@@ -209,4 +209,4 @@ def _shut(answer: Answer) -> Shut:
 
 
 def _said(answer: Answer) -> str:
-    return f"HTTP {answer.status} {answer.text[:_MOST_SHOWN]}".strip()
+    return f"HTTP {answer.status} {answer.text[:_MAX_SHOWN]}".strip()

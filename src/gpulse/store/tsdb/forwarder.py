@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _END_SECONDS = 3.0
 """So long the process may take to send the rest when the head ends."""
-_AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 1.0, 30.0
+_AGAIN_SECONDS, _MAX_AGAIN_SECONDS = 1.0, 30.0
 """After so long a process that died is started again, and after twice as long each time when it does not live."""
 _TOLD_SECONDS = 60.0
 _SILENT_SECONDS = 45.0
@@ -136,8 +136,8 @@ class Forwarder:
                 self._run()
             except OSError as error:
                 self._failed(f"the sending process cannot be started: {error.strerror}")
-            lived = time.monotonic() - begun > _LONGEST_AGAIN_SECONDS
-            wait = _AGAIN_SECONDS if lived else min(2 * wait, _LONGEST_AGAIN_SECONDS)
+            lived = time.monotonic() - begun > _MAX_AGAIN_SECONDS
+            wait = _AGAIN_SECONDS if lived else min(2 * wait, _MAX_AGAIN_SECONDS)
             self._closed.wait(wait / 2)
 
     def _run(self) -> None:

@@ -17,7 +17,7 @@ from gpulse.store.tsdb.series_labels import NodeWords, is_sent
 
 _FORGET_SECONDS = 600.0
 """So much longer than the head a layout is remembered, since what was sent may have to be sent again."""
-_MOST_RUNS = 100_000
+_MAX_RUNS = 100_000
 _SCOPE = re.compile(r'\{"narrow":\[(?:\["[^"\\]*",\d+,\d+\],?)*\],"scope":"(process|cgroup)"')
 """How a layout begins of which nothing is sent: most of them, and they need not be read."""
 
@@ -119,7 +119,7 @@ class Known:
             self._layouts[number] = layout if layout is not None and is_sent(layout) else None
 
     def _add_version(self, run: bytes, version: object) -> None:
-        if len(self._versions) >= _MOST_RUNS:
+        if len(self._versions) >= _MAX_RUNS:
             self._versions.clear()
         self._versions[run] = version if isinstance(version, str) else ""
 

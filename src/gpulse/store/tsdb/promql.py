@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
-_MOST_IDLE = 4
-_MOST_TOLD = 200
+_MAX_IDLE = 4
+_MAX_TOLD = 200
 _BROKEN = (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest)
 """What a connection ends with that the time-series database closed while nobody asked."""
 _WHOLE = {
@@ -221,9 +221,9 @@ class PromqlClient:
                 break
             pieces.append(piece)
             size += len(piece)
-            if size > _MOST_BYTES:
+            if size > _MAX_BYTES:
                 raise TsdbError(
-                    f"the answer of the time-series database at {self.url} is larger than {_MOST_BYTES >> 20} MiB",
+                    f"the answer of the time-series database at {self.url} is larger than {_MAX_BYTES >> 20} MiB",
                     hint="ask for a shorter time, for steps, or for fewer nodes",
                 )
         if told is not None and size < told:  # the library takes an early end for the end
@@ -245,7 +245,7 @@ class PromqlClient:
 
     def _put_back(self, connection: http.client.HTTPConnection, *, is_done: bool) -> None:
         with self._lock:
-            if is_done and not self._closed and len(self._idle) < _MOST_IDLE:
+            if is_done and not self._closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -329,4 +329,4 @@ def _context(ca: str | None) -> ssl.SSLContext:
 
 def _plain(text: str) -> str:
     """Foreign text, short and without anything that a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in text[:_MOST_TOLD])
+    return "".join(char if char.isprintable() else " " for char in text[:_MAX_TOLD])

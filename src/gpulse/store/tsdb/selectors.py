@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from gpulse.model.metric import CATALOGUE, Scope
 from gpulse.model.series import subject_label
 
-_MOST_NAMES = 250
-_MOST_TEXT = 6000
+_MAX_NAMES = 250
+_MAX_TEXT = 6000
 """Time-series databases refuse questions that are too long; this many characters of names may be in one."""
 _META = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
@@ -65,7 +65,7 @@ def groups(names: Collection[str]) -> Iterator[Sequence[str]]:
     size = 0
     for name in sorted(names):
         length = 2 * len(name.encode("utf-8", "replace")) + 1
-        if group and (len(group) >= _MOST_NAMES or size + length > _MOST_TEXT):
+        if group and (len(group) >= _MAX_NAMES or size + length > _MAX_TEXT):
             yield group
             group, size = [], 0
         group.append(name)

@@ -41,7 +41,7 @@ _START_SECONDS = 15.0
 """How often the time-series database is asked whether it is still the same."""
 _UNTOLD_SECONDS = 60.0
 """So much rarer it is asked when it does not say."""
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.25, 10.0
+_FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS = 0.25, 10.0
 _SHUT_SECONDS = 10.0
 _PATIENCE = 30
 """So often a request is tried that the time-series database refuses as a whole, if it has taken others."""
@@ -205,7 +205,7 @@ class Sender:
         self._overlap.failed(time.monotonic(), hard=error.hard)
         self._go_back()
         self._turn("failing", error)
-        wait = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(self._failures, 10))
+        wait = min(_MAX_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(self._failures, 10))
         self._failures += 1
         self._rest(max(wait * random.uniform(0.7, 1.0), error.wait_seconds or 0.0))
 

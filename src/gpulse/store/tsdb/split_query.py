@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 DAY = 86_400_000
-_MOST_NUMBERS = 500_000
+_MAX_NUMBERS = 500_000
 """So many numbers at most are in one answer, as far as that is known before."""
-_MOST_STEPS = 10_000
+_MAX_STEPS = 10_000
 """Prometheus answers for 11,000 moments at most."""
 _SAMPLES_A_SECOND = 2
-_SHORTEST = 10_000
+_MIN_MILLISECONDS = 10_000
 _MAX_STRETCH_MS = 600_000
 """A scan of few series gives this much time at once."""
 
@@ -38,7 +38,7 @@ def step_pieces(start: int, end: int, step_us: int, series: int) -> Iterator[Pie
         series: About how many series answer.
     """
     step = step_us // 1000
-    most = max(1, min(_MOST_STEPS, _MOST_NUMBERS // max(1, series)))
+    most = max(1, min(_MAX_STEPS, _MAX_NUMBERS // max(1, series)))
     begin = start
     while begin < end:
         until = min(end, -(-(begin * 1000 // step_us + 1) * step_us // 1000))
@@ -54,7 +54,7 @@ def step_pieces(start: int, end: int, step_us: int, series: int) -> Iterator[Pie
 
 def raw_pieces(start: int, end: int, series: int) -> Iterator[tuple[int, int]]:
     """Stretches of time that are short enough to ask for every sample."""
-    length = max(_SHORTEST, min(DAY, 1000 * _MOST_NUMBERS // (_SAMPLES_A_SECOND * max(1, series))))
+    length = max(_MIN_MILLISECONDS, min(DAY, 1000 * _MAX_NUMBERS // (_SAMPLES_A_SECOND * max(1, series))))
     while start < end:
         until = min(end, start + length)
         yield start, until

@@ -14,7 +14,7 @@ from gpulse.store.tsdb.wire import SAMPLE_BYTES, TIME_AT, TIME_BYTES, VALUE_AT
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MOST_PATTERNS = 4
+_MAX_PATTERNS = 4
 """So many combinations of known values are kept ready for a block."""
 
 
@@ -104,6 +104,6 @@ class BlockTemplate:
         key = known.tobytes()
         prepared = self._patterns.pop(key, None) or self._whole.only(known)
         self._patterns[key] = prepared  # the last one is the one that was used last
-        if len(self._patterns) > _MOST_PATTERNS:
+        if len(self._patterns) > _MAX_PATTERNS:
             del self._patterns[next(iter(self._patterns))]
         return prepared

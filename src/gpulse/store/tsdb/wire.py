@@ -20,7 +20,7 @@ EARLIEST_MS, LATEST_MS = 0, (1 << 42) - 1
 NAME_LABEL = "__name__"
 _SERIES, _LABEL, _NAME, _VALUE = b"\x0a", b"\x0a", b"\x0a", b"\x12"
 _EMPTY_SAMPLE = b"\x12\x10\x09" + bytes(8) + b"\x10" + b"\x80" * (TIME_BYTES - 1) + b"\x00"
-_LONGEST_TEXT = 1000
+_MAX_TEXT = 1000
 
 
 def labels_bytes(labels: Mapping[str, str]) -> bytes:
@@ -88,6 +88,6 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _label(name: str, value: str) -> bytes:
-    key, text = name.encode(), value[:_LONGEST_TEXT].encode("utf-8", "replace")
+    key, text = name.encode(), value[:_MAX_TEXT].encode("utf-8", "replace")
     content = _NAME + varint(len(key)) + key + _VALUE + varint(len(text)) + text
     return _LABEL + varint(len(content)) + content

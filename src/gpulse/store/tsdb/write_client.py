@@ -19,8 +19,8 @@ _TIMEOUT_SECONDS = 30.0
 _METRICS_SECONDS = 3.0
 _IDLE_SECONDS = 20.0
 """A connection that was idle for longer is not trusted: a server may close it at any moment."""
-_MOST_TEXT = 64 << 10
-_MOST_METRICS = 4 << 20
+_MAX_TEXT = 64 << 10
+_MAX_METRICS = 4 << 20
 _START = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE)
 _WRITE_HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -73,7 +73,7 @@ class Poster:
             headers, deadline = {**_WRITE_HEADERS, **self._headers}, time.monotonic() + _TIMEOUT_SECONDS
             path = self._url.path or "/"
             with answered(self._connection, "POST", path, body, headers, deadline=deadline) as answer:
-                text = answer.read(_MOST_TEXT)
+                text = answer.read(_MAX_TEXT)
                 if answer.read(1):
                     self.close()  # the rest of a long answer is not worth reading
         except (OSError, http.client.HTTPException) as error:
@@ -96,7 +96,7 @@ class Poster:
             connection = self._connect(self._query)
             path, deadline = f"{self._query.path.rstrip('/')}/metrics", time.monotonic() + _METRICS_SECONDS
             with answered(connection, "GET", path, None, self._headers, deadline=deadline) as answer:
-                found = _START.search(answer.read(_MOST_METRICS))
+                found = _START.search(answer.read(_MAX_METRICS))
             return float(found[1]) if found else None
         except (OSError, ValueError, http.client.HTTPException):
             return None
