@@ -244,6 +244,7 @@ def test_time_that_two_heads_received_is_counted_once(shared: Shared, tmp_path: 
     store = PostgresStore(shared.config, nodes=dict, number_of=lambda host, _: int(host[1:]))
     try:
         found = store.gpu_time(query(start=BEGIN - 3600, end=END + 3600))
+        some = store.gpu_time(query(start=BEGIN + 60, end=BEGIN + 120))
         holders = store.gpu_holders(query(start=BEGIN - 3600, end=END + 3600, nodes=[1]))
     finally:
         store.close()
@@ -255,4 +256,6 @@ def test_time_that_two_heads_received_is_counted_once(shared: Shared, tmp_path: 
         assert one.seconds == pytest.approx(other.seconds, abs=15.0)
         assert one.seen_seconds == pytest.approx(other.seen_seconds, abs=15.0)
         assert one.energy_joules == pytest.approx(other.energy_joules, rel=0.02)
+    assert [pytest.approx(60.0, abs=3.0)] * len(some) == [share.seconds for share in some]
+    assert {4000, 4001} == {share.pid for share in some}
     assert {(1 << 30, 0.5)} == {(held.memory_mean, held.sm_mean) for held in holders}

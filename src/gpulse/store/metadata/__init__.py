@@ -1,1 +1,1 @@
-"""The metadata: nodes, runs, sessions and events, in SQLite."""
+"""Nodes, runs, sessions, events and processes: SQLite for one head, PostgreSQL where several share them."""

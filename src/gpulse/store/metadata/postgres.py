@@ -24,7 +24,6 @@ _WRITE_LOCK = 0x6750_4274
 """Key of the lock that a head holds while it writes: without it the same frame could come through two heads at once."""
 _MAX_MESSAGE_CHARS = 300
 _EXAMPLE = "postgresql://gpulse@db.example/gpulse"
-_PARAMETERS = frozenset({"host", "hostaddr", "port", "dbname", "user", "password", "passfile", "service"})
 _HINTS = {
     "28P01": "check the user, and the password in ~/.pgpass or --database-password-file",
     "28000": "check the user, and whether the server's pg_hba.conf lets it connect from this machine",

@@ -111,7 +111,7 @@ def _find(rows: Rows, query: Query, sums: Sequence[str]) -> list[tuple[Any, ...]
         values += [begin, stop]
     for hour in {start // HOUR_US * HOUR_US, end // HOUR_US * HOUR_US}:
         if hour < start or hour + HOUR_US > end:
-            weighed = ", ".join(f"part * {name}" for name in sums)
+            weighed = ", ".join(f"part * {name} AS {name}" for name in sums)
             parts.append(
                 f"SELECT {columns}, {weighed} FROM (SELECT *, {_PART} AS part FROM {GPU_HOURS} WHERE time = ?) AS edge "
                 "WHERE part > 0"
