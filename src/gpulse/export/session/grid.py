@@ -14,6 +14,7 @@ Places = NDArray[np.int64]
 
 _EVEN = 0.05
 """How far a node's pace may be from the session's to count as the same."""
+_LAG_FRAMES = 10
 _ROUNDING_SECONDS = 1e-6
 """Times are kept to the microsecond: a sample taken on the dot must not count as one of the step before."""
 _MOST_CELLS = 65_536
@@ -66,15 +67,17 @@ class Beat:
     def __init__(self) -> None:
         self._last = _NOWHERE
         self._before = math.nan
+        self._recent: Array = np.empty(0)
+        """The newest positions, since a short stretch says little about the pace."""
         self._even = False
 
     def steps(self, positions: Array) -> Places:
         """The steps of frames at these places in time, counted in intervals since the session's start."""
         moments: list[float] = positions.tolist()
-        paces = np.diff(np.concatenate(([self._before], positions)))
-        paces = paces[~np.isnan(paces)]
-        if len(paces):
-            self._even = bool(abs(np.median(paces) - 1.0) <= _EVEN)
+        known = np.concatenate((self._recent, positions))
+        self._recent = known[-2 * _LAG_FRAMES :]
+        if len(known) > 1:
+            self._even = _is_even(known)
         if not self._even:
             natural = np.floor(positions).astype(np.int64)
             if moments:
@@ -92,6 +95,13 @@ class Beat:
                 step = wanted
         self._last, self._before = max(step, self._last), position
         return self._last
+
+
+def _is_even(positions: Array) -> bool:
+    """Whether frames come once an interval; over several frames jitter hardly counts, from one to the next gaps do not."""
+    lags = {1, min(_LAG_FRAMES, len(positions) - 1)}
+    paces = [float(np.median(positions[lag:] - positions[:-lag])) / lag for lag in lags]
+    return any(abs(pace - 1.0) <= _EVEN for pace in paces)
 
 
 class Grid:
