@@ -12,7 +12,8 @@ import pytest
 from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.cluster.protocol import requests as r
 from gpulse.cluster.protocol.values import Duration
-from gpulse.errors import DiskError, GpulseError
+from gpulse.errors import DiskError, GpulseError, RefusedError
+from gpulse.reports.job_report import JobReport
 from gpulse.store.federated import FederatedStore
 from gpulse.store.incomplete import left_out, noticing
 from gpulse.store.registry import Register
@@ -35,7 +36,13 @@ class Silent:
             raise self.error
         return []
 
-    gpu_holders = gpu_time = processes = series
+    gpu_holders = gpu_time = processes = events = findings = job_events = series
+
+    def job_names(self) -> list[str]:
+        """Nothing, or an error."""
+        return self.series(Query(0.0, 1.0))
+
+    sessions = gpus = job_names
 
 
 class Joined:
@@ -48,6 +55,10 @@ class Joined:
         elsewhere: Any = self.tsdb, self.database
         store = FederatedStore(lab.archive, *elsewhere, now=lambda: self.now)
         self._reports = ReportRunner(store, Register(store.nodes().values()), lambda: 5.0)
+
+    async def job(self, name: str) -> JobReport:
+        """The report about a job."""
+        return await self._reports.job(r.GetJob(job=name), NOW)
 
     async def answers(self) -> dict[str, Any]:
         """To each question."""
@@ -93,6 +104,19 @@ async def test_answers_say_what_they_lack(joined: Joined) -> None:
     joined.tsdb.error = None
     joined.now += 60.0
     assert nothing == await lacking(joined)
+
+
+async def test_a_job_that_cannot_be_found_now_may_exist(joined: Joined) -> None:
+    """While a backend does not answer, nobody knows that there is no such job."""
+    with pytest.raises(RefusedError, match="there is no job") as refusal:
+        await joined.job("4711")
+    assert 404 == refusal.value.status
+
+    joined.database.error = GONE
+    joined.now += 60.0
+    with pytest.raises(RefusedError, match="in the data that can be read now") as refusal:
+        await joined.job("4711")
+    assert (503, "a part is missing: the file server is gone") == (refusal.value.status, refusal.value.hint)
 
 
 def test_each_thing_is_heard_once_by_whoever_asked() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -444,3 +445,22 @@ async def test_documents_are_json_whatever_is_in_them() -> None:
     for other in others:
         assert json.loads(json.dumps(other)) == json.loads(await encoded(other))
     assert b"null" == encode(float("-inf"))
+
+
+async def test_a_request_that_the_end_of_the_server_cuts_off_gets_an_answer(
+    head: FakeHead, local: httpx.AsyncClient
+) -> None:
+    """And no traceback goes to the log."""
+    asked = asyncio.Event()
+
+    async def hanging(_request: object, _now: float) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    head.history = hanging  # type: ignore[method-assign, assignment]
+    request = asyncio.create_task(local.get("/api/v1/history?metrics=power_watts"))
+    await asked.wait()
+    request.cancel()
+    answer = await request
+    assert 503 == answer.status_code
+    assert "the head is stopping" == answer.json()["error"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gpulse.errors import RefusedError
 from gpulse.model.harvest import is_harvested
 from gpulse.model.packing import SLOW_SECONDS
 from gpulse.reports import efficiency, job_findings, occupancy
@@ -43,11 +44,27 @@ def job_report(context: Context, request: JobRequest, *, max_steps: int, now: fl
         RefusedError: There is no such job.
     """
     with noticing() as incomplete:
-        data = _read_data(context, find_subject(context, request, now))
+        data = _read_data(context, _find_subject(context, request, now, incomplete))
         gaps = _find_gaps(context, data)
         uses = measure_uses(data, gaps)
         findings = _read_findings(context, data, uses)
     return make_report(data, uses, gaps, findings, incomplete, max_steps)
+
+
+def _find_subject(context: Context, request: JobRequest, now: float, incomplete: Sequence[str]) -> Subject:
+    """Return what a report is about.
+
+    Raises:
+        RefusedError: There is no such job, or none in the data that can be read at the moment.
+    """
+    try:
+        return find_subject(context, request, now)
+    except RefusedError as error:
+        if error.status != 404 or not incomplete:
+            raise
+        raise RefusedError(
+            503, f"{error.message} in the data that can be read now", hint="; ".join(incomplete)
+        ) from error
 
 
 def _read_data(context: Context, subject: Subject) -> JobData:

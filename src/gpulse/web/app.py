@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 
 from gpulse._version import __version__
-from gpulse.cluster.protocol.codec import failure, read_body
+from gpulse.cluster.protocol.codec import failure, read_body, refusal
 from gpulse.cluster.protocol.interface import Download, HeadInterface
 from gpulse.cluster.protocol.operations import OPERATIONS, Operation, call, fetch
 from gpulse.cluster.protocol.values import MAX_REPEATED
@@ -140,7 +141,10 @@ def _answering(head: HeadInterface, operation: Operation[Any], clock: Callable[[
         except GpulseError as error:
             status, problem = failure(error)
             return await json_response(problem, status)
-        status, result = await call(head, operation.name, fields, now=clock())
+        try:
+            status, result = await call(head, operation.name, fields, now=clock())
+        except asyncio.CancelledError:  # the server ends, and has given open requests their time
+            return await json_response(refusal("the head is stopping", "ask again when it is back"), 503)
         return await json_response(result, status)
 
     return answer
