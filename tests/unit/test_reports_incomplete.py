@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,21 @@ def test_each_thing_is_heard_once_by_whoever_asked() -> None:
 
     assert (["another one"], ["a part", f"{'x' * 299}…", "0"]) == (inner, heard[:3])
     assert 20 == len(heard)
+
+
+def test_samples_that_heads_do_not_share_are_named(tmp_path: Path) -> None:
+    """Without a time-series database a head has no samples of nodes that report to another one."""
+    with Lab(tmp_path, ("0",)) as lab:
+        register = Register(lab.archive.nodes().values())
+        other = register.learn("far", "m-far", BEGIN, name="far", facts={}, labels={})
+        store = FederatedStore(lab.archive, register=register, now=lambda: NOW)
+        query = Query(float(BEGIN), NOW, metrics=("power_watts",), step=60.0)
+        with noticing() as incomplete:
+            store.series(query)
+            store.series(replace(query, nodes=frozenset({other.id})))
+        with noticing() as own:
+            store.series(replace(query, nodes=frozenset({1})))
+
+    assert ["far"] == [text.split()[2] for text in incomplete]
+    assert "--remote-write" in incomplete[0]
+    assert [] == own

@@ -12,6 +12,7 @@ from typing import TypeVar
 from gpulse.errors import GpulseError, UsageError
 from gpulse.model.columns import time_span
 from gpulse.model.metric import Scope
+from gpulse.model.natural import natural_key
 from gpulse.model.series import EXPOSED
 from gpulse.model.session import Session
 from gpulse.store.coverage import Coverage, CoverageLoader, Hole, apart, outside
@@ -44,6 +45,8 @@ _PAUSE_FACTOR = 3.0
 """A backend that failed is not asked again for a multiple of the time that it took to fail."""
 
 _ALWAYS = Query(*ALWAYS)
+
+_MAX_NAMES = 5
 
 T = TypeVar("T")
 
@@ -174,6 +177,7 @@ class FederatedStore(Store):
 
     def series(self, query: Query) -> list[Series]:
         """Return metrics over time; what a backend does not deliver is left out. See `store.store.Store`."""
+        self._note_unshared(query)
         here = self._local.series(query)
         holes = [_aligned(hole, query) for hole in self._holes(query, query.scope)]
         there, _ = self._ask(self._backend(query.scope), query, holes, lambda store, part: store.series(part))
@@ -181,6 +185,23 @@ class FederatedStore(Store):
             return here
         merged = united_series if query.step is None else better_series
         return merged(here, there, query.metrics)
+
+    def _note_unshared(self, query: Query) -> None:
+        """Say that samples of other heads' nodes are missing where there is no backend that has them."""
+        if self._register is None or self._backend(query.scope).store is not None:
+            return
+        names = [
+            self._register.by_id[number].name
+            for number in list(self._register.elsewhere)
+            if query.nodes is None or number in query.nodes
+        ]
+        if names:
+            shown = ", ".join(sorted(names, key=natural_key)[:_MAX_NAMES])
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            left_out(
+                f"samples of {shown}{more} are at other heads; heads share samples through a time-series database "
+                "(gpulse head --remote-write)"
+            )
 
     def scan(self, query: Query) -> Iterator[Samples]:
         """Yield every sample; see `store.store.Store`.
