@@ -207,6 +207,44 @@ def test_a_value_that_postgresql_cannot_hold_costs_only_itself(make: Make) -> No
     assert ["odd\ufffdkind", "after"] == a.kinds()
 
 
+def test_a_new_node_next_to_a_bad_record_keeps_its_events(
+    make: Make, server: PostgresServer, database: str
+) -> None:
+    """The node's id of the transaction that failed does not exist."""
+
+    a = make("a")
+    a.settle()
+    server.rows(database, "ALTER TABLE events ADD CHECK (kind <> 'bad')")
+    register = a.fleet.register
+    node = register.new("gpu01", "m1", START)
+    register.put(node)
+    a.note("event", time=START, kind="bad", node=node.id, detail={})
+    a.note("event", time=START + 1, kind="after", node=node.id, detail={})
+    a.commit()
+    a.settle()
+
+    assert ["after"] == a.kinds()
+    assert server.rows(database, "SELECT id FROM nodes") == server.rows(database, "SELECT node FROM events")
+
+
+def test_nodes_without_events_are_seen_after_a_reconnect(
+    make: Make, server: PostgresServer, database: str
+) -> None:
+    """Frames alone do not name a node; the head knows which ones it has."""
+
+    a = make("a")
+    node = a.node("gpu01")
+    a.settle()
+    server.execute(
+        database, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+    )
+    a.time += 60.0
+    a.fleet.members[node].seen = a.time
+    a.frame(node, 60)
+    seen = "SELECT name, seen FROM node_seen JOIN nodes ON id = node"
+    until(lambda: server.rows(database, seen) == [("gpu01", a.time)], "the node in the database")
+
+
 def test_another_version_of_the_tables_is_refused(make: Make, server: PostgresServer, database: str) -> None:
     """By name, with what to do; the head goes on."""
 

@@ -313,7 +313,7 @@ class PostgresWriter:
         connection = connect(self.config, timeout_seconds=_STATEMENT_SECONDS)
         try:
             prepare(self.config, connection)
-            self.ids.clear()
+            self._learn_nodes(connection)
             self._change = self._node = 0
             self._seen_at = self._gpus_at = self._reports_at = -math.inf
             self._confirm(self._begin(connection))
@@ -341,6 +341,13 @@ class PostgresWriter:
                 lambda: self._is_closing or self.waiting_records > 0,
                 max(0.0, beaten + BEAT_SECONDS - time.monotonic()),
             )
+
+    def _learn_nodes(self, connection: Connection) -> None:
+        """Learn the ids of all nodes of this head; what was known of another database or of a failed transaction is wrong."""
+        self.ids.clear()
+        with transaction(self.config, connection, _WRITE_SECONDS) as database:
+            lock_for_writing(database)
+            self.ids.learn(database, self._source.metadata.nodes())
 
     def _begin(self, connection: Connection) -> int:
         """Return the position that PostgreSQL has of this head; copy everything where the log does not reach back to it."""
@@ -384,6 +391,7 @@ class PostgresWriter:
         except DatabaseError as error:
             if not error.is_about_data:
                 raise
+            self._learn_nodes(connection)  # ids of nodes that were new in these steps do not exist any more
             self._write(connection, steps, one_by_one=True)
         return True
 
