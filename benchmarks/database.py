@@ -72,7 +72,7 @@ def cost(config: DatabaseConfig, directory: str, count: int, seconds: int) -> Co
             archive,
             config,
             head=archive.head_id,
-            id_of=writer.ids.known,
+            node_of=nodes.get,
             is_ready=lambda: True,
             now=lambda: now[0],
         )

@@ -104,8 +104,8 @@ class Feeder:
         fact = {"id": node, "name": NODES[node], "host": NODES[node], "machine": f"m{node}"}
         archive.commit([Entry.of_fact("node", time=BEGIN, facts={}, labels={}, **fact)])
 
-    def feed(self, numbers: range) -> list[Entry]:
-        """Some of its frames; what was committed."""
+    def feed(self, numbers: range, *, run: int = 0) -> list[Entry]:
+        """Some of its frames, of one run of its agent; what was committed."""
         facts: list[Entry] = []
         frames = []
         for number in numbers:
@@ -118,7 +118,7 @@ class Feeder:
                 if b'"scope":"gpu"' in text:
                     facts.append(Entry.of_fact("devices", node=self._node, layout=name, time=BEGIN))
         batch = Batch(
-            bytes([self._node]) * 16,
+            bytes([self._node + 16 * run]) * 16,
             self._node,
             numbers.start + 1,
             len(numbers),

@@ -101,7 +101,7 @@ class SharedDatabase:
             archive,
             config,
             head=archive.head_id,
-            id_of=self.writer.ids.known,
+            node_of=fleet.register.by_id.get,
             is_ready=lambda: self.writer.outage is None,
             now=now,
         )

@@ -23,8 +23,9 @@ from gpulse.store.metadata.postgres import (
     connect,
     transaction,
 )
+from gpulse.store.metadata.postgres_apply import find_ids
 from gpulse.store.metadata.postgres_gpu_time import HOUR_US, add_rows, new_row
-from gpulse.store.store import Holding, Query, Series, Share
+from gpulse.store.store import Holding, Query, Series, Share, StoredNode
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class PendingTime:
         self._spans: dict[int, list[tuple[int, int]]] = {}
         self._open: dict[int, tuple[bytes, int]] = {}
         """By node the run and the number of the frame that came last."""
+        self._returned: list[TimeSpan] = []
 
     def add_batch(self, batch: Batch) -> None:
         """Note that frames are on disk."""
@@ -97,17 +99,29 @@ class PendingTime:
                 spans.append((first, last + 1))
             self._open[batch.node] = batch.run, batch.last
 
-    def add(self, spans: Iterable[TimeSpan]) -> None:
-        """Add time that was received before; the newest frames of a node stay the last."""
+    def put_back(self, spans: Iterable[TimeSpan]) -> None:
+        """Put back time that was taken and could not be counted; spans of a node that touch become one."""
         with self._lock:
-            for node, start, end in spans:
-                self._spans.setdefault(node, []).insert(0, (start, end))
+            found: list[TimeSpan] = []
+            for span in sorted([*self._returned, *spans]):
+                if found and found[-1].node == span.node and found[-1].end >= span.start:
+                    found[-1] = found[-1]._replace(end=max(found[-1].end, span.end))
+                else:
+                    found.append(span)
+            self._returned = found
+
+    @property
+    def oldest_us(self) -> int | None:
+        """When the oldest time begins that is not counted; None when there is none."""
+        with self._lock:
+            starts = [start for spans in self._spans.values() for start, _ in spans]
+            return min([*starts, *(span.start for span in self._returned)], default=None)
 
     def take(self, now_us: int) -> list[TimeSpan]:
         """Take out what can be counted: all but the newest moments of nodes that go on."""
         align, settled = round(ALIGN_SECONDS * 1e6), now_us - round(SETTLE_SECONDS * 1e6)
-        found: list[TimeSpan] = []
         with self._lock:
+            found, self._returned = self._returned, []
             for node, spans in list(self._spans.items()):
                 kept: list[tuple[int, int]] = []
                 for place, (start, end) in enumerate(spans):
@@ -130,7 +144,7 @@ class GpuTimeWriter:
         config: DatabaseConfig,
         *,
         head: str,
-        id_of: Callable[[int], int | None],
+        node_of: Callable[[int], StoredNode | None],
         is_ready: Callable[[], bool],
         now: Callable[[], float],
     ) -> None:
@@ -140,19 +154,20 @@ class GpuTimeWriter:
             source: The head's own store.
             config: Where the database is.
             head: The id of this head.
-            id_of: Returns PostgreSQL's id of a node.
-            is_ready: Whether PostgreSQL answers and has the nodes of this head.
+            node_of: Returns the node that a number of this head stands for.
+            is_ready: Whether PostgreSQL answers.
             now: The head's clock.
         """
         self._source = source
         self._config = config
         self._head = head
-        self._id_of = id_of
+        self._node_of = node_of
         self._is_ready = is_ready
         self._now = now
         self._started = now()
         self._pending = PendingTime()
-        self._is_caught_up = False
+        self._counted: int | None = None
+        """Until when PostgreSQL has this head's time, as this head wrote it last; another database says something else."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-time-writer", daemon=True)
 
@@ -188,35 +203,36 @@ class GpuTimeWriter:
                 log.exception("a fault in gpulse; GPU time is not counted for now")
 
     def _count(self, connection: Connection) -> None:
-        if not self._is_caught_up:
-            self._catch_up(connection)
-            self._is_caught_up = True
-        now_us = round(self._now() * 1e6)
-        spans = self._pending.take(now_us)
-        try:
-            for span_group in _groups(self._unclaimed(connection, spans)):
-                self._add(connection, span_group)
-        except BaseException:
-            self._pending.add(spans)  # what is counted already is claimed, and is not counted again
-            raise
-        with transaction(self._config, connection, _STATEMENT_SECONDS) as database:
-            database.execute("UPDATE heads SET counted = ? WHERE id = ?", (now_us, self._head))
-
-    def _catch_up(self, connection: Connection) -> None:
-        """Count what was received before this start and may not have been counted."""
+        now = self._now()
         with transaction(self._config, connection, _STATEMENT_SECONDS) as database:
             row = database.execute("SELECT counted FROM heads WHERE id = ?", (self._head,)).fetchone()
-        counted = 0.0 if row is None else row[0] / 1e6
+        if row is None:  # the database is new, and this head is not registered there yet
+            return
+        if row[0] != self._counted:
+            self._catch_up(connection, row[0] / 1e6, self._started if self._counted is None else now)
+        self._add_unclaimed(connection, self._pending.take(round(now * 1e6)))
+        if self._closed.is_set():
+            return
+        oldest = self._pending.oldest_us
+        counted = round(now * 1e6) if oldest is None else min(oldest, round(now * 1e6))
+        with transaction(self._config, connection, _STATEMENT_SECONDS) as database:
+            database.execute("UPDATE heads SET counted = ? WHERE id = ?", (counted, self._head))
+        self._counted = counted
+
+    def _catch_up(self, connection: Connection, counted: float, end: float) -> None:
+        """Count what was received before and may not have been counted.
+
+        Args:
+            connection: To the database.
+            counted: Until when the database has this head's time.
+            end: What was received later is pending.
+        """
         oldest = self._source.oldest
         if oldest is None:
             return
-        start = max(oldest, counted - _LOOK_BACK_SECONDS)
-        hour = start // 3600.0 * 3600.0
-        while hour < self._started and not self._closed.is_set():
-            end = min(hour + 3600.0, self._started)
-            spans = list(self._received(hour, end))
-            for group in _groups(self._unclaimed(connection, spans)):
-                self._add(connection, group)
+        hour = max(oldest, counted - _LOOK_BACK_SECONDS) // 3600.0 * 3600.0
+        while hour < end and not self._closed.is_set():
+            self._add_unclaimed(connection, list(self._received(hour, min(hour + 3600.0, end))))
             hour += 3600.0
 
     def _received(self, start: float, end: float) -> Iterator[TimeSpan]:
@@ -240,34 +256,45 @@ class GpuTimeWriter:
             if begin is not None and previous is not None:
                 yield TimeSpan(node, begin, known[previous])
 
-    def _unclaimed(self, connection: Connection, spans: Sequence[TimeSpan]) -> list[TimeSpan]:
-        """Return what of some spans no head has counted."""
-        known = [(span, node) for span in spans if (node := self._id_of(span.node)) is not None]
-        if not known:
-            return []
-        with transaction(self._config, connection, _STATEMENT_SECONDS) as database:
-            claims = _claims(database, [span._replace(node=node) for span, node in known])
-        return [rest for span, node in known for rest in _without(span, sorted(claims.get(node, ())))]
+    def _add_unclaimed(self, connection: Connection, spans: Sequence[TimeSpan]) -> None:
+        """Count what of some spans no head has counted; what cannot be counted now is pending again."""
+        left = spans
+        try:
+            nodes = [node for number in {span.node for span in spans} if (node := self._node_of(number))]
+            with transaction(self._config, connection, _STATEMENT_SECONDS) as database:
+                ids = find_ids(database, nodes)
+                groups = list(_groups(_unclaimed(database, spans, ids)))
+            late = [span for span in spans if span.node not in ids]
+            for start, end, numbers in groups:
+                if self._closed.is_set():
+                    return
+                late += self._add(connection, start, end, {number: ids[number] for number in numbers})
+            left = late
+        finally:
+            self._pending.put_back(left)  # what of it is counted is claimed, and is not counted again
 
-    def _add(self, connection: Connection, spans: Sequence[TimeSpan]) -> None:
-        """Count spans of different nodes that begin and end at nearly the same time, within one hour."""
-        start, end = min(span.start for span in spans), max(span.end for span in spans)
-        ids = {span.node: self._id_of(span.node) for span in spans}
+    def _add(self, connection: Connection, start: int, end: int, ids: Mapping[int, int]) -> list[TimeSpan]:
+        """Count a span within one hour of several nodes; return those of which another head has counted something.
+
+        Args:
+            connection: To the database.
+            start: When the span begins, in microseconds.
+            end: When it ends.
+            ids: The nodes' ids in PostgreSQL, by this head's numbers.
+        """
         query = Query(start / 1e6, end / 1e6, "process", nodes=frozenset(ids))
         held: dict[tuple[object, ...], Holding] = {one[:4]: one for one in self._source.gpu_holders(query)}
         rows = [
-            new_row(share._replace(node=node), held.get(share[:4]), start // HOUR_US * HOUR_US)
+            new_row(share._replace(node=ids[share.node]), held.get(share[:4]), start // HOUR_US * HOUR_US)
             for share in self._source.gpu_time(query)
-            if (node := ids.get(share.node)) is not None
         ]
-        wanted = [span._replace(node=node) for span in spans if (node := ids[span.node]) is not None]
+        wanted = [TimeSpan(node, start, end) for node in ids.values()]
         with transaction(self._config, connection, _STATEMENT_SECONDS) as database:
             database.execute("SELECT pg_advisory_xact_lock(?)", (_COUNT_LOCK,))
             taken = _claims(database, wanted)
-            new = [span for span in wanted if span.node not in taken]
-            self._claim(database, new)
-            free = {span.node for span in new}
-            add_rows(database, [row for row in rows if row.node in free])
+            self._claim(database, [span for span in wanted if span.node not in taken])
+            add_rows(database, [row for row in rows if row.node not in taken])
+        return [TimeSpan(number, start, end) for number, node in ids.items() if node in taken]
 
     def _claim(self, database: PostgresDatabase, spans: Sequence[TimeSpan]) -> None:
         if not spans:
@@ -279,7 +306,7 @@ class GpuTimeWriter:
             database.execute(_CLAIM, (self._head, *_columns(rest)))
 
 
-def _claims(database: PostgresDatabase, spans: Sequence[TimeSpan]) -> Mapping[int, list[tuple[int, int]]]:
+def _claims(database: PostgresDatabase, spans: Sequence[TimeSpan]) -> dict[int, list[tuple[int, int]]]:
     """Return the spans that are counted already and overlap with some, by PostgreSQL's id of the node."""
     found: dict[int, list[tuple[int, int]]] = {}
     if spans:
@@ -296,33 +323,37 @@ def _without(span: TimeSpan, claims: Sequence[tuple[int, int]]) -> Iterator[Time
     """Return the parts of a span that are not claimed."""
     begin = span.start
     for start, end in claims:
-        if begin < start:
-            yield span._replace(start=begin, end=min(start, span.end))
+        if begin < (stop := min(start, span.end)):
+            yield span._replace(start=begin, end=stop)
         begin = max(begin, end)
     if begin < span.end:
         yield span._replace(start=begin)
 
 
-def _groups(spans: Sequence[TimeSpan]) -> Iterator[list[TimeSpan]]:
-    """Put spans together that can be counted at once: of one hour, and alike but for a part of a minute at the start.
+def _unclaimed(
+    database: PostgresDatabase, spans: Sequence[TimeSpan], ids: Mapping[int, int]
+) -> Iterator[TimeSpan]:
+    """Yield what of some spans nobody has counted, each moment of a node once; nodes without an id are left out."""
+    known = [span for span in spans if span.node in ids]
+    claims = _claims(database, [span._replace(node=ids[span.node]) for span in known])
+    for span in known:
+        claimed = claims.setdefault(ids[span.node], [])
+        found = list(_without(span, sorted(claimed)))
+        claimed += [(part.start, part.end) for part in found]
+        yield from found
 
-    A node has no uncounted samples of this head before its span, so that the others' start does no harm.
+
+def _groups(spans: Iterable[TimeSpan]) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield spans within one hour, each with the nodes that have exactly this span.
+
+    A node whose span is shorter must not be among them: what lies before and after it is counted apart, or by another head.
     """
-    found: dict[tuple[int, int], list[TimeSpan]] = {}
-    for span in spans:
-        start = span.start
-        while start < span.end:
-            end = min(span.end, (start // HOUR_US + 1) * HOUR_US)
-            align = round(ALIGN_SECONDS * 1e6)
-            found.setdefault((start // align, end), []).append(TimeSpan(span.node, start, end))
+    found: dict[tuple[int, int], list[int]] = {}
+    for node, begin, stop in spans:
+        start = begin
+        while start < stop:
+            end = min(stop, (start // HOUR_US + 1) * HOUR_US)
+            found.setdefault((start, end), []).append(node)
             start = end
-    for group in found.values():
-        seen: set[int] = set()
-        together: list[TimeSpan] = []
-        for span in group:
-            if span.node in seen:  # counted apart: its samples must not be taken for another span's
-                yield [span]
-            else:
-                seen.add(span.node)
-                together.append(span)
-        yield together
+    for (start, end), nodes in sorted(found.items()):
+        yield start, end, nodes

@@ -59,22 +59,26 @@ class NodeIds:
         nodes = [node for number in unknown if (node := self._node_of(number)) is not None]
         if not nodes:
             return
-        hosts = [postgres_text(node.host) for node in nodes]
-        machines = [postgres_text(node.machine) for node in nodes]
         database.execute(
             _NEW_NODES,
             (
                 [node.name for node in nodes],
-                hosts,
-                machines,
+                [postgres_text(node.host) for node in nodes],
+                [postgres_text(node.machine) for node in nodes],
                 [node.first_seen for node in nodes],
                 [spelled(dict(node.facts)) for node in nodes],
                 [spelled(dict(node.labels)) for node in nodes],
             ),
         )
-        known = {key: node.id for key, node in zip(zip(hosts, machines, strict=True), nodes, strict=True)}
-        for node, host, machine in database.execute(_NODE_IDS, (hosts, machines)).fetchall():
-            self._ids[known[host, machine]] = node
+        self._ids |= find_ids(database, nodes)
+
+
+def find_ids(database: PostgresDatabase, nodes: Iterable[StoredNode]) -> dict[int, int]:
+    """Return the ids that nodes have in PostgreSQL, by their numbers; without those that are not there."""
+    known = {(postgres_text(node.host), postgres_text(node.machine)): node.id for node in nodes}
+    columns = [host for host, _ in known], [machine for _, machine in known]
+    found = database.execute(_NODE_IDS, columns).fetchall()
+    return {known[host, machine]: node for node, host, machine in found}
 
 
 class StepApplier:
