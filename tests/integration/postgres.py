@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Self
@@ -74,6 +75,7 @@ class PostgresServer:
             *("fsync=off", "shared_buffers=32MB", "max_wal_size=64MB", "min_wal_size=32MB", *self._settings),
         ]
         arguments = [word for option in options for word in ("-c", option)]
+        until(lambda: not self._uses_data(), "the processes of the server before have ended")
         with (self.directory / "server.log").open("ab") as output:
             self._popen = subprocess.Popen(
                 self._command("postgres", "-D", str(self.directory / "data"), *arguments),
@@ -84,6 +86,15 @@ class PostgresServer:
             )
         until(self._answers, "PostgreSQL answers")
         return self
+
+    def _uses_data(self) -> bool:
+        """Return whether a process runs in the data directory; a killed one holds its shared memory for a moment."""
+        data = str((self.directory / "data").resolve())
+        for link in Path("/proc").glob("[0-9]*/cwd"):
+            with suppress(OSError):  # it has ended, or is another user's
+                if os.readlink(link) == data:
+                    return True
+        return False
 
     def _answers(self) -> bool:
         assert self._popen is not None
