@@ -398,16 +398,15 @@ class PostgresWriter:
     def _queued(self) -> list[Step]:
         """Return the next steps as far as they are in memory."""
         with self._news:
-            while self._queue and self._queue[0][1].position <= self._confirmed:
-                self._queue.popleft()
+            while self._queue and self._queue[0][0] <= self._confirmed:
+                self._queue.popleft()  # the log has the rest of one that is partly confirmed
             found: list[Step] = []
             expected = self._confirmed + 1
             for first, step in self._queue:
-                if first > expected or len(found) == _STEPS_AT_ONCE:
+                if first != expected or len(found) == _STEPS_AT_ONCE:
                     break
-                if first == expected:
-                    found.append(step)
-                    expected = step.position + 1
+                found.append(step)
+                expected = step.position + 1
             return found
 
     def _logged(self) -> list[Step]:
