@@ -47,7 +47,7 @@ MAX_QUEUED_STEPS = 120
 _STATEMENT_SECONDS = 20.0
 _WRITE_SECONDS = 60.0
 _STEPS_AT_ONCE = 20
-_RECORDS_AT_ONCE = 2_000
+_MAX_RECORDS_AT_ONCE = 2_000
 _SEEN_SECONDS = 4.0
 _PRUNE_SECONDS = 3600.0
 _KEEP_FRAMES_SECONDS = 2 * 86_400.0
@@ -203,6 +203,8 @@ class PostgresWriter:
         self._confirmed = 0
         self._is_known = False
         """Whether PostgreSQL has said how far this head is."""
+        self._records_at_once = _MAX_RECORDS_AT_ONCE
+        """Less after a batch that failed, which may have been too long for the time it has."""
         self._is_closing = False
         self.outage: Outage | None = Outage(now(), f"PostgreSQL at {config.shown}: not connected yet")
         self._is_logged = False
@@ -302,10 +304,13 @@ class PostgresWriter:
             log.warning("%s%s", error.message, f" ({error.hint})" if error.hint else "")
 
     def _works(self) -> None:
+        """Note that PostgreSQL takes what waits for it."""
+        if self.outage is None:
+            return
         with self._news:
-            before, self.outage = self.outage, None
+            self.outage = None
             self._news.notify_all()
-        if before is not None and self._is_logged:
+        if self._is_logged:
             log.warning("PostgreSQL at %s works again", self.config.shown)
         self._is_logged = False
 
@@ -317,16 +322,16 @@ class PostgresWriter:
             self._change = self._node = 0
             self._seen_at = self._gpus_at = self._reports_at = -math.inf
             self._confirm(self._begin(connection))
-            self._beat(connection, is_first=True)
-            self._works()
-            beaten = time.monotonic()
+            beaten = -math.inf
             while True:
                 is_last = self._is_closing
                 while self._write_next(connection):
                     if time.monotonic() - beaten >= BEAT_SECONDS:
                         break
+                self._works()
                 if time.monotonic() - beaten >= BEAT_SECONDS or is_last:
-                    self._beat(connection, is_stopped=is_last and self.waiting_records == 0)
+                    is_stopped = is_last and self.waiting_records == 0
+                    self._beat(connection, is_first=math.isinf(beaten), is_stopped=is_stopped)
                     beaten = time.monotonic()
                 if is_last and self.waiting_records == 0:
                     return
@@ -381,18 +386,26 @@ class PostgresWriter:
 
     def _write_next(self, connection: Connection) -> bool:
         """Write the next records; False when there are none."""
-        steps = self._queued()
+        is_short = self._records_at_once < _MAX_RECORDS_AT_ONCE
+        steps = [] if is_short else self._queued()  # a commit may be too long
         if not steps:
             steps = self._logged()
         if not steps:
             return False
+        began = time.monotonic()
         try:
-            self._write(connection, steps)
-        except DatabaseError as error:
-            if not error.is_about_data:
-                raise
-            self._learn_nodes(connection)  # ids of nodes that were new in these steps do not exist any more
-            self._write(connection, steps, one_by_one=True)
+            try:
+                self._write(connection, steps)
+            except DatabaseError as error:
+                if not error.is_about_data:
+                    raise
+                self._learn_nodes(connection)  # ids of nodes that were new in these steps do not exist any more
+                self._write(connection, steps, one_by_one=True)
+        except DatabaseError:
+            self._records_at_once = max(1, (steps[-1].position - self._confirmed) // 2)
+            raise
+        if time.monotonic() - began < _WRITE_SECONDS / 4:
+            self._records_at_once = min(2 * self._records_at_once, _MAX_RECORDS_AT_ONCE)
         return True
 
     def _queued(self) -> list[Step]:
@@ -415,11 +428,11 @@ class PostgresWriter:
         if last <= self._confirmed:
             return []
         with self._news:
-            if self._queue:
+            if self._queue and self._queue[0][0] > self._confirmed + 1:
                 last = min(last, self._queue[0][0] - 1)
         reader = LogReader(f"{self._source.directory}/log")
         records = takewhile(lambda record: record.position <= last, reader.read(self._confirmed + 1))
-        for step, count in steps_of(records, _RECORDS_AT_ONCE):
+        for step, count in steps_of(records, self._records_at_once):
             if step.position - count != self._confirmed:
                 raise DatabaseError("the log was shortened before PostgreSQL had it; it is copied anew")
             return [step]
