@@ -293,33 +293,6 @@ def test_nodes_of_other_heads_are_shown(make: Make) -> None:
     assert RUN not in b.archive.runs()
 
 
-def test_what_is_too_old_goes(make: Make, server: PostgresServer, database: str) -> None:
-    """After the retention of a head; sessions and nodes stay."""
-
-    a = make("a")
-    node = a.node("gpu01")
-    a.frame(node, 1, _STARTED, process(7), ended(7), {"event": "old"})
-    a.frame(node, 500, {"event": "new"})
-    a.session("run")
-    a.settle()
-    server.rows(
-        database,
-        "INSERT INTO gpu_hours SELECT 1, 'g', 1, 1, hour, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 "
-        f"FROM unnest(ARRAY[{round(START - 9e5) * 1_000_000}, {round(START + 250) * 1_000_000}]) AS hours (hour)",
-    )
-    writer = a.shared.writer
-    writer._keep_seconds = 100.0
-    a.time = START + 300.0
-
-    def is_pruned() -> bool:
-        writer._pruned_at = float("-inf")  # again and again: it may be at it with the retention of before
-        hours = server.rows(database, "SELECT count(*) FROM gpu_hours")
-        return (["new"], {}, [(1,)]) == (a.kinds(), a.lives(), hours)
-
-    until(is_pruned, "only what is new")
-    assert ["run"] == [one.name for one in a.shared.store.sessions()]
-
-
 def test_ten_minutes_without_a_database_are_made_up_for(tmp_path: Path) -> None:
     """From the log, since no memory is kept for so long; as many as agents sent, and each once."""
 

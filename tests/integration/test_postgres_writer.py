@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from gpulse.store.log.records import Entry
@@ -15,7 +18,7 @@ from gpulse.store.metadata import postgres_writer
 from gpulse.store.metadata.postgres import PostgresDatabase
 from tests.integration.cluster import until
 from tests.integration.postgres import PostgresServer
-from tests.integration.postgres_heads import START, SmallHead, config_of
+from tests.integration.postgres_heads import START, SmallHead, config_of, ended, process
 
 pytestmark = pytest.mark.requires("PostgreSQL")
 
@@ -86,3 +89,83 @@ def test_a_batch_that_takes_too_long_is_written_in_smaller_ones(
     ends = [message.partition(" (")[0].endswith("works again") for message in said]
     assert [False, True] * (len(said) // 2) == ends
     assert 2 <= len(said) <= 8
+
+
+_OLD_SECONDS = 1000.0
+
+
+def fill(head: SmallHead, server: PostgresServer, database: str) -> None:
+    """Have something old and something new in the database, by the server's clock."""
+    node = head.node("gpu01")
+    head.frame(node, 1, process(7), ended(7), {"event": "old"})
+    head.frame(node, 1000, {"event": "new"})
+    head.session("run")
+    head.settle()
+    shift = f"extract(epoch FROM now()) - {_OLD_SECONDS} - {START}"
+    server.rows(
+        database,
+        f"UPDATE events SET time = time + {shift}; "
+        f"UPDATE processes SET first_seen = first_seen + {shift}, ended = ended + {shift}; "
+        "INSERT INTO gpu_hours SELECT 1, 'g', 1, 1, hour, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 "
+        "FROM unnest(ARRAY[(extract(epoch FROM now()) - 9e5) * 1e6, extract(epoch FROM now()) * 1e6]) AS hours (hour)",
+    )
+
+
+def prune(head: SmallHead, now: float) -> None:
+    """Let a head delete what is older than ten minutes."""
+    writer = head.shared.writer
+    head.time = now
+    writer._keep_seconds = 600.0
+    writer._pruned_at = float("-inf")
+    until(lambda: math.isfinite(writer._pruned_at) and not writer._deletes, "the end of deleting")
+
+
+def test_what_is_too_old_goes(idle: SmallHead, server: PostgresServer, database: str) -> None:
+    """After the retention of a head; sessions and nodes stay."""
+
+    idle.shared.writer.start()
+    fill(idle, server, database)
+    prune(idle, time.time())
+    assert ["new"] == idle.kinds()
+    assert {} == idle.lives()
+    assert [(1,)] == server.rows(database, "SELECT count(*) FROM gpu_hours")
+    assert ["run"] == [one.name for one in idle.shared.store.sessions()]
+
+
+@pytest.mark.parametrize("seconds", [-1e8, 1e8])
+def test_a_clock_that_jumped_deletes_nothing(
+    idle: SmallHead, server: PostgresServer, database: str, seconds: float
+) -> None:
+    """What is too old by the clock of this head is not by the server's, or the other way round."""
+
+    idle.shared.writer.start()
+    fill(idle, server, database)
+    if seconds > 0:  # nothing is old by the server's clock
+        server.rows(database, f"UPDATE events SET time = time + {_OLD_SECONDS}")
+    prune(idle, time.time() + seconds)
+    assert ["old", "new"] == idle.kinds()
+
+
+def test_deleting_never_keeps_a_head_from_its_work(
+    idle: SmallHead, server: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement at a time; one that fails is left for later."""
+
+    monkeypatch.setattr(postgres_writer, "_MAX_DELETED_ROWS", 1)
+    monkeypatch.setattr(postgres_writer, "_DELETE_SECONDS", 0.5)
+    monkeypatch.setattr(postgres_writer, "BEAT_SECONDS", 0.1)
+    writer = idle.shared.writer
+    writer.start()
+    fill(idle, server, database)
+    user = dict(writer.config.parameters)
+    with psycopg.connect(**{**user, "options": "-c search_path=gpulse"}) as other:  # type: ignore[arg-type]
+        other.execute("SELECT 1 FROM processes FOR UPDATE")
+        pruned = threading.Thread(target=prune, args=(idle, time.time()))
+        pruned.start()
+        idle.event("meanwhile", None)
+        idle.commit()
+        idle.settle()
+        pruned.join()
+        assert writer.outage is None
+    assert "old" not in idle.kinds()
+    assert {7} == set(idle.lives())

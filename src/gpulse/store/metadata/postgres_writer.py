@@ -58,9 +58,9 @@ _SHOW_SECONDS = 86_400.0
 """A node that reported to no head for longer is not shown by heads that never had it."""
 _LATE_SECONDS = 600.0
 """What another head writes may be this old: it was behind, or its clock differs."""
-_ROWS_AT_ONCE = 10_000
-_MAX_DELETES = 20
-"""Of each table in an hour, so that nobody waits long."""
+_MAX_DELETED_ROWS = 2_000
+_DELETE_SECONDS = 5.0
+"""Limits of one statement that deletes: other heads take one that says nothing for longer for dead."""
 _DROP_FRAMES = tuple(
     f"DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE time < ? LIMIT ?))"
     for table in ("seen_frames", "early_ends")
@@ -209,6 +209,8 @@ class PostgresWriter:
         self.outage: Outage | None = Outage(now(), f"PostgreSQL at {config.shown}: not connected yet")
         self._is_logged = False
         self._heads: Sequence[OtherHead] = ()
+        self._deletes: deque[tuple[str, float, int]] = deque()
+        """What is still to do of this hour: statement, age in seconds, and units of time per second."""
         self._change, self._node = 0, 0
         self._seen_at = self._pruned_at = self._gpus_at = self._reports_at = -math.inf
         self._thread = threading.Thread(target=self.run, name="postgres-writer", daemon=True)
@@ -333,9 +335,9 @@ class PostgresWriter:
                     is_stopped = is_last and self.waiting_records == 0
                     self._beat(connection, is_first=math.isinf(beaten), is_stopped=is_stopped)
                     beaten = time.monotonic()
-                if is_last and self.waiting_records == 0:
-                    return
-                self._prune(connection)
+                    if is_stopped:
+                        return
+                    self._prune(connection)
                 self._wait(beaten)
         finally:
             close(connection)
@@ -510,25 +512,35 @@ class PostgresWriter:
         )
 
     def _prune(self, connection: Connection) -> None:
-        """Delete what is older than the retention of this head, some rows at a time."""
-        if time.monotonic() - self._pruned_at < _PRUNE_SECONDS:
-            return
-        now = self._now()
-        for statement in _DROP_FRAMES:
-            self._delete(connection, statement, now - _KEEP_FRAMES_SECONDS)
-        if math.isfinite(self._keep_seconds):
-            for statement in DROP_BEFORE:
-                self._delete(connection, statement, now - self._keep_seconds)
-            for statement in _DROP_GPU_TIME:
-                self._delete(connection, statement, round((now - self._keep_seconds) * 1e6))
-        self._pruned_at = time.monotonic()
-
-    def _delete(self, connection: Connection, statement: str, before: float) -> None:
-        for _ in range(_MAX_DELETES):
-            with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
-                removed = database.execute(statement, (before, _ROWS_AT_ONCE)).rowcount
-            if removed < _ROWS_AT_ONCE:
+        """Delete some rows that are older than the retention of this head: one statement at a time, once an hour each."""
+        if not self._deletes:
+            if time.monotonic() - self._pruned_at < _PRUNE_SECONDS:
                 return
+            self._pruned_at = time.monotonic()
+            self._deletes.extend((statement, _KEEP_FRAMES_SECONDS, 1) for statement in _DROP_FRAMES)
+            if math.isfinite(self._keep_seconds):
+                self._deletes.extend((statement, self._keep_seconds, 1) for statement in DROP_BEFORE)
+                self._deletes.extend(
+                    (statement, self._keep_seconds, 1_000_000) for statement in _DROP_GPU_TIME
+                )
+        try:
+            is_done = self._delete(connection, *self._deletes[0])
+        except DatabaseError as error:
+            if connection.closed:
+                raise
+            log.warning("old rows were not deleted, which is tried again in an hour: %s", error.message)
+            is_done = True
+        if is_done:
+            self._deletes.popleft()
+
+    def _delete(self, connection: Connection, statement: str, keep_seconds: float, unit: int) -> bool:
+        """Delete what is too old by the clocks of both the server and this head; whether that was all of it."""
+        with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
+            database.execute(f"SET LOCAL statement_timeout TO '{_DELETE_SECONDS:g}s'")
+            clock = database.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
+            now = self._now() if clock is None else min(self._now(), float(clock[0]))
+            before = round((now - keep_seconds) * unit)
+            return database.execute(statement, (before, _MAX_DELETED_ROWS)).rowcount < _MAX_DELETED_ROWS
 
     def _own_nodes(self) -> list[SeenNode]:
         """Return when the nodes of this head last reported, by PostgreSQL's ids."""
