@@ -169,3 +169,24 @@ def test_deleting_never_keeps_a_head_from_its_work(
         assert writer.outage is None
     assert "old" not in idle.kinds()
     assert {7} == set(idle.lives())
+
+
+def test_what_waits_for_postgresql_does_not_count_for_the_disk_limit(
+    tmp_path: Path, server: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a limit of its own: an outage must not cost local history."""
+
+    monkeypatch.setattr("gpulse.store.local._SEGMENT_BYTES", 4096)
+    head = SmallHead(tmp_path / "b", config_of(server, database))
+    try:
+        for number in range(200):
+            head.commit(event(f"e{number}"))
+        size = head.archive.usage().log_bytes
+        assert 3 * 4096 < size
+        assert 0 == head.archive._own_log_bytes()
+        head.shared.writer._confirm(100)
+        assert head.archive._own_log_bytes() == pytest.approx(size / 2, rel=0.05)
+        head.shared.writer._confirm(head.archive.accepted)
+        assert size == head.archive._own_log_bytes()
+    finally:
+        head.end()

@@ -266,6 +266,7 @@ class Reader:
 
     confirmed = 0
     limit_bytes = 1 << 40
+    waiting_bytes = 0
 
     def committed(self, first: int, step: Step) -> None:
         """Take in what was committed."""

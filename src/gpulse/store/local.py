@@ -60,6 +60,10 @@ class Follower(Protocol):
     def limit_bytes(self) -> int:
         """How much of the log may wait for it."""
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of the log waits for it."""
+
     def committed(self, first: int, step: Step) -> None:
         """Take in what was committed from a position on; it must not wait for anything."""
 
@@ -350,8 +354,9 @@ class LocalStore(StoreReader):
         return self._history.segments
 
     def _own_log_bytes(self) -> int:
-        """How long the log is, without what waits for the time-series database: that has a limit of its own."""
-        waiting = self._forwarder.waiting_bytes if self._forwarder is not None else 0
+        """How long the log is, without what waits for one of the databases: that has a limit of its own."""
+        readers = [reader for reader in (self._forwarder, self._follower) if reader is not None]
+        waiting = max((reader.waiting_bytes for reader in readers), default=0)
         return max(0, self._log.size_bytes - waiting)
 
     @property

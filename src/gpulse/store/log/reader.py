@@ -195,6 +195,29 @@ class LogReader:
                     total += os.stat(segment_path(self.directory, number)).st_size
         return total
 
+    def bytes_after(self, position: int, last: int) -> int:
+        """Return about how many bytes come after a position; records of one segment count as equally long.
+
+        Args:
+            position: Of the last record that does not count.
+            last: The newest position.
+
+        Raises:
+            LogError: The log is damaged.
+            DiskError: It cannot be read.
+        """
+        total = 0.0
+        with disk_errors(f"read the log in {self.directory}"):
+            headers = read_headers(self.directory)
+            ends = [*(header.first for header in headers[1:]), last + 1]
+            for header, end in zip(headers, ends, strict=True):
+                count = end - max(header.first, position + 1)
+                if count > 0:
+                    with suppress(FileNotFoundError):
+                        size = os.stat(segment_path(self.directory, header.number)).st_size
+                        total += size * count / (end - header.first)
+        return round(total)
+
     def read(self, start: int = 0) -> Iterator[Record]:
         """Give the records from a position on, up to the present end.
 

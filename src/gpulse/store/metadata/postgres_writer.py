@@ -242,6 +242,15 @@ class PostgresWriter:
         """How many records of the log PostgreSQL does not have yet."""
         return max(0, self._source.accepted - self._confirmed)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of the log PostgreSQL does not have yet.
+
+        Raises:
+            GpulseError: The log cannot be read.
+        """
+        return LogReader(f"{self._source.directory}/log").bytes_after(self._confirmed, self._source.accepted)
+
     def start(self) -> None:
         """Begin to follow the log."""
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # what it reports is reported here
