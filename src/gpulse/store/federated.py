@@ -72,11 +72,12 @@ class Backend:
         """
         if self.store is None:
             return None
-        if self.outage is None or is_strict:
+        outage = self.outage  # another thread may set it at any time
+        if outage is None or is_strict:
             return self._try(question, query, self.store, is_strict=is_strict)
         begin, end = self._pause
         if begin <= self._now() < end or not self._trying.acquire(blocking=False):
-            _left_out(self.outage)
+            _left_out(outage)
             return None
         try:
             return self._try(question, query, self.store, is_strict=False)
@@ -95,10 +96,11 @@ class Backend:
             failed_at, before = self._now(), self.outage
             waited = max(0.0, failed_at - asked_at)
             self._pause = failed_at, failed_at + max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * waited)
-            self.outage = Outage(asked_at if before is None else before.since, error.message, error.hint)
+            outage = Outage(asked_at if before is None else before.since, error.message, error.hint)
+            self.outage = outage
             if is_strict:
                 raise
-            _left_out(self.outage)
+            _left_out(outage)
             return None
         self.outage = None
         return found
@@ -308,8 +310,12 @@ class FederatedStore(Store):
         return self._metadata(lambda store: store.job_names())
 
     def _metadata(self, question: Callable[[Store], list[T]]) -> list[T]:
-        """Ask the shared database, which has the metadata of all heads; the head's own while it does not answer."""
-        answer = self._database.ask(lambda store, _: question(store), _ALWAYS, is_strict=False)
+        """Ask the shared database, which has the metadata of all heads; the head's own while it does not answer.
+
+        Raises:
+            GpulseError: It does not answer, and the answer must not be incomplete.
+        """
+        answer = self._database.ask(lambda store, _: question(store), _ALWAYS, is_strict=self.is_strict)
         return question(self._local) if answer is None else answer
 
 
