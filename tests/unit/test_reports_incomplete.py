@@ -14,6 +14,7 @@ from gpulse.cluster.head.report_runner import ReportRunner
 from gpulse.cluster.protocol import requests as r
 from gpulse.cluster.protocol.values import Duration
 from gpulse.errors import DiskError, GpulseError, RefusedError
+from gpulse.model.session import Interruption, Session
 from gpulse.reports.job_report import JobReport
 from gpulse.store.federated import FederatedStore
 from gpulse.store.incomplete import left_out, noticing
@@ -55,11 +56,11 @@ class Joined:
         self.tsdb, self.database, self.now = Silent(), Silent(), NOW
         elsewhere: Any = self.tsdb, self.database
         store = FederatedStore(lab.archive, *elsewhere, now=lambda: self.now)
-        self._reports = ReportRunner(store, Register(store.nodes().values()), lambda: 5.0)
+        self.reports = ReportRunner(store, Register(store.nodes().values()), lambda: 5.0)
 
     async def job(self, name: str) -> JobReport:
         """The report about a job."""
-        return await self._reports.job(r.GetJob(job=name), NOW)
+        return await self.reports.job(r.GetJob(job=name), NOW)
 
     async def answers(self) -> dict[str, Any]:
         """To each question."""
@@ -69,11 +70,11 @@ class Joined:
         power = r.GetHistory(metrics=("power_watts",), **chart)
         point = r.QueryMetric(metric="power_watts", step=Duration(60.0), **span)
         return {
-            "usage": await self._reports.usage(r.GetUsage(**span), NOW),
-            "processes": await self._reports.processes(r.GetProcesses(**span), NOW),
-            "process history": await self._reports.history(processes, NOW),
-            "history": await self._reports.history(power, NOW),
-            "query": await self._reports.query(point, NOW),
+            "usage": await self.reports.usage(r.GetUsage(**span), NOW),
+            "processes": await self.reports.processes(r.GetProcesses(**span), NOW),
+            "process history": await self.reports.history(processes, NOW),
+            "history": await self.reports.history(power, NOW),
+            "query": await self.reports.query(point, NOW),
         }
 
 
@@ -152,3 +153,52 @@ def test_samples_that_heads_do_not_share_are_named(tmp_path: Path) -> None:
     assert ["far"] == [text.split()[2] for text in incomplete]
     assert "--remote-write" in incomplete[0]
     assert [] == own
+
+
+class _Recorder:
+    """A store that remembers the deadlines of questions."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.deadlines: list[float | None] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the store."""
+
+        def ask(*arguments: Any) -> Any:
+            self.deadlines += [one.deadline for one in arguments if isinstance(one, Query)]
+            return getattr(self._store, name)(*arguments)
+
+        return ask
+
+
+async def test_every_question_of_a_job_report_and_of_a_coverage_has_a_deadline(tmp_path: Path) -> None:
+    """All questions of one report have the same one, so that a slow backend cannot add them up."""
+    with Lab(tmp_path, ("0",)) as lab:
+        lab.add([lab.frame(second, Held(100)) for second in range(0, 60, 5)])
+        store: Any = _Recorder(lab.archive)
+        reports = ReportRunner(store, Register(lab.archive.nodes().values()), lambda: 5.0)
+        await reports.job(r.GetJob(job="100", kind="process", points=10), NOW)
+        of_job, store.deadlines = store.deadlines, []
+        interruption = Interruption(BEGIN + 20.0, BEGIN + 30.0)
+        session = Session("s1", "run", BEGIN, BEGIN, 1000, interruptions=(interruption,))
+        await reports.coverage(session)
+
+    assert len(of_job) > 5
+    assert 1 == len(set(of_job))
+    assert None not in of_job
+    assert 2 == len(store.deadlines)
+    assert None not in store.deadlines
+
+
+async def test_a_coverage_that_lacks_something_is_computed_again(joined: Joined) -> None:
+    """Once the backend answers, it is complete."""
+    interruption = Interruption(BEGIN + 20.0, BEGIN + 30.0)
+    session = Session("s1", "run", BEGIN, BEGIN, 1000, interruptions=(interruption,))
+    joined.tsdb.error = GONE
+    await joined.reports.coverage(session)
+    assert not joined.reports._coverage
+    joined.tsdb.error = None
+    joined.now += 100.0
+    await joined.reports.coverage(session)
+    assert 1 == len(joined.reports._coverage)

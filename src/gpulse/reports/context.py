@@ -16,6 +16,8 @@ class Context(NamedTuple):
     """By node number; answers leave out nodes that are not among them."""
     interval_seconds: float
     """From one sample of an agent to the next."""
+    deadline: float | None = None
+    """Monotonic seconds; what a backend has not delivered by then is missing from the report."""
 
     def gpu_labels(self) -> dict[tuple[int, str], str]:
         """Return the labels of all GPUs, by node and UUID."""

@@ -75,6 +75,7 @@ def interruption_coverage(context: Context, session: Session, start: float, end:
             step=step,
             statistic="last",
             spread=False,
+            deadline=context.deadline,
         )
         for series in context.store.series(query):
             times.setdefault(series.key.node, []).append(series.times)

@@ -71,7 +71,7 @@ def _read_data(context: Context, subject: Subject) -> JobData:
     start, end = subject.start, subject.end
     shares: dict[GpuKey, list[Share]] = {}
     if start < end:
-        for share in context.store.gpu_time(Query(start, end)):
+        for share in context.store.gpu_time(Query(start, end, deadline=context.deadline)):
             if share.node in context.node_names:
                 shares.setdefault((share.node, share.uuid), []).append(share)
     processes = _read_processes(context, subject, shares)
@@ -103,14 +103,14 @@ def _read_processes(
         pids = {share.pid for key in gpus for share in shares.get(key, ()) if share.pid is not None}
     else:
         pids = {process.pid for process in subject.processes}
-    query = Query(subject.start, subject.end, nodes=frozenset(subject.nodes))
+    query = Query(subject.start, subject.end, nodes=frozenset(subject.nodes), deadline=context.deadline)
     return read_processes(context, query, pids)
 
 
 def _harvested(context: Context) -> set[ProcessKey]:
     """Return the processes of harvests."""
     names = frozenset(name for name in context.store.job_names() if is_harvested(name))
-    found = context.store.processes(Query(*ALWAYS, jobs=names)) if names else ()
+    found = context.store.processes(Query(*ALWAYS, jobs=names, deadline=context.deadline)) if names else ()
     return {key_of(process) for process in found}
 
 
@@ -129,6 +129,7 @@ def _read_series(
         nodes=frozenset(node for node, _ in wanted),
         subjects=frozenset(uuid for _, uuid in wanted),
         step=grid.step,
+        deadline=context.deadline,
     )
     for series in context.store.series(query):
         if series.key in found:
@@ -156,6 +157,7 @@ def _read_occupancy(
             gpus=frozenset(uuid for _, uuid in series),
             step=grid.step,
             spread=False,
+            deadline=context.deadline,
         )
         found = context.store.series(query)
     by_gpu, keys = occupancy.by_process(found), subject.keys
@@ -206,7 +208,9 @@ def _read_findings(context: Context, data: JobData, uses: Sequence[GpuUse]) -> l
     """Return what was wrong, worst first."""
     subject = data.subject
     names = {node: data.names[node] for node in subject.nodes if node in data.names}
-    query = Query(subject.start, subject.end, nodes=frozenset(names), limit=_MAX_FINDINGS)
+    query = Query(
+        subject.start, subject.end, nodes=frozenset(names), limit=_MAX_FINDINGS, deadline=context.deadline
+    )
     held = context.store.findings(query)
     labels: dict[int, set[str]] = {}
     for use in uses:

@@ -75,7 +75,13 @@ def _agent_starts(
     context: Context, nodes: Collection[int], first: float, now: float
 ) -> set[tuple[int, float]]:
     """Return node and time of each start of an agent."""
-    query = Query(first, now + AHEAD_SECONDS, nodes=frozenset(nodes), kinds=frozenset({STARTED}))
+    query = Query(
+        first,
+        now + AHEAD_SECONDS,
+        nodes=frozenset(nodes),
+        kinds=frozenset({STARTED}),
+        deadline=context.deadline,
+    )
     events = context.store.events(query)
     return {(event.node, event.time) for event in events if event.node is not None}
 
@@ -92,7 +98,16 @@ def _last_heard(
     while left and stop > first:
         begin = max(first, stop - length)
         step = float(max(5, 60 * int((stop - begin) / _MAX_STEPS / 60)))
-        query = Query(begin, stop, "gpu", _PRESENCE_METRICS, nodes=frozenset(left), step=step, spread=False)
+        query = Query(
+            begin,
+            stop,
+            "gpu",
+            _PRESENCE_METRICS,
+            nodes=frozenset(left),
+            step=step,
+            spread=False,
+            deadline=context.deadline,
+        )
         for one in context.store.series(query):
             ends = np.where(np.isnan(one.ends), one.times + step, one.ends)
             node = one.key.node

@@ -91,7 +91,7 @@ def read_processes(context: Context, query: Query, pids: Collection[int] | None 
 
     Args:
         context: What the answer is computed from.
-        query: Time range and nodes.
+        query: Time range, nodes and deadline.
         pids: Only these; their ancestors are unknown then. None for all.
     """
     query = Query(
@@ -99,6 +99,7 @@ def read_processes(context: Context, query: Query, pids: Collection[int] | None 
         query.end + _MARGIN_SECONDS,
         nodes=query.nodes,
         pids=None if pids is None else frozenset(pids),
+        deadline=query.deadline,
     )
     return ProcessIndex(context.store.processes(query))
 

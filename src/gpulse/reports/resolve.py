@@ -107,7 +107,7 @@ def _candidates(
         if event.kind == JOB_END and (ended := found.get(grants.job_of(event) or "")) is not None:
             ended.ends.append(event)
     names = {name for name in context.store.job_names() if _is_meant(name, request.name)} | found.keys()
-    query = Query(*ALWAYS, nodes=request.nodes, jobs=frozenset(names))
+    query = Query(*ALWAYS, nodes=request.nodes, jobs=frozenset(names), deadline=context.deadline)
     for process in context.store.processes(query) if names else ():
         found.setdefault(owner_of(process)["job"], _Candidate([], [], [])).processes.append(process)
     return found
@@ -168,7 +168,9 @@ def _grant_events(context: Context, found: _Candidate, now: float) -> list[Store
     nodes = frozenset(event.node for event in found.events if event.node is not None)
     ends = [event for event in found.ends if event.node in nodes]
     first = min(event.time for event in found.events)
-    query = Query(first, now + AHEAD_SECONDS, nodes=nodes, kinds=frozenset({grants.STARTED}))
+    query = Query(
+        first, now + AHEAD_SECONDS, nodes=nodes, kinds=frozenset({grants.STARTED}), deadline=context.deadline
+    )
     return sorted([*context.store.events(query), *ends, *found.events], key=lambda event: event.time)
 
 
@@ -193,7 +195,9 @@ def _process_tree(context: Context, request: JobRequest, now: float) -> Subject:
         raise RefusedError(404, f"there is no process {word[:40]!r}", hint="a pid is a number, such as 1234")
     top = _newest_process(context, int(word), request, now)
     last = now + AHEAD_SECONDS if top.ended is None else top.ended
-    alive = context.store.processes(Query(top.first_seen, last, nodes=frozenset({top.node})))
+    alive = context.store.processes(
+        Query(top.first_seen, last, nodes=frozenset({top.node}), deadline=context.deadline)
+    )
     index = ProcessIndex(alive)
     own = [one for one in alive if any(key_of(above) == key_of(top) for above in index.lineage(one))]
     name = f"{context.node_names.get(top.node, top.node)}:{top.pid}"
@@ -202,7 +206,7 @@ def _process_tree(context: Context, request: JobRequest, now: float) -> Subject:
 
 def _newest_process(context: Context, pid: int, request: JobRequest, now: float) -> StoredProcess:
     for start, end in _search_ranges(context, request.range, now):
-        query = Query(start, end, nodes=request.nodes, pids=frozenset({pid}))
+        query = Query(start, end, nodes=request.nodes, pids=frozenset({pid}), deadline=context.deadline)
         found = context.store.processes(query)
         nodes = {process.node for process in found}
         if len(nodes) > 1:
@@ -326,7 +330,7 @@ def _unknown(
 def _job_times(context: Context, start: float, end: float) -> dict[str, float]:
     """Return the jobs of a time range, and when each was last reported to begin."""
     found: dict[str, float] = {}
-    for process in context.store.processes(Query(start, end)):
+    for process in context.store.processes(Query(start, end, deadline=context.deadline)):
         if name := text(owner_of(process).get("job")):
             found[name] = max(found.get(name, 0.0), process.first_seen)
     query = Query(
@@ -335,6 +339,7 @@ def _job_times(context: Context, start: float, end: float) -> dict[str, float]:
         nodes=frozenset(context.node_names),
         kinds=frozenset({JOB}),
         limit=_MAX_SUGGESTION_EVENTS,
+        deadline=context.deadline,
     )
     for event in context.store.events(query):
         if name := grants.job_of(event):

@@ -22,6 +22,7 @@ from gpulse.reports.processes import ProcessReport, process_report
 from gpulse.reports.resolve import JobRequest
 from gpulse.reports.usage import UsageReport, usage_report
 from gpulse.store.gpu_choice import choose_gpus
+from gpulse.store.incomplete import noticing
 from gpulse.store.registry import Register
 from gpulse.store.store import Query, Store
 
@@ -121,8 +122,9 @@ class ReportRunner:
             key = session.id, part
             coverage = self._coverage.get(key)
             if coverage is None and place >= skipped and part.end is not None:
-                coverage = interruption_coverage(context, session, part.start, part.end)
-                if not coverage.pending:
+                with noticing() as incomplete:
+                    coverage = interruption_coverage(context, session, part.start, part.end)
+                if not coverage.pending and not incomplete:
                     if len(self._coverage) >= _MAX_CACHED:
                         self._coverage.clear()
                     self._coverage[key] = coverage
@@ -131,7 +133,8 @@ class ReportRunner:
 
     def _context(self) -> Context:
         names = {number: node.name for number, node in self._register.by_id.items()}
-        return Context(self._store, names, self._interval_seconds())
+        deadline = time.monotonic() + _MAX_ANSWER_SECONDS
+        return Context(self._store, names, self._interval_seconds(), deadline)
 
     def _query(
         self,

@@ -410,7 +410,9 @@ class PostgresWriter:
             except DatabaseError as error:
                 if not error.is_about_data:
                     raise
-                self._learn_nodes(connection)  # ids of nodes that were new in these steps do not exist any more
+                self._learn_nodes(
+                    connection
+                )  # ids of nodes that were new in these steps do not exist any more
                 self._write(connection, steps, one_by_one=True)
         except DatabaseError:
             self._records_at_once = max(1, (steps[-1].position - self._confirmed) // 2)
