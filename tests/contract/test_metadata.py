@@ -16,6 +16,7 @@ from gpulse.store.local import LocalStore
 from gpulse.store.log.records import Batch
 from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
 from gpulse.store.metadata.metadata import Metadata
+from gpulse.store.metadata.node_numbers import NodeNumbers
 from gpulse.store.metadata.postgres import (
     Connection,
     DatabaseConfig,
@@ -111,7 +112,7 @@ class Shared:
     def empty(self) -> None:
         """Remove all rows."""
         self.ids.clear()
-        self.store._numbers.clear()
+        self.store.numbers = NodeNumbers()
         tables = "nodes, runs, starts, gpus, sessions, events, latest, processes, findings, seen_frames, early_ends"
         self.connection.execute(f"TRUNCATE {tables} RESTART IDENTITY".encode())
 

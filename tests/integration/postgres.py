@@ -151,7 +151,8 @@ class PostgresServer:
         """Send a signal to the server and all its processes."""
         assert self._popen is not None
         for pid in [self._popen.pid, *self._children()]:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # a child may have ended
+                os.kill(pid, number)
 
     def _children(self) -> Sequence[int]:
         assert self._popen is not None

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -28,8 +29,6 @@ from gpulse.store.metadata.sessions import is_newer
 from gpulse.store.metadata.values import read_object
 
 log = logging.getLogger(__name__)
-
-Document = dict[str, Any]
 
 WAIT_SECONDS = 1.5
 """How long a question waits until PostgreSQL has what this head committed."""
@@ -84,8 +83,6 @@ class SharedDatabase:
         """When the head before this one last received frames."""
         self._is_awake = self._is_ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._numbers: dict[int, int] = {}
-        """By PostgreSQL's id of a node, this head's number."""
         self.writer = PostgresWriter(
             archive,
             config,
@@ -177,13 +174,14 @@ class SharedDatabase:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._take, news)
 
-    def _check_ready(self) -> None:
-        """See that PostgreSQL has what this head committed.
+    def _check_ready(self, deadline: float) -> None:
+        """Check that PostgreSQL has what this head committed; wait for it for a moment, at most until a deadline.
 
         Raises:
             DatabaseError: It has not, or does not answer.
         """
-        if not self.writer.wait_for(self._archive.accepted, WAIT_SECONDS):
+        seconds = min(WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
+        if not self.writer.wait_for(self._archive.accepted, seconds):
             outage = self.writer.outage
             if outage is not None:
                 raise DatabaseError(outage.message, hint=outage.hint)
@@ -196,7 +194,6 @@ class SharedDatabase:
         if self._is_ending:
             return
         if news.is_first:
-            self._numbers.clear()
             self.store.disconnect()
         for document in news.sessions:
             with suppress(ValueError):
@@ -206,14 +203,14 @@ class SharedDatabase:
         self._take_nodes(news)
 
     def _take_nodes(self, news: News) -> None:
-        register = self._fleet.register
+        register, numbers = self._fleet.register, self.store.numbers
         for node, name, host, machine, first_seen, facts, labels in news.nodes:
             known = register.learn(
                 host, machine, first_seen, name=name, facts=read_object(facts), labels=read_object(labels)
             )
-            self._numbers[node] = known.id
+            numbers.add({node: known.id})
         for node, documents in news.gpus.items():
-            number = self._numbers.get(node)
+            number = numbers.number(node)
             if number is not None and number in register.elsewhere:
                 with suppress(ValueError):
                     devices = [device_of(read_object(document)) for document in documents]
@@ -223,7 +220,7 @@ class SharedDatabase:
         if news.seen is None:
             return
         for seen in news.seen:
-            stored = register.by_id.get(self._numbers.get(seen.node, 0))
+            stored = register.by_id.get(numbers.number(seen.node) or 0)
             if stored is None:
                 continue
             member = self._fleet.members.get(stored.id) or self._fleet.member(stored, 0.0)
@@ -243,7 +240,7 @@ class SharedDatabase:
 
     def _take_reports(self, news: News) -> None:
         """Take in what nodes said to other heads: findings, health, and processes that came and went."""
-        events: list[tuple[int, float, Document]] = [
+        events: list[tuple[int, float, dict[str, Any]]] = [
             (node, moment, {**read_object(detail), "event": kind})
             for node, kind, moment, detail in news.reports
         ]
@@ -253,7 +250,7 @@ class SharedDatabase:
                 document = {"pid": document.get("pid"), "start_time": document.get("start_time")}
             events.append((node, self._now(), {**document, "event": "process_end" if is_over else "process"}))
         for node, moment, event in events:
-            member = self._fleet.members.get(self._numbers.get(node, 0))
+            member = self._fleet.members.get(self.store.numbers.number(node) or 0)
             if member is not None and member.is_elsewhere:
                 with suppress(*UNREADABLE):
                     member.happened([check_event(event)], moment)

@@ -23,6 +23,8 @@ MAX_IDLE_TRANSACTION_SECONDS = 15.0
 _WRITE_LOCK = 0x6750_4274
 """Key of the lock that a head holds while it writes: without it the same frame could come through two heads at once."""
 _MAX_MESSAGE_CHARS = 300
+_SLOW_HINT = "PostgreSQL is slow: check its load and locks"
+_TOO_SLOW = "the server did not answer in time"
 _EXAMPLE = "postgresql://gpulse@db.example/gpulse"
 _HINTS = {
     "28P01": "check the user, and the password in ~/.pgpass or --database-password-file",
@@ -32,6 +34,7 @@ _HINTS = {
     "53100": "the disk of the PostgreSQL server is full: make room there",
     "53300": "raise max_connections on the server: every head uses up to six connections",
     "25006": "it does not accept changes: name the primary server, not a replica",
+    **dict.fromkeys(("57014", "55P03", "40P01"), _SLOW_HINT),
 }
 """What to do about an error, by its SQLSTATE."""
 _BY_MESSAGE = (
@@ -40,10 +43,11 @@ _BY_MESSAGE = (
     ("pg_hba.conf", "28000"),
     ("No space left on device", "53100"),
     ("too many clients", "53300"),
+    (_TOO_SLOW, "57014"),
 )
-"""Connecting gives errors without an SQLSTATE."""
+"""Errors without an SQLSTATE: those of connecting, and our own."""
 _NO_DATABASE = re.compile(r'database ".*" does not exist')
-_UNREACHABLE = (
+UNREACHABLE_HINT = (
     "see that PostgreSQL runs there and lets this machine connect; the head goes on, and catches up later"
 )
 
@@ -126,7 +130,7 @@ class Connection(psycopg.Connection[TupleRow]):
             while True:
                 ready = yield wanted
                 if self.deadline is not None and time.monotonic() > self.deadline:
-                    raise psycopg.OperationalError("the server did not answer in time")
+                    raise psycopg.OperationalError(_TOO_SLOW)
                 wanted = steps.send(ready)
         except StopIteration as end:
             result: T = end.value
@@ -264,7 +268,7 @@ def to_error(config: DatabaseConfig, error: psycopg.Error) -> DatabaseError:
         code = "3D000"
     if code is None:
         code = next((code for words, code in _BY_MESSAGE if words in text), None)
-    hint = _HINTS.get(code or "", _UNREACHABLE)
+    hint = _HINTS.get(code or "", UNREACHABLE_HINT)
     found = DatabaseError(f"PostgreSQL at {config.shown}: {line[:_MAX_MESSAGE_CHARS]}", hint=hint)
     found.is_about_data = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
     return found
