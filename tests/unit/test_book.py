@@ -361,7 +361,7 @@ def test_many_threads_read_while_one_writes(book: Metadata) -> None:
     for thread in threads:
         thread.start()
     for position in range(1, 60):
-        facts = [fact("event", time=float(position), kind="x", node=1, detail={})] * 10
+        facts = [fact("event", time=float(position), kind="x", node=1, detail={"n": n}) for n in range(10)]
         book.apply(Step(position, facts))
         if position % 20 == 0:
             book.checkpoint()

@@ -130,7 +130,7 @@ def test_a_step_that_finds_no_room_leaves_nothing(
     """The book can be read meanwhile, and the same step goes in once there is room."""
     monkeypatch.setattr(book_file, "is_local", lambda _: local)
     large = Step(
-        2, [fact("event", time=1.0, kind="x", node=1, detail={"text": "x" * 1000}) for _ in range(2000)]
+        2, [fact("event", time=1.0, kind="x", node=1, detail={"text": f"{n:1000}"}) for n in range(2000)]
     )
     with Metadata(str(tmp_path / "metadata.sqlite")) as book:
         book.apply(Step(1, [node_fact()]))

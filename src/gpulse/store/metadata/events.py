@@ -74,11 +74,11 @@ def add_event(
 ) -> None:
     """Add one event, and update the findings by it.
 
-    Where several heads write, an event that is there already is not added again: an agent that changes heads sends the
-    newest frames again, and a head may copy what it copied before.
+    An event that is there already, the same in everything, is not added again: an agent that changes heads sends the newest
+    frames again, and a head may copy what it copied before.
     """
     written = spelled(detail)
-    if database.is_shared and _is_known(database, time, node, kind, written):
+    if _is_known(database, time, node, kind, written):
         return
     database.execute(_ADD, (time, node, kind, from_frame, *_job_columns(kind, detail), written))
     follow(database, time, node, kind, detail)
