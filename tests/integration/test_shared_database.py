@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -354,7 +355,9 @@ def test_a_database_without_permission_or_without_existence_is_said(heads: Heads
     [
         (("--database", "mysql://x:sesame@y/z"), "--database must be a postgresql:// URL"),
         (("--database", "postgresql://x:ses ame@[y/z"), "--database is not a valid postgresql:// URL"),
-        (("--database", "postgresql://x:sesame@y"), "--database does not name a database"),
+        (("--database", "postgresql://x@y"), "--database does not name a database"),
+        (("--database", "postgresql://x:sesame@y/z"), "--database has a password in it"),
+        (("--database", "postgres://x@y,v/z?password=sesame"), "--database has a password in it"),
         (("--database-password-file", "/nowhere"), "--database-password-file requires --database URL"),
         (("--database", "postgresql://y/z", "--database-password-file", "/nowhere"), "cannot read /nowhere"),
         (("--database", "postgresql://y/z", "--database-limit", "1MiB"), "--database-limit is too small"),
@@ -373,6 +376,22 @@ def test_a_bad_option_is_one_line(tmp_path: Path, options: tuple[str, ...], word
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
+    assert "sesame" not in done.stderr
+
+
+def test_a_password_in_the_environment_is_accepted(tmp_path: Path) -> None:
+    """Only the head's user can read it there; what is wrong with this URL is something else."""
+
+    done = subprocess.run(
+        [sys.executable, "-m", "gpulse", "head", "--data-dir", str(tmp_path)],
+        env={**os.environ, "GPULSE_DATABASE": "postgresql://x:sesame@y"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "--database does not name a database" in done.stderr
     assert "sesame" not in done.stderr
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 import click
+from click.core import ParameterSource
 
 from gpulse.cli import service
 from gpulse.errors import MissingExtraError, UsageError
@@ -57,6 +59,7 @@ def options(command: Command) -> Command:
             click.option(
                 "--database",
                 envvar="GPULSE_DATABASE",
+                callback=_without_password,
                 metavar="URL",
                 help="Share sessions, events, processes and GPU time with other heads in this PostgreSQL database, such as "
                 "postgresql://gpulse@db.example/gpulse. Also read from GPULSE_DATABASE.",
@@ -86,6 +89,27 @@ def taken(given: dict[str, Any]) -> DatabaseOptions:
     return DatabaseOptions(
         given.pop("database"), given.pop("database_password_file"), given.pop("database_limit")
     )
+
+
+def _without_password(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
+    """Refuse a password on the command line, which `ps` shows to everybody; one in GPULSE_DATABASE is fine."""
+    source = context.get_parameter_source(parameter.name or "")
+    if url is not None and source is ParameterSource.COMMANDLINE and _has_password(url):
+        raise UsageError(
+            "--database has a password in it, which everybody on this machine can read",
+            hint="put it into a file and name it with --database-password-file, or into ~/.pgpass, "
+            "or set GPULSE_DATABASE to the whole URL",
+        )
+    return url
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it is refused later
+        return False
+    in_query = "password" in parse_qs(parts.query, keep_blank_values=True)
+    return parts.scheme in ("postgresql", "postgres") and (parts.password is not None or in_query)
 
 
 def _read_password(path: Path) -> str:
