@@ -131,9 +131,13 @@ class Lab:
 
     def seconds(self, start: float = BEGIN - _HOUR, end: float = END + _HOUR) -> dict[tuple[int, str], float]:
         """The GPU time in the database, by node and GPU."""
+        return seconds_of(self.gpu_time(query(start=start, end=end)))
+
+    def gpu_time(self, asked: Query) -> list[Share]:
+        """What the database answers."""
         store = PostgresStore(self._config, nodes=dict, number_of=lambda host, _: int(host[1:]))
         try:
-            return seconds_of(store.gpu_time(query(start=start, end=end)))
+            return store.gpu_time(asked)
         finally:
             store.close()
 
@@ -175,6 +179,24 @@ def test_an_agent_that_restarts_counts_once(lab: Lab) -> None:
     a.count(END)
 
     assert lab.seconds() == own_seconds(a, 12)
+
+
+def test_a_part_of_an_hour_has_the_capacity_of_that_part(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of GPUs that nobody holds as well, and of an hour in which a node came late."""
+    a = lab.head("a")
+    lab.learn(1)
+    a.feed(1, range(FRAMES))
+
+    def idle(asked: Query) -> list[Share]:
+        none = (0.0, 0.0, 0.0, 0.0, None, None)
+        return [Share(1, None, None, "GPU-1-0", None, None, *none, asked.end - asked.start)]
+
+    monkeypatch.setattr(a, "gpu_time", idle)
+    a.count(END)
+    (share,) = lab.gpu_time(query(start=BEGIN + 120.0, end=BEGIN + 480.0))
+
+    assert (None, None, None) == (share.pid, share.first, share.last)
+    assert 360.0 == pytest.approx(share.seen_seconds, abs=2 * EVERY)
 
 
 def test_frames_that_come_twice_count_once(lab: Lab) -> None:

@@ -284,10 +284,12 @@ class GpuTimeWriter:
         """
         query = Query(start / 1e6, end / 1e6, "process", nodes=frozenset(ids))
         held: dict[tuple[object, ...], Holding] = {one[:4]: one for one in self._source.gpu_holders(query)}
-        rows = [
-            new_row(share._replace(node=ids[share.node]), held.get(share[:4]), start // HOUR_US * HOUR_US)
-            for share in self._source.gpu_time(query)
-        ]
+        rows = []
+        for share in self._source.gpu_time(query):
+            row = share._replace(node=ids[share.node])
+            if row.pid is None:  # nobody held the GPU: the row says over which time that was counted
+                row = row._replace(first=start / 1e6, last=end / 1e6)
+            rows.append(new_row(row, held.get(share[:4]), start // HOUR_US * HOUR_US))
         wanted = [TimeSpan(node, start, end) for node in ids.values()]
         with transaction(self._config, connection, _STATEMENT_SECONDS) as database:
             database.execute("SELECT pg_advisory_xact_lock(?)", (_COUNT_LOCK,))

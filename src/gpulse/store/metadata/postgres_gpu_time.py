@@ -62,7 +62,7 @@ def find_gpu_time(rows: Rows, query: Query) -> list[Share]:
     found = []
     for node, gpu, pid, start, first, last, memory_max, *sums in _find(rows, query, _SUMS):
         seconds, known, busy, idle, energy, seen = sums
-        span = _within(query, first, last)
+        span = (None, None) if pid is None else _within(query, first, last)
         found.append(
             Share(node, pid, start, gpu, *span, seconds, known, busy, idle, energy, memory_max, seen)
         )
