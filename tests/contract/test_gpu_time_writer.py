@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpulse.store.incomplete import noticing
 from gpulse.store.local import LocalStore
 from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
 from gpulse.store.metadata.postgres import (
@@ -197,6 +198,24 @@ def test_a_part_of_an_hour_has_the_capacity_of_that_part(lab: Lab, monkeypatch: 
 
     assert (None, None, None) == (share.pid, share.first, share.last)
     assert 360.0 == pytest.approx(share.seen_seconds, abs=2 * EVERY)
+
+
+def test_time_that_is_not_counted_yet_is_named(lab: Lab) -> None:
+    """Heads count now and then; until then an answer about their nodes is short, and says so."""
+    a = lab.head("a")
+    lab.learn(1)
+    a.feed(1, range(FRAMES))
+    a.count(END)
+    lab.execute("INSERT INTO node_seen VALUES (1, 'a', ?, '1')", (END + 120.0,))
+    with noticing() as incomplete:
+        lab.gpu_time(query(start=BEGIN, end=END - 120.0))
+        lab.gpu_time(query(start=BEGIN, end=END - 40.0))
+    assert [] == incomplete
+    with noticing() as incomplete:
+        lab.gpu_time(query(start=BEGIN, end=END + 20.0))
+    (text,) = incomplete
+    assert text.startswith("GPU time of 1 node at other heads since 20")
+    assert text.endswith("is not counted yet")
 
 
 def test_frames_that_come_twice_count_once(lab: Lab) -> None:

@@ -38,6 +38,15 @@ _PART = f"""CASE WHEN first IS NULL OR last <= first
 _ADDED = f"""
 SELECT {_KEY}, min(first), max(last), max(memory_max), {{0}} FROM ({{1}}) AS rows {{2}} GROUP BY {_KEY}
 """
+MIN_UNCOUNTED_SECONDS = 30.0
+"""Less than this is not worth a word."""
+_UNCOUNTED = """
+SELECT count(*), min(counted) FROM (
+    SELECT seen.node, seen.seen,
+        coalesce((SELECT max("end") FROM counted_time AS claims WHERE claims.node = seen.node) / 1e6::float8, 0) AS counted
+    FROM (SELECT node, max(seen) AS seen FROM node_seen {0} GROUP BY node) AS seen
+) AS nodes WHERE least(seen, ?) - greatest(counted, ?) > ?
+"""
 _ADD = f"""
 WITH new_gpu_time AS (
     SELECT * FROM unnest(
@@ -67,6 +76,16 @@ def find_gpu_time(rows: Rows, query: Query) -> list[Share]:
             Share(node, pid, start, gpu, *span, seconds, known, busy, idle, energy, memory_max, seen)
         )
     return sorted(found, key=lambda share: (share.node, share.pid or 0, share.start or 0.0, share.uuid))
+
+
+def find_uncounted(rows: Rows, query: Query) -> tuple[int, float] | None:
+    """Return of how many nodes the newest time is not counted yet, and since when; None when all of it is."""
+    chosen = "" if query.nodes is None else "WHERE node = ANY(?)"
+    values = [] if query.nodes is None else [list(query.nodes)]
+    ((count, since),) = rows(
+        _UNCOUNTED.format(chosen), [*values, query.end, query.start, MIN_UNCOUNTED_SECONDS]
+    )
+    return (count, max(since, query.start)) if count else None
 
 
 def find_holders(rows: Rows, query: Query) -> list[Holding]:

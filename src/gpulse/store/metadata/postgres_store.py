@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from gpulse.model.iso_time import iso
 from gpulse.model.session import Session
 from gpulse.store.incomplete import left_out
 from gpulse.store.metadata.database import Rows, postgres_values, to_postgres
@@ -22,7 +23,7 @@ from gpulse.store.metadata.postgres import (
     connect,
     database_errors,
 )
-from gpulse.store.metadata.postgres_gpu_time import find_gpu_time, find_holders
+from gpulse.store.metadata.postgres_gpu_time import find_gpu_time, find_holders, find_uncounted
 from gpulse.store.metadata.reader import MetadataReader
 from gpulse.store.store import (
     Holding,
@@ -152,7 +153,14 @@ class PostgresStore(Store):
     def gpu_time(self, query: Query) -> list[Share]:
         """Divide the time of GPUs among processes; of an hour at the edges of the range a part, by its length."""
         question = self._begin(query.deadline)
-        found = find_gpu_time(question.rows, question.translated(query))
+        translated = question.translated(query)
+        found = find_gpu_time(question.rows, translated)
+        uncounted = find_uncounted(question.rows, translated)
+        if uncounted is not None:
+            count, since = uncounted
+            left_out(
+                f"GPU time of {count} {'node' if count == 1 else 'nodes'} at other heads since {iso(since)} is not counted yet"
+            )
         numbers = question.numbers_of(share.node for share in found)
         return [share._replace(node=numbers[share.node]) for share in found if share.node in numbers]
 
