@@ -293,6 +293,24 @@ def test_nodes_of_other_heads_are_shown(make: Make) -> None:
     assert RUN not in b.archive.runs()
 
 
+def test_what_another_head_writes_late_is_shown(make: Make) -> None:
+    """It was behind for longer than anybody looks back."""
+
+    a, b = make("a"), make("b")
+    node = a.node("gpu01")
+    a.frame(node, 1, process(7))
+
+    def processes() -> set[int]:
+        b.look()
+        return {pid for live in b.fleet.live() for pid in live.processes}
+
+    until(lambda: processes() == {7}, "the node")
+    b.time += 3600.0
+    until(lambda: processes() == {7} and b.shared.writer._seen_at > 0.0, "another look")
+    a.frame(node, 2, process(8), ended(7))
+    until(lambda: processes() == {8}, "what was late")
+
+
 def test_ten_minutes_without_a_database_are_made_up_for(tmp_path: Path) -> None:
     """From the log, since no memory is kept for so long; as many as agents sent, and each once."""
 

@@ -140,10 +140,6 @@ def _session(database: Database, fact: Fact) -> None:
         spelled(document),
     )
     database.execute(_SESSION, row)
-    if database.is_shared:
-        database.execute(
-            "UPDATE sessions SET change = nextval('session_changes') WHERE id = ?", (session.id,)
-        )
 
 
 def _is_news(database: Database, session: Session) -> bool:

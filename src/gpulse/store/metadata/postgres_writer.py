@@ -52,8 +52,6 @@ _SEEN_SECONDS = 4.0
 _PRUNE_SECONDS = 3600.0
 _KEEP_FRAMES_SECONDS = 2 * 86_400.0
 """No agent sends a frame again after that."""
-_REPORTED_SECONDS = 20.0
-"""Findings and processes of other heads' nodes are looked at again for this long."""
 _SHOW_SECONDS = 86_400.0
 """A node that reported to no head for longer is not shown by heads that never had it."""
 _LATE_SECONDS = 600.0
@@ -82,11 +80,13 @@ SELECT id, host, is_stopped = 0 AND clock_timestamp() - seen < make_interval(sec
 """
 _SESSIONS = "SELECT change, document FROM sessions WHERE change > ? ORDER BY change"
 _NODES = "SELECT id, name, host, machine, first_seen, facts, labels FROM nodes WHERE id > ? ORDER BY id"
-_REPORTS = "SELECT node, kind, time, detail FROM latest WHERE node = ANY(?) AND time > ?"
+_LAST_REPORT = """
+SELECT greatest((SELECT max(change) FROM processes), (SELECT max(change) FROM latest), 0)
+"""
+_REPORTS = "SELECT node, kind, time, detail FROM latest WHERE node = ANY(?) AND change > ? ORDER BY change"
 _OPEN_PROCESSES = "SELECT node, false, identity FROM processes WHERE node = ANY(?) AND ended IS NULL"
 _CHANGED_PROCESSES = """
-SELECT node, ended IS NOT NULL, identity FROM processes WHERE node = ANY(?) AND (first_seen > ? OR ended > ?)
-ORDER BY coalesce(ended, first_seen)
+SELECT node, ended IS NOT NULL, identity FROM processes WHERE node = ANY(?) AND change > ? ORDER BY change
 """
 _PUT_SEEN = """
 INSERT INTO node_seen SELECT node, ?, seen, version FROM unnest(?::int8[], ?::float8[], ?::text[]) AS new (node, seen, version)
@@ -212,7 +212,11 @@ class PostgresWriter:
         self._deletes: deque[tuple[str, float, int]] = deque()
         """What is still to do of this hour: statement, age in seconds, and units of time per second."""
         self._change, self._node = 0, 0
-        self._seen_at = self._pruned_at = self._gpus_at = self._reports_at = -math.inf
+        self._report = 0
+        """Number of the last change of a finding or process that was read."""
+        self._are_all_wanted = True
+        """Whether all findings and open processes are wanted once more, besides what has changed."""
+        self._seen_at = self._pruned_at = self._gpus_at = -math.inf
         self._thread = threading.Thread(target=self.run, name="postgres-writer", daemon=True)
 
     # --- for others
@@ -274,7 +278,7 @@ class PostgresWriter:
 
     def report_again(self) -> None:
         """Have all findings and processes of other heads' nodes in the next news, not only what is new."""
-        self._reports_at = -math.inf
+        self._are_all_wanted = True
 
     def close(self, seconds: float) -> None:
         """End, after a moment for what is on its way."""
@@ -331,7 +335,8 @@ class PostgresWriter:
             prepare(self.config, connection)
             self._learn_nodes(connection)
             self._change = self._node = 0
-            self._seen_at = self._gpus_at = self._reports_at = -math.inf
+            self._are_all_wanted = True
+            self._seen_at = self._gpus_at = -math.inf
             self._confirm(self._begin(connection))
             beaten = -math.inf
             while True:
@@ -478,7 +483,7 @@ class PostgresWriter:
         now = time.monotonic()
         is_time_for_nodes = now - self._seen_at >= _SEEN_SECONDS
         seen = self._own_nodes() if is_time_for_nodes else []
-        reported = self._reports_at
+        last_report = self._report
         with transaction(self.config, connection, _STATEMENT_SECONDS) as database:
             database.execute(_BEAT, (self._source.newest, is_stopped, self._head))
             if seen:
@@ -493,16 +498,17 @@ class PostgresWriter:
                 others = database.execute(_SEEN, (self._head, since)).fetchall()
                 devices = database.execute(_GPUS, (self._gpus_at,)).fetchall()
                 nodes_there = [row[0] for row in others]
-                reports = database.execute(_REPORTS, (nodes_there, reported)).fetchall()
-                if math.isinf(reported):
+                ((last_report,),) = database.execute(_LAST_REPORT).fetchall()
+                are_all, self._are_all_wanted = self._are_all_wanted, False
+                since_report = 0 if are_all else self._report
+                reports = database.execute(_REPORTS, (nodes_there, since_report)).fetchall()
+                if are_all:
                     processes = database.execute(_OPEN_PROCESSES, (nodes_there,)).fetchall()
-                else:
-                    changed = (nodes_there, reported, reported)
-                    processes = database.execute(_CHANGED_PROCESSES, changed).fetchall()
+                if self._report:
+                    processes += database.execute(_CHANGED_PROCESSES, (nodes_there, self._report)).fetchall()
         if is_time_for_nodes:
             self._seen_at, self._gpus_at = now, self._now() - _LATE_SECONDS
-            if reported == self._reports_at:  # else all of it is wanted
-                self._reports_at = self._now() - _REPORTED_SECONDS
+            self._report = last_report
         gpus: dict[int, list[str]] = {}
         for node, device in devices:
             gpus.setdefault(node, []).append(device)

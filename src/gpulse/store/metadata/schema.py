@@ -73,9 +73,12 @@ CREATE TABLE layouts (id TEXT PRIMARY KEY, text TEXT NOT NULL);
 _POSTGRES_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE UNIQUE INDEX nodes_machine ON nodes (host, machine);
-CREATE SEQUENCE session_changes;
+CREATE SEQUENCE changes;
 ALTER TABLE sessions ADD COLUMN change INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX sessions_change ON sessions (change);
+ALTER TABLE processes ADD COLUMN change INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX processes_change ON processes (change);
+ALTER TABLE latest ADD COLUMN change INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE seen_frames (run BLOB NOT NULL, sequence INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY (run, sequence));
 CREATE INDEX seen_frames_time ON seen_frames (time);
 CREATE TABLE early_ends (
@@ -93,6 +96,21 @@ CREATE TABLE counted_time (node INTEGER NOT NULL, start INTEGER NOT NULL, "end" 
 CREATE INDEX counted_time_node ON counted_time (node, "end");
 """
 """What several heads need besides: who they are, what was taken from them already, and whose time is counted."""
+_NUMBER_CHANGES = (
+    """
+    CREATE FUNCTION number_change() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.change = nextval('gpulse.changes');
+        RETURN NEW;
+    END
+    $$
+    """,
+    *(
+        f"CREATE TRIGGER number_change BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION number_change()"
+        for table in ("sessions", "processes", "latest")
+    ),
+)
+"""Number rows as they change. Heads write one after the other, so that each finds what is new by the last number it saw."""
 _GPU_TIME = """
 CREATE TABLE {0} (
     node INTEGER NOT NULL, gpu TEXT NOT NULL, pid INTEGER, start_time REAL, time INTEGER NOT NULL, first REAL, last REAL,
@@ -147,4 +165,4 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
 def postgres_tables() -> list[str]:
     """Return the statements that make the tables of PostgreSQL."""
     of_gpus = _GPU_TIME.format(GPU_HOURS) + _GPU_TIME.format(GPU_DAYS)
-    return statements(to_postgres_tables(_TABLES + _POSTGRES_TABLES + of_gpus))
+    return [*statements(to_postgres_tables(_TABLES + _POSTGRES_TABLES + of_gpus)), *_NUMBER_CHANGES]
