@@ -37,6 +37,7 @@ class SmallHead:
 
     def __init__(self, directory: Path, config: DatabaseConfig, *, resume: bool = False) -> None:
         self.time = START
+        self._is_ended = False
         self.archive = LocalStore(str(directory))
         self.sessions = Sessions(self.archive.sessions())
         self.fleet = Fleet(self.archive.nodes(), {}, self.archive.layouts)
@@ -147,6 +148,9 @@ class SmallHead:
 
     def end(self) -> None:
         """End; with everything written unless the database does not answer."""
+        if self._is_ended:
+            return
+        self._is_ended = True
         self.shared.writer.close(3.0)
         self.shared.store.close()
         self.archive.close()

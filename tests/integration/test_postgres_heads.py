@@ -12,6 +12,7 @@ import pytest
 from gpulse.cluster.head.sessions import interrupted, stopped
 from gpulse.model.device import Device
 from gpulse.store.log.records import Entry
+from gpulse.store.metadata.postgres_writer import PostgresWriter
 from tests.integration.cluster import until
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import RUN, START, SmallHead, config_of, ended, process
@@ -192,6 +193,49 @@ def test_a_head_that_begins_to_share_copies_its_past(
             assert 1 == len(a.shared.store.findings(query(start=0, end=1e11)))
             assert ["run"] == [one.name for one in a.shared.store.sessions()]
         server.rows(database, "UPDATE heads SET position = 0")
+
+
+def test_a_copy_goes_in_pieces_and_ends_what_has_ended(
+    make: Make, server: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL lost the last hours; the status says what goes on."""
+
+    a = make("a")
+    node = a.node("gpu01")
+    finding = {"id": "slow", "severity": "high", "summary": "waits", "gpu": 0, "label": "0"}
+    a.frame(node, 1, _STARTED, {"event": "findings", "findings": [finding]})
+    a.frame(node, 2, {"event": "findings", "findings": []})
+    for sequence in range(3, 12):
+        a.frame(node, sequence, process(sequence), {"event": "tick"})
+    a.settle()
+    before = a.kinds()
+    (known,) = a.archive.findings(query(start=0, end=1e11))
+    a.end()
+    server.rows(
+        database,
+        "DELETE FROM processes; DELETE FROM events WHERE kind = 'tick'; "
+        'UPDATE findings SET "end" = NULL, is_over = 0; UPDATE heads SET position = 999',
+    )
+    monkeypatch.setattr("gpulse.store.metadata.postgres_copy._ROWS_AT_ONCE", 3)
+    said: list[str] = []
+    copy = PostgresWriter._check_open
+
+    def check(writer: PostgresWriter) -> None:
+        assert writer.outage is not None
+        said.append(writer.outage.message)
+        copy(writer)
+
+    monkeypatch.setattr(PostgresWriter, "_check_open", check)
+    again = make("a")
+    again.settle()
+
+    assert sorted(before) == sorted(again.kinds())
+    assert set(range(3, 12)) == set(again.lives())
+    (found,) = again.shared.store.findings(query(start=0, end=1e11))
+    assert known.span == found.span
+    assert found.span.is_over
+    assert all(message.endswith("copying this head's metadata") for message in said)
+    assert len(said) > 10
 
 
 def test_a_value_that_postgresql_cannot_hold_costs_only_itself(make: Make) -> None:

@@ -5,7 +5,7 @@ Copying twice changes nothing: rows that are there already stay, or become newer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -48,7 +48,10 @@ _TABLES: tuple[tuple[int, str, str], ...] = (
     ),
     (
         1,
-        "SELECT time, node, kind, from_frame, job, job_number, job_array, job_name, detail FROM events ORDER BY id",
+        (
+            "SELECT time, node, kind, from_frame, job, job_number, job_array, job_name, detail, id FROM events "
+            "WHERE id > ? ORDER BY id LIMIT ?"
+        ),
         (
             "INSERT INTO events (time, node, kind, from_frame, job, job_number, job_array, job_name, detail) "
             "SELECT * FROM (VALUES (?::float8, ?::int8, ?, ?::int8, ?, ?, ?, ?, ?)) "
@@ -67,7 +70,10 @@ _TABLES: tuple[tuple[int, str, str], ...] = (
     ),
     (
         0,
-        "SELECT node, pid, start_time, run, first_seen, ended, sequence, job, identity FROM processes ORDER BY id",
+        (
+            "SELECT node, pid, start_time, run, first_seen, ended, sequence, job, identity, id FROM processes "
+            "WHERE id > ? ORDER BY id LIMIT ?"
+        ),
         (
             "INSERT INTO processes (node, pid, start_time, run, first_seen, ended, sequence, job, identity) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (node, pid, coalesce(start_time, -1)) DO UPDATE SET "
@@ -76,17 +82,24 @@ _TABLES: tuple[tuple[int, str, str], ...] = (
     ),
     (
         0,
-        'SELECT node, "key", start, last, "end", is_over, by_head, detail FROM findings ORDER BY id',
         (
+            'SELECT node, "key", start, last, "end", is_over, by_head, detail, id FROM findings '
+            "WHERE id > ? ORDER BY id LIMIT ?"
+        ),
+        (
+            'WITH new (node, "key", start, last, "end", is_over, by_head, detail) AS ('
+            "VALUES (?::int8, ?, ?::float8, ?::float8, ?::float8, ?::int8, ?::int8, ?)), ended AS ("
+            'UPDATE findings AS old SET last = new.last, "end" = new."end", is_over = new.is_over, detail = new.detail '
+            'FROM new WHERE old.node IS NOT DISTINCT FROM new.node AND old."key" = new."key" AND old.start <= new.last '
+            'AND old."end" IS NULL AND old.last BETWEEN new.start AND new."end") '
             'INSERT INTO findings (node, "key", start, last, "end", is_over, by_head, detail) '
-            "SELECT * FROM (VALUES (?::int8, ?, ?::float8, ?::float8, ?::float8, ?::int8, ?::int8, ?)) "
-            'AS new (node, "key", start, last, "end", is_over, by_head, detail) WHERE NOT EXISTS ('
+            "SELECT * FROM new WHERE NOT EXISTS ("
             'SELECT 1 FROM findings AS old WHERE old.node IS NOT DISTINCT FROM new.node AND old."key" = new."key" '
             'AND old.start <= new.last AND coalesce(old."end", old.last) >= new.start)'
         ),
     ),
 )
-"""Which column is the node, what is read from SQLite, and how it is added."""
+"""Which column is the node, what is read from SQLite, and how it is added. Long tables are read a piece at a time, by id."""
 _NODES = "SELECT id, name, host, machine, first_seen, facts, labels FROM nodes"
 _ADD_NODE = """
 INSERT INTO nodes (id, name, host, machine, first_seen, facts, labels) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -128,7 +141,7 @@ def copy_metadata(
     for piece in _pieces(iter(nodes)):
         write(lambda database, piece=piece: _copy_nodes(database, piece, ids))  # type: ignore[misc]
     for place, read, add in _TABLES:
-        for piece in _pieces(_translated(source.rows(read), place, ids)):
+        for piece in _pieces(_translated(_rows(source, read), place, ids)):
             write(lambda database, add=add, piece=piece: database.executemany(add, piece))  # type: ignore[misc]
 
     def copy_sessions(database: PostgresDatabase) -> None:
@@ -145,7 +158,19 @@ def _copy_nodes(database: PostgresDatabase, rows: Sequence[tuple[Any, ...]], ids
     )
 
 
-def _translated(rows: Sequence[tuple[Any, ...]], place: int, ids: NodeIds) -> Iterator[tuple[Any, ...]]:
+def _rows(source: MetadataFile, read: str) -> Iterator[tuple[Any, ...]]:
+    """Return the rows of a table; where they have ids, only one piece of them is in memory."""
+    if "LIMIT" not in read:
+        yield from source.rows(read)
+        return
+    last = 0
+    while rows := source.rows(read, (last, _ROWS_AT_ONCE)):
+        last = rows[-1][-1]
+        for row in rows:
+            yield row[:-1]
+
+
+def _translated(rows: Iterable[tuple[Any, ...]], place: int, ids: NodeIds) -> Iterator[tuple[Any, ...]]:
     """Return rows with PostgreSQL's ids in place of the head's numbers, without those of nodes that nobody knows."""
     for row in rows:
         node = None if row[place] is None else ids.known(row[place])

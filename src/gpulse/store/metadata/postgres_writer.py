@@ -384,6 +384,9 @@ class PostgresWriter:
         metadata = self._source.metadata
         position = metadata.applied
         log.info("copying this head's metadata to PostgreSQL at %s", self.config.shown)
+        with self._news:
+            since = self._now() if self.outage is None else self.outage.since
+            self.outage = Outage(since, f"PostgreSQL at {self.config.shown}: copying this head's metadata")
         copy_metadata(
             metadata.file,
             self.config,
