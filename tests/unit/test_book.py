@@ -40,7 +40,7 @@ def test_a_new_book_is_empty_and_ones_own(book: Metadata) -> None:
         book.layouts(),
         book.settings(),
     )
-    assert "wal" == book.journal_mode
+    assert "wal" == book.file.journal_mode
     assert 36 == len(book.head_id)
     assert 0o600 == stat.S_IMODE(os.stat(book.path).st_mode)
     assert 0o700 == stat.S_IMODE(os.stat(os.path.dirname(book.path)).st_mode)

@@ -79,10 +79,10 @@ def test_a_shared_file_system_has_the_old_journal(tmp_path: Path, monkeypatch: p
     path = str(tmp_path / "metadata.sqlite")
     with Metadata(path) as book:
         book.apply(Step(1, [node_fact()]))
-        assert "wal" == book.journal_mode
+        assert "wal" == book.file.journal_mode
     monkeypatch.setattr(book_file, "is_local", lambda _: False)
     with Metadata(path) as book, Metadata(path, read_only=True) as reader:
-        assert "delete" == book.journal_mode
+        assert "delete" == book.file.journal_mode
         assert book.apply(Step(2, [node_fact(2, "b")]))
         assert 2 == book.checkpoint()
         assert [1, 2] == list(reader.nodes())

@@ -110,11 +110,6 @@ class Metadata(MetadataReader):
         return total
 
     @property
-    def journal_mode(self) -> str:
-        """`wal` on a file system of this machine, `delete` on one that is shared."""
-        return self._file.journal_mode
-
-    @property
     def applied(self) -> int:
         """Up to which position of the log the metadata is complete; 0 at first."""
         return int(self._meta("applied"))

@@ -94,8 +94,6 @@ class StepApplier:
         self._ids = ids
         self._layout_of = layout_of
         self._gpu_layouts: dict[int, Layout] = {}
-        self.skipped = 0
-        """How many facts and frames PostgreSQL would not take."""
 
     def apply(self, database: PostgresDatabase, steps: Sequence[Step], *, one_by_one: bool = False) -> None:
         """Apply steps, within the caller's transaction.
@@ -127,7 +125,6 @@ class StepApplier:
             with database.connection.transaction():
                 work()
         except (psycopg.DataError, psycopg.IntegrityError) as error:
-            self.skipped += 1
             log.error("PostgreSQL did not take a record of the log, which is skipped: %s", str(error)[:200])
 
     def _translated(self, fact: Fact) -> dict[str, Any] | None:

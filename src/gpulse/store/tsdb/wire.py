@@ -15,8 +15,8 @@ VALUE_AT = 3
 TIME_AT = 12
 """Where the time is."""
 TIME_BYTES = 6
-EARLIEST_MS, LATEST_MS = 0, (1 << 42) - 1
-"""Times that six bytes can hold, up to the year 2109."""
+LATEST_MS = (1 << 42) - 1
+"""The latest time that six bytes can hold, in the year 2109."""
 NAME_LABEL = "__name__"
 _SERIES, _LABEL, _NAME, _VALUE = b"\x0a", b"\x0a", b"\x0a", b"\x12"
 _EMPTY_SAMPLE = b"\x12\x10\x09" + bytes(8) + b"\x10" + b"\x80" * (TIME_BYTES - 1) + b"\x00"
