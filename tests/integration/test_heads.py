@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpulse.store.local import LocalStore
-from gpulse.store.tsdb.fleet_query import Newest
+from gpulse.store.tsdb.fleet_query import FleetQuery
 from gpulse.store.tsdb.promql import PromqlClient
 from tests.integration.cluster import AgentProcess, Cluster, HeadProcess, cluster_in, free_port, until
 from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
@@ -224,7 +224,7 @@ def test_what_an_engine_says_of_now(kind: type[EngineProcess], tmp_path: Path) -
             ]
         )
         client = PromqlClient(engine.engine)
-        newest = Newest(client, labels={})
+        newest = FleetQuery(client, labels={})
         try:
             until(lambda: len(newest.nodes(now)) == 2, "the engine has it")
             heard = newest.nodes(now)

@@ -249,7 +249,7 @@ def test_what_a_head_has_beyond_its_disk_is_shown() -> None:
 
     assert ["sends to http://vm/api/v1/write: 12.3k samples since it started", ""] == lines(well)[3:5]
     assert [
-        "the engine at http://vm does not take samples: it does not answer; try: start it; 1.0M wait for it; 7 records given up",
+        "the remote-write endpoint http://vm is not accepting samples: it does not answer; try: start it; 1.0M wait for it; 7 records given up",
         "history beyond this disk cannot be read from http://vm: it does not answer",
         "",
     ] == lines(ill, width=200)[3:6]

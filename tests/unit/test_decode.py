@@ -34,8 +34,8 @@ from gpulse.store.log.reader import LogReader
 from gpulse.store.log.records import Batch, Entry, clipped
 from gpulse.store.metadata.lookup import MetadataLookup
 from gpulse.store.seal_process import open_writer
-from gpulse.store.tsdb.layout_cache import Known
-from gpulse.store.tsdb.log_follower import Tail
+from gpulse.store.tsdb.layout_cache import LayoutCache
+from gpulse.store.tsdb.log_follower import LogFollower
 from gpulse.store.tsdb.requests import Requests
 from gpulse.store.tsdb.wire import LATEST_MS
 from gpulse.web.metrics import _exposed
@@ -119,9 +119,12 @@ class Door:
         assert all(node.frame is not None for node in live if node.connected and self.ingest.frames)
         self.show(self.fleet)
         requests = Requests(
-            Known(LogReader(f"{self.directory}/log"), MetadataLookup(f"{self.directory}/metadata.sqlite")), {}
+            LayoutCache(
+                LogReader(f"{self.directory}/log"), MetadataLookup(f"{self.directory}/metadata.sqlite")
+            ),
+            {},
         )
-        with closing(Tail(LogReader(f"{self.directory}/log"), 0)) as tail:
+        with closing(LogFollower(LogReader(f"{self.directory}/log"), 0)) as tail:
             found = tail.take(self.archive.accepted)
         assert found is not None
         list(requests.parts(found.entries))

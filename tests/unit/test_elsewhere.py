@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gpulse.cluster.head import other_heads as module
-from gpulse.cluster.head.other_heads import Elsewhere
+from gpulse.cluster.head.other_heads import OtherHeads
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.store.tsdb.config import TsdbError
-from gpulse.store.tsdb.fleet_query import Heard, Newest
+from gpulse.store.tsdb.fleet_query import FleetQuery, ReportedNode
 from gpulse.store.tsdb.promql import Sample
 from tests.unit.test_ingest import NOW, Scene, batch, settled
 
@@ -25,16 +25,16 @@ class Engine:
     """What an engine would say."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, Heard] = {}
+        self.heard: dict[str, ReportedNode] = {}
         self.asked: list[str] = []
         self.error: TsdbError | None = None
         self.frames_error: TsdbError | None = None
 
     def hears(self, name: str, time: float, **labels: str) -> None:
         """Another head has written something of a node."""
-        self.heard[name] = Heard({"node": name, "host": name, "machine": f"m-{name}", **labels}, time)
+        self.heard[name] = ReportedNode({"node": name, "host": name, "machine": f"m-{name}", **labels}, time)
 
-    def nodes(self, _now: float) -> dict[str, Heard]:
+    def nodes(self, _now: float) -> dict[str, ReportedNode]:
         """Who they are."""
         self.asked.append("nodes")
         if self.error is not None:
@@ -47,7 +47,7 @@ class Engine:
         return dict.fromkeys(nodes, (GPU,))
 
     def frames(
-        self, heard: Mapping[str, Heard], devices: Mapping[str, tuple[Device, ...]]
+        self, heard: Mapping[str, ReportedNode], devices: Mapping[str, tuple[Device, ...]]
     ) -> dict[str, Frame]:
         """How they are."""
         self.asked.append(f"frames of {','.join(sorted(heard))}")
@@ -70,9 +70,9 @@ class Fleet:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.engine = Engine()
         self.scene = Scene()
-        patch.setattr(module, "Newest", lambda *_, **__: self.engine)
+        patch.setattr(module, "FleetQuery", lambda *_, **__: self.engine)
         nothing: Any = None
-        self.elsewhere = Elsewhere(
+        self.elsewhere = OtherHeads(
             nothing, self.scene.fleet, self.scene.ingest, labels={}, now=lambda: self.scene.now
         )
 
@@ -275,5 +275,5 @@ def test_nobody_was_heard_of_in_the_future(odd: float) -> None:
     client: Any = Client()
 
     assert {"far": NOW - 5.0} == {
-        name: heard.time for name, heard in Newest(client, labels={}).nodes(NOW).items()
+        name: heard.time for name, heard in FleetQuery(client, labels={}).nodes(NOW).items()
     }

@@ -131,7 +131,7 @@ def test_errors_name_the_file_of_the_user(left: Path) -> None:
 
 def test_no_store_is_no_empty_store(tmp_path: Path) -> None:
     """A wrong directory is told, and not filled."""
-    with pytest.raises(GpulseError, match="no data directory of a head"):
+    with pytest.raises(GpulseError, match="not a head's data directory"):
         open_offline(str(tmp_path))
 
     assert [] == os.listdir(tmp_path)

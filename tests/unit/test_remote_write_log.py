@@ -16,8 +16,8 @@ from gpulse.store.log.records import BATCH, Batch, Entry, fact_bytes
 from gpulse.store.metadata.lookup import MetadataLookup
 from gpulse.store.metadata.step import Step
 from gpulse.store.tsdb import log_follower as tail_module
-from gpulse.store.tsdb.layout_cache import Known
-from gpulse.store.tsdb.log_follower import Tail
+from gpulse.store.tsdb.layout_cache import LayoutCache
+from gpulse.store.tsdb.log_follower import LogFollower
 from gpulse.store.tsdb.requests import INFO_MS, Part, Requests
 from gpulse.store.tsdb.wire import series_labels, shown_labels, split_series
 from tests.unit.history_frames import BEGIN, Fleet, write_log
@@ -30,12 +30,14 @@ def names(parts: list[Part]) -> list[str]:
 
 def reader(directory: Path) -> Requests:
     """Requests of a head's log."""
-    return Requests(Known(LogReader(directory / "log"), MetadataLookup(f"{directory}/metadata.sqlite")), {})
+    return Requests(
+        LayoutCache(LogReader(directory / "log"), MetadataLookup(f"{directory}/metadata.sqlite")), {}
+    )
 
 
 def everything(directory: Path, after: int = 0) -> list[Part]:
     """All that a log has to send after a position."""
-    tail = Tail(LogReader(directory / "log"), after)
+    tail = LogFollower(LogReader(directory / "log"), after)
     try:
         found = tail.take(1 << 60)
         return list(reader(directory).parts(found.entries)) if found else []
@@ -47,7 +49,7 @@ def test_a_log_is_read_up_to_what_is_on_disk(tmp_path: Path) -> None:
     """Not a record further, and from there on with the next one."""
 
     last = write_log(tmp_path, Fleet(), range(1, 3), range(30))
-    tail = Tail(LogReader(tmp_path / "log"), 0)
+    tail = LogFollower(LogReader(tmp_path / "log"), 0)
 
     rounds = [tail.take(last - 2), tail.take(last - 2), tail.take(last), tail.take(last)]
     tail.close()
@@ -61,7 +63,7 @@ def test_a_round_that_is_repeated_ends_where_it_did(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(tail_module, "_ROUND_BYTES", 2000)
     last = write_log(tmp_path, Fleet(), range(1, 3), range(60))
-    tail = Tail(LogReader(tmp_path / "log"), 0)
+    tail = LogFollower(LogReader(tmp_path / "log"), 0)
 
     short = tail.take(last)
     assert short is not None
@@ -81,7 +83,7 @@ def test_what_was_dropped_before_it_was_read_is_counted(tmp_path: Path) -> None:
         for _ in range(10):
             log.append(BATCH, Batch(bytes(16), 1, 1, 0, 5_000_000, 0, bytes(100)).to_bytes())
         log.sync()
-        tail = Tail(LogReader(tmp_path / "log"), 0)
+        tail = LogFollower(LogReader(tmp_path / "log"), 0)
         log.drop_before(6)
         found = tail.take(10)
         tail.close()
@@ -99,7 +101,7 @@ def test_how_much_waits_is_told_in_bytes(tmp_path: Path) -> None:
             log.append(BATCH, Batch(bytes(16), 1, 1, 0, 0, 0, bytes(100)).to_bytes())
         log.sync()
         size = log.size_bytes
-    tail = Tail(LogReader(tmp_path / "log"), 0)
+    tail = LogFollower(LogReader(tmp_path / "log"), 0)
     before = tail.waiting_bytes
     tail.take(4)
     between = tail.waiting_bytes

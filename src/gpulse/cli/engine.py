@@ -1,4 +1,4 @@
-"""The options of `gpulse head` about an engine for time series, and what they mean."""
+"""The options of `gpulse head` about a time-series database."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EngineOptions(NamedTuple):
     limit: int = 10 << 30
 
     def engine(self) -> TsdbConfig | None:
-        """The engine that is meant, None for none.
+        """Return the time-series database that is meant, None for none.
 
         Raises:
             UsageError: What was given makes no sense.
@@ -78,12 +78,12 @@ class EngineOptions(NamedTuple):
         )
 
     def _check_alone(self) -> None:
-        """Refuse what says something about an engine where there is none."""
+        """Refuse options about a time-series database where none is named."""
         for name in ("query", "headers", "ca", "labels"):
             if getattr(self, name):
                 option = "--remote-label" if name == "labels" else f"--remote-{name}"
                 raise UsageError(
-                    f"{option} is about an engine, and there is none", hint="--remote-write URL names it"
+                    f"{option} requires --remote-write URL", hint="such as http://vm:8428/api/v1/write"
                 )
 
 
@@ -94,26 +94,31 @@ def options(command: Command) -> Command:
             click.option(
                 "--remote-write",
                 metavar="URL",
-                help="Send every sample to this engine too (Prometheus remote write), such as http://vm:8428/api/v1/write.",
+                help="Also send every sample to this time-series database (Prometheus remote write), such as http://vm:8428/api/v1/write.",
             ),
             click.option(
                 "--remote-query",
                 metavar="URL",
-                help="Where the engine is asked (PromQL), without /api/v1/query; follows from --remote-write where it can.",
+                help="Read from the time-series database at this URL (PromQL), without /api/v1/query; default: from --remote-write.",
             ),
             click.option(
                 "--remote-headers",
                 type=_FILE,
                 metavar="FILE",
-                help="Sent to the engine with every request: lines such as `Authorization: Bearer ...`.",
+                help="Headers for every request to the time-series database: lines such as `Authorization: Bearer ...`.",
             ),
-            click.option("--remote-ca", type=_FILE, metavar="PEM", help="Who vouches for the engine."),
+            click.option(
+                "--remote-ca",
+                type=_FILE,
+                metavar="PEM",
+                help="CA certificates to verify the time-series database with.",
+            ),
             click.option(
                 "--remote-label",
                 "remote_labels",
                 multiple=True,
                 metavar="KEY=VALUE",
-                help="Put on every series, to tell clusters apart in one engine.",
+                help="Label on every series, to tell clusters apart in one time-series database; repeatable.",
             ),
             click.option(
                 "--remote-limit",
@@ -121,7 +126,7 @@ def options(command: Command) -> Command:
                 default="10GiB",
                 show_default=True,
                 metavar="SIZE",
-                help="How much may wait on disk for the engine; then the oldest goes.",
+                help="Keep at most this much on disk for a time-series database that does not answer; then drop the oldest.",
             ),
         )
     ):

@@ -104,7 +104,7 @@ _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 15); from gpulse.cli.e
     "--local-retention",
     type=service.duration,
     metavar="TIME",
-    help="How long samples stay on this disk that can be read back from the engine; as --retention when left out.",
+    help="Keep samples on local disk for this long when a time-series database also has them; default: as --retention.",
 )
 @click.option(
     "--seal-after",
@@ -244,7 +244,7 @@ def start(
     service.start_logging()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every stranger that hangs up
     try:
-        from gpulse.cluster.head.backends import Places  # noqa: PLC0415  loads gRPC, which must not be forked
+        from gpulse.cluster.head.backends import BackendConfig  # noqa: PLC0415  loads gRPC, which must not be forked
         from gpulse.cluster.head.head import HeadConfig  # noqa: PLC0415
         from gpulse.cluster.head.maintenance import Rules  # noqa: PLC0415
         from gpulse.cluster.security import Access  # noqa: PLC0415
@@ -283,7 +283,7 @@ def start(
                 _SEAL_SECONDS if seal_after is None else max(1.0, seal_after),
                 retention,
             ),
-            places=Places(remote, engine_options.limit, shared),
+            backends=BackendConfig(remote, engine_options.limit, shared),
             auto_resume=auto_resume,
             local_port=with_agent,
             address_files=(str(service.state_dir("head", "head.json").absolute()),),
@@ -455,7 +455,7 @@ def _local_seconds(local: float | None, retention: float, remote: TsdbConfig | N
         return retention
     if remote is None or remote.query_url is None:
         raise UsageError(
-            "--local-retention needs an engine to read the rest from",
+            "--local-retention needs a time-series database to read the rest from",
             hint="--remote-write URL, and --remote-query URL where it does not follow from that",
         )
     if local < _SHORTEST_RETENTION_SECONDS or local > retention:

@@ -1,4 +1,4 @@
-"""What answers had to leave out, told beside them: whoever answers says it, and whoever asked hears it."""
+"""Collect what is missing from an answer."""
 
 from __future__ import annotations
 

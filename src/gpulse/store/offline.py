@@ -36,7 +36,7 @@ class OfflineStore(StoreReader):
         log = LogReader(f"{self.directory}/log")
         if not os.path.isdir(log.directory):
             raise GpulseError(
-                f"{self.directory} is no data directory of a head",
+                f"{self.directory} is not a head's data directory",
                 hint="name the one that the head was given",
             )
         check_format(self.directory)

@@ -1,4 +1,4 @@
-"""Something that does not work at the moment, told beside what does."""
+"""A failure that is going on, with its start and hint."""
 
 from __future__ import annotations
 

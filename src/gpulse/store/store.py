@@ -81,7 +81,9 @@ class Query:
                 f"there is no statistic {self.statistic[:40]!r}", hint=f"one of {', '.join(STATISTICS)}"
             )
         if self.step is not None and not MIN_STEP_SECONDS <= self.step <= MAX_STEP_SECONDS:
-            raise UsageError(f"a step of {self.step} seconds makes no sense")
+            raise UsageError(
+                f"the step must be between {MIN_STEP_SECONDS:g} and {MAX_STEP_SECONDS:g} seconds, not {self.step}"
+            )
         if math.isnan(self.start) or math.isnan(self.end):
             raise UsageError("a time must be a number")
 

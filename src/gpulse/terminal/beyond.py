@@ -30,7 +30,8 @@ def _write(remote: RemoteWrite) -> str:
     if state == "behind":
         told += f"; {f.duration(remote.waiting_seconds)} behind"
     elif state != "ok":
-        told = f"the engine at {place} {'refuses' if state == 'refused' else 'does not take samples'}{_why(remote)}"
+        what = "refuses samples" if state == "refused" else "is not accepting samples"
+        told = f"the remote-write endpoint {place} {what}{_why(remote)}"
         told += f"; {f.size(remote.waiting_bytes)} wait for it"
     losses = [
         f"{f.count(count)} {words}"

@@ -21,7 +21,7 @@ from gpulse.store.store import Store
 from gpulse.store.tsdb.config import TsdbConfig
 
 if TYPE_CHECKING:
-    from gpulse.cluster.head.other_heads import Elsewhere
+    from gpulse.cluster.head.other_heads import OtherHeads
     from gpulse.cluster.head.shared_database import SharedDatabase
     from gpulse.store.federated import FederatedStore
     from gpulse.store.metadata.postgres import DatabaseConfig
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 _ASK_SECONDS = 10.0
 
 
-class Places(NamedTuple):
-    """Where a head's samples, and what else it knows, go besides its own disk."""
+class BackendConfig(NamedTuple):
+    """The backends of a head besides its own disk."""
 
-    engine: TsdbConfig | None = None
-    engine_limit_bytes: int = 10 << 30
-    """How much of the log may wait for the engine."""
+    tsdb: TsdbConfig | None = None
+    """The time-series database."""
+    tsdb_limit_bytes: int = 10 << 30
+    """How much of the log may wait for the time-series database."""
     database: DatabaseConfig | None = None
     """The PostgreSQL database that several heads share."""
 
@@ -44,14 +45,14 @@ class Places(NamedTuple):
 class Backends:
     """The time-series database and the shared database of one head; either may be missing, and neither is waited for."""
 
-    def __init__(self, archive: LocalStore, places: Places, *, now: Callable[[], float]) -> None:
+    def __init__(self, archive: LocalStore, config: BackendConfig, *, now: Callable[[], float]) -> None:
         self._archive = archive
-        self._places = places
+        self._config = config
         self._now = now
         self._forwarder: Forwarder | None = None
         self._client: PromqlClient | None = None
         self._joined: FederatedStore | None = None
-        self._elsewhere: Elsewhere | None = None
+        self._other_heads: OtherHeads | None = None
         self._shared: SharedDatabase | None = None
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -60,20 +61,20 @@ class Backends:
         Raises:
             GpulseError: Something that it needs is not installed.
         """
-        engine = self._places.engine
-        if engine is None:
+        tsdb = self._config.tsdb
+        if tsdb is None:
             return
-        from gpulse.store.tsdb.forwarder import Forwarder  # noqa: PLC0415  few heads have an engine
+        from gpulse.store.tsdb.forwarder import Forwarder  # noqa: PLC0415  few heads have a time-series database
         from gpulse.store.tsdb.promql import PromqlClient  # noqa: PLC0415
 
         self._forwarder = forwarder = Forwarder(
-            self._archive.directory, engine, limit_bytes=self._places.engine_limit_bytes
+            self._archive.directory, tsdb, limit_bytes=self._config.tsdb_limit_bytes
         )
         self._archive.forward_to(forwarder)
         stack.push_async_callback(asyncio.to_thread, forwarder.close)
         await asyncio.to_thread(forwarder.start)
-        if engine.query_url is not None:
-            self._client = PromqlClient(engine, timeout_seconds=_ASK_SECONDS)
+        if tsdb.query_url is not None:
+            self._client = PromqlClient(tsdb, timeout_seconds=_ASK_SECONDS)
             stack.callback(self._client.close)
 
     def join(
@@ -88,12 +89,12 @@ class Backends:
             resume: Go on with sessions that no head carried on.
             keep_seconds: How long events, findings, processes and GPU time are kept.
         """
-        if self._places.database is not None:
+        if self._config.database is not None:
             from gpulse.cluster.head.shared_database import SharedDatabase  # noqa: PLC0415  as above
 
             self._shared = SharedDatabase(
                 self._archive,
-                self._places.database,
+                self._config.database,
                 fleet=fleet,
                 sessions=sessions,
                 notes=ingest,
@@ -102,11 +103,11 @@ class Backends:
                 resume=resume,
                 keep_seconds=keep_seconds,
             )
-        if self._client is not None and self._places.engine is not None:
-            from gpulse.cluster.head.other_heads import Elsewhere  # noqa: PLC0415  as above
+        if self._client is not None and self._config.tsdb is not None:
+            from gpulse.cluster.head.other_heads import OtherHeads  # noqa: PLC0415  as above
 
-            self._elsewhere = Elsewhere(
-                self._client, fleet, ingest, labels=self._places.engine.labels, now=self._now
+            self._other_heads = OtherHeads(
+                self._client, fleet, ingest, labels=self._config.tsdb.labels, now=self._now
             )
         if self._client is None and self._shared is None:
             return self._archive
@@ -117,11 +118,11 @@ class Backends:
         from gpulse.store.tsdb.store import TsdbStore  # noqa: PLC0415
 
         samples = None
-        if self._client is not None and self._places.engine is not None:
+        if self._client is not None and self._config.tsdb is not None:
             samples = TsdbStore(
                 self._client,
                 lambda: dict(register.by_id),
-                labels=self._places.engine.labels,
+                labels=self._config.tsdb.labels,
                 now=self._now,
             )
         self._joined = FederatedStore(
@@ -141,8 +142,8 @@ class Backends:
     def work(self) -> list[tuple[str, Coroutine[None, None, None]]]:
         """What goes on while the head runs, by name."""
         found: list[tuple[str, Coroutine[None, None, None]]] = []
-        if self._elsewhere is not None:
-            found.append(("elsewhere", self._elsewhere.run()))
+        if self._other_heads is not None:
+            found.append(("other_heads", self._other_heads.run()))
         if self._shared is not None:
             found.append(("database", self._shared.run()))
         return found
@@ -179,8 +180,8 @@ class Backends:
         )
 
     def _query_trouble(self) -> Outage | None:
-        elsewhere = None if self._elsewhere is None else self._elsewhere.trouble
-        return elsewhere or (None if self._joined is None else self._joined.tsdb_outage)
+        outage = None if self._other_heads is None else self._other_heads.trouble
+        return outage or (None if self._joined is None else self._joined.tsdb_outage)
 
 
 def _remote_query(url: str, outage: Outage | None) -> RemoteQuery:

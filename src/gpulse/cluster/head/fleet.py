@@ -126,7 +126,7 @@ class Member:
         """Whether it speaks to this head; a connection that broke without a word may seem to be one for a while."""
         return self.connected and not self.is_silent
 
-    def forget_words(self) -> None:
+    def clear_reports(self) -> None:
         """What its agent told this head is of the past by now."""
         self.processes, self.jobs, self.findings, self.health = {}, {}, (), ()
 
@@ -237,7 +237,7 @@ class Fleet:
         self.shapes = Shapes(layouts)
         """Which blocks belong into one frame."""
         self.asked: float | None = None
-        """When the engine was last asked for nodes of other heads, on the head's clock; None when there is none."""
+        """When a database was last asked for nodes of other heads, on the head's clock; None when there is none to ask."""
         self.looked = asyncio.Event()
         """Set when somebody looks at the nodes."""
         self.listening_since: float | None = None
@@ -397,7 +397,7 @@ class Fleet:
         if frame is not None:
             member.abroad.frame = frame._replace(node=node_of(member.stored))
         if was_here and member.is_elsewhere:
-            member.forget_words()
+            member.clear_reports()
 
     def live(self) -> list[LiveNode]:
         """Every node with its newest frame, by name."""

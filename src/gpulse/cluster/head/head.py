@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpulse._version import __version__
 from gpulse.cluster.head.address_file import ADDRESS_FILE, AddressFile
-from gpulse.cluster.head.backends import Backends, Places
+from gpulse.cluster.head.backends import BackendConfig, Backends
 from gpulse.cluster.head.clock import SteadyClock
 from gpulse.cluster.head.commit import Committer
 from gpulse.cluster.head.expected import MissingNodes, missing
@@ -69,8 +69,8 @@ class HeadConfig(NamedTuple):
     """Returns the expected nodes, called now and then: those that have never reported are shown as missing."""
     token_file: str | None = None
     """Where the token of this head is."""
-    places: Places = Places()
-    """What it has beyond its own disk."""
+    backends: BackendConfig = BackendConfig()
+    """What it uses besides its own disk."""
 
 
 class Listening(NamedTuple):
@@ -106,7 +106,7 @@ class Head:
         self._stop = asyncio.Event()
         self._ports: tuple[int, ...] = ()
         """The ports that gRPC is served on."""
-        self._whereabouts = AddressFile((f"{config.data_dir}/{ADDRESS_FILE}", *config.address_files))
+        self._address_file = AddressFile((f"{config.data_dir}/{ADDRESS_FILE}", *config.address_files))
         self._archive: LocalStore
         self._committer: Committer
 
@@ -136,8 +136,8 @@ class Head:
             stack.push_async_callback(asyncio.to_thread, self._archive.close)
             self._usage = await asyncio.to_thread(self._archive.usage)
             self._expected = await asyncio.to_thread(self._config.expected)
-            self._beyond = Backends(self._archive, self._config.places, now=self._clock.now)
-            await self._beyond.open(stack)
+            self._backends = Backends(self._archive, self._config.backends, now=self._clock.now)
+            await self._backends.open(stack)
             service = self._assemble()
             stack.callback(self._committer.close)
             await self._wake_sessions()
@@ -156,14 +156,14 @@ class Head:
                 made.address if made else None,
                 f"127.0.0.1:{local}" if local else None,
             )
-            self._whereabouts.write(
+            self._address_file.write(
                 {
                     **listening._asdict(),
                     "tls": self._config.tls is not None,
                     "token_file": self._config.token_file,
                 }
             )
-            stack.callback(self._whereabouts.remove)
+            stack.callback(self._address_file.remove)
             self._ingest.event("head_started", None, version=__version__)
             for position, reason in self._archive.metadata.unreadable:
                 log.error("record %d of the log cannot be read and is passed over: %s", position, reason)
@@ -174,8 +174,8 @@ class Head:
                     ("commit", self._committer.run()),
                     ("watch", self._watch()),
                     ("measure", self._measure()),
-                    ("upkeep", self._upkeep.run()),
-                    *self._beyond.work(),
+                    ("maintenance", self._maintenance.run()),
+                    *self._backends.work(),
                 )
             ]
             log.info("%s", self._greeting(listening))
@@ -213,12 +213,12 @@ class Head:
             allowed=self._allowed,
         )
         self._committer = Committer(archive, now=now, done=self._committed, failed=self._ingest.failed)
-        self._upkeep = Maintenance(archive, self._fleet, self._ingest, config.rules, now=now)
+        self._maintenance = Maintenance(archive, self._fleet, self._ingest, config.rules, now=now)
         keep_seconds = config.rules.book_seconds or config.rules.keep_seconds
-        store = self._beyond.join(
+        store = self._backends.join(
             self._fleet, self._ingest, self._sessions, resume=config.auto_resume, keep_seconds=keep_seconds
         )
-        self._exports = Exports(self._beyond.whole, config.output_dir, now=now)
+        self._exports = Exports(self._backends.whole, config.output_dir, now=now)
         return Service(
             fleet=self._fleet,
             ingest=self._ingest,
@@ -228,7 +228,7 @@ class Head:
             settings=self._settings,
             exports=self._exports,
             storage=self._storage,
-            backends=self._beyond.status,
+            backends=self._backends.status,
             keep_seconds=keep_seconds,
             expected=lambda: self._expected,
             missing_findings=self._missing_findings,
@@ -266,7 +266,7 @@ class Head:
     async def _wake_sessions(self) -> None:
         """Sessions that went on when the last head ended are interrupted since then."""
         entries = [Entry.of_fact("settings", time=self._clock.now(), **self._settings.to_dict())]
-        for session in () if self._beyond.wakes_sessions else self._sessions.all():
+        for session in () if self._backends.wakes_sessions else self._sessions.all():
             left = woken(session, self._archive.newest, self._clock.now(), resume=self._config.auto_resume)
             if left != session:
                 self._sessions.put(left)
@@ -331,7 +331,7 @@ class Head:
                 log.warning("this machine's clock was set by %+.1f s", step)
                 self._ingest.event("head_clock_step", None, seconds=round(step, 3))
                 self._ingest.clock_was_set()
-                self._upkeep.hold()
+                self._maintenance.hold()
                 self._fleet.clock_was_set(self._clock.now() - before_step)
             now = self._clock.now()
             for member, before in self._fleet.check(now, self._settings.interval_seconds):
@@ -372,7 +372,7 @@ class Head:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def _storage(self) -> Storage:
-        trouble, slow = self._committer.trouble or self._upkeep.trouble, self._committer.slow_seconds
+        trouble, slow = self._committer.trouble or self._maintenance.trouble, self._committer.slow_seconds
         error = None
         if trouble is not None:
             error = trouble.message
@@ -397,7 +397,7 @@ class Head:
         for entry in entries:
             if entry.fact is not None and entry.fact["fact"] == "session":
                 self._sessions.put(Session.from_dict(entry.fact))
-        self._beyond.committed(entries)
+        self._backends.committed(entries)
 
     async def _leave(self, closing: Sequence[Awaitable[object]]) -> None:
         """Take nothing more in, have what came on disk, and leave sessions to be recovered."""
@@ -407,7 +407,7 @@ class Head:
         now = self._clock.now()
         self._ingest.event("head_stopped", None, version=__version__)
         for session in self._sessions.active():
-            if self._beyond.is_carried_on:
+            if self._backends.is_carried_on:
                 log.info("another head goes on with session %s", session.name)
                 continue
             self._ingest.note("session", **interrupted(session, now).to_dict())
@@ -416,7 +416,7 @@ class Head:
             )
         with suppress(DiskError):
             await self._committer.durable()
-        await self._beyond.finish()
+        await self._backends.finish()
 
 
 def _bracketed(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Who is here: names for nodes, and how they are by when they were heard of."""
+"""Decide a node's state from when it last reported."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LATE_INTERVALS = 5
 LOST_SECONDS = 30.0
 RETURN_SECONDS = 12.0
 """How long agents may take to come back to a head that was not listening: they try at least every ten seconds."""
-_ENGINE_SECONDS = 10.0
-"""What other heads write to an engine is found there, and noticed here, so much later."""
+_TSDB_SECONDS = 10.0
+"""What other heads write to a time-series database is found there, and noticed here, this much later."""
 _UNDECIDED_SECONDS = 20.0
-"""An engine that says nothing is not waited for any longer."""
+"""A time-series database that says nothing is not waited for any longer."""
 _AHEAD_SECONDS = 3.0
 """A node's clock may be so much ahead: what is not newer by that may have come through this head."""
 
@@ -27,7 +27,7 @@ def state_of(silent_seconds: float, interval_seconds: float) -> NodeState:
 
 
 class Abroad:
-    """What is known of a node through an engine, to which other heads write as well."""
+    """What is known of a node through a time-series database, to which other heads write as well."""
 
     def __init__(self) -> None:
         self.seen = 0.0
@@ -43,15 +43,15 @@ class Abroad:
 
     def state(self, seen: float, now: float, interval_seconds: float) -> NodeState:
         """How a node is that another head has."""
-        return state_of(max(0.0, now - max(seen, self.seen) - _ENGINE_SECONDS), interval_seconds)
+        return state_of(max(0.0, now - max(seen, self.seen) - _TSDB_SECONDS), interval_seconds)
 
 
 def is_undecided(asked: float | None, seen: float, now: float) -> bool:
     """Whether a node that left may yet turn out to be at another head.
 
     Args:
-        asked: When the engine was asked last, None when there is none to ask.
+        asked: When the time-series database was asked last, None when there is none to ask.
         seen: When something came from the node here last.
         now: On the same clock.
     """
-    return asked is not None and asked < seen + _ENGINE_SECONDS and now < seen + _UNDECIDED_SECONDS
+    return asked is not None and asked < seen + _TSDB_SECONDS and now < seen + _UNDECIDED_SECONDS

@@ -1,4 +1,4 @@
-"""The nodes of other heads: learnt from the engine that all of them write to, so that each shows the whole fleet."""
+"""Learn of the nodes of other heads from the time-series database that all of them write to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpulse.model.device import Device
 from gpulse.model.series import facts_of_info
 from gpulse.store.outage import Outage
 from gpulse.store.store import StoredNode
-from gpulse.store.tsdb.fleet_query import FRESH_SECONDS, Heard, Newest
+from gpulse.store.tsdb.fleet_query import FRESH_SECONDS, FleetQuery, ReportedNode
 from gpulse.store.tsdb.promql import PromqlClient
 
 log = logging.getLogger(__name__)
@@ -25,14 +25,14 @@ _SHARE = 4.0
 """After a look it rests so many times as long as that took: a large fleet is looked at less often."""
 _DEVICES_SECONDS = 60.0
 """How often GPUs are asked for that are known."""
-_THREAD = "gpulse-elsewhere"
+_THREAD = "gpulse-other-heads"
 _MAX_NODES = 100_000
 _MAX_CHARACTERS = {"node": 300, "host": 253, "machine": 200, "version": 100}
 """What agents may say of themselves, and what comes out of it, is no longer."""
 
 
-class Elsewhere:
-    """Looks at the engine again and again."""
+class OtherHeads:
+    """Asks the time-series database for the nodes of other heads, again and again."""
 
     def __init__(
         self,
@@ -46,34 +46,34 @@ class Elsewhere:
         """Prepare to look.
 
         Args:
-            client: The engine.
+            client: The time-series database.
             fleet: The nodes of this head.
             notes: Told when there is something new to see.
             labels: What every series must have.
             now: The head's clock.
         """
-        self._newest = Newest(client, labels=labels)
+        self._newest = FleetQuery(client, labels=labels)
         self._fleet = fleet
         self._notes = notes
         self._now = now
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, ReportedNode] = {}
         self._devices: dict[str, tuple[Device, ...]] = {}
-        """Both by the name that the engine knows a node by."""
+        """Both by the name that the time-series database knows a node by."""
         self._devices_at = 0.0
         self._troubles: dict[str, Outage] = {}
-        """By question why the engine does not answer it at the moment."""
+        """By question why the time-series database does not answer it at the moment."""
 
     async def run(self) -> None:
-        """Look until cancelled; an engine that does not answer is asked again, and hurts nobody."""
+        """Ask until cancelled; a time-series database that does not answer is asked again, and nobody waits for it."""
         await asyncio.gather(self._follow(), self._watch())
 
     @property
     def trouble(self) -> Outage | None:
-        """Why the engine cannot be asked at the moment."""
+        """Why the time-series database cannot be asked at the moment."""
         return next(iter(self._troubles.values()), None)
 
     async def _follow(self) -> None:
-        """Know all the time who there is."""
+        """Know all the time which nodes there are."""
         while True:
             rest_seconds = await self._asked(self._look)
             await asyncio.sleep(rest_seconds)
@@ -86,21 +86,21 @@ class Elsewhere:
             await asyncio.sleep(await self._asked(self._read))
 
     async def _asked(self, step: Callable[[], Awaitable[None]]) -> float:
-        """Ask the engine something; how long to rest then."""
+        """Ask the time-series database something; return how long to rest then."""
         began = time.monotonic()
         what = step.__name__
         try:
             await step()
             if self._troubles.pop(what, None) is not None:
-                log.info("the engine says again what other heads have")
+                log.info("the time-series database answers again about other heads' nodes")
         except GpulseError as error:
             self._failed(what, error)
-        except Exception:  # the guard: what is strange in an engine must not end the head
+        except Exception:  # the guard: a strange answer must not end the head
             log.exception("a fault in gpulse; other heads' nodes are not seen for now")
         return max(LOOK_SECONDS, _SHARE * (time.monotonic() - began))
 
     async def _look(self) -> None:
-        """Bring what the engine says of nodes together with what this head knows itself."""
+        """Bring what the time-series database says of nodes together with what this head knows itself."""
         asked = self._now()
         here = {member.name for member in self._fleet.members.values() if member.is_here}
         self._heard, self._devices = await aside(lambda: self._ask(here), name=_THREAD)
@@ -127,7 +127,7 @@ class Elsewhere:
             self._fleet.heard_elsewhere(self._member(name, heard[name]), frame.time, frame)
         self._notes.changed()
 
-    def _ask(self, here: set[str]) -> tuple[dict[str, Heard], dict[str, tuple[Device, ...]]]:
+    def _ask(self, here: set[str]) -> tuple[dict[str, ReportedNode], dict[str, tuple[Device, ...]]]:
         """The nodes that are not here, and their GPUs; it waits for the answers."""
         heard = {
             name: node
@@ -136,20 +136,22 @@ class Elsewhere:
             and all(_is_word(label, node.labels.get(label, "")) for label in _MAX_CHARACTERS)
         }
         if len(heard) > _MAX_NODES:
-            raise GpulseError(f"the engine knows {len(heard):,} nodes, which is more than a head can show")
+            raise GpulseError(
+                f"the time-series database knows {len(heard):,} nodes, which is more than a head can show"
+            )
         devices = {name: self._devices[name] for name in heard if name in self._devices}
         wanted = heard.keys() - devices.keys()
         if time.monotonic() - self._devices_at > _DEVICES_SECONDS:
             wanted, self._devices_at = set(heard), time.monotonic()
         return heard, devices | (self._newest.gpus(wanted) if wanted else {})
 
-    def _member(self, name: str, heard: Heard) -> Member:
-        """The node that the engine knows by a name."""
+    def _member(self, name: str, heard: ReportedNode) -> Member:
+        """Return the node that the time-series database knows by a name."""
         known = self._fleet.register.find(heard.labels.get("host", ""), heard.labels.get("machine", ""))
         stored = known or self._new(name, heard)
         return self._fleet.members.get(stored.id) or self._fleet.member(stored, 0.0)
 
-    def _new(self, name: str, heard: Heard) -> StoredNode:
+    def _new(self, name: str, heard: ReportedNode) -> StoredNode:
         labels = heard.labels
         return self._fleet.register.learn(
             labels.get("host") or name,

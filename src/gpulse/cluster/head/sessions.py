@@ -79,8 +79,7 @@ class Sessions:
         if not MIN_INTERVAL_MS <= interval_ms <= MAX_INTERVAL_MS:
             raise RefusedError(
                 400,
-                f"{interval_ms} ms is no interval for a session",
-                hint=f"{MIN_INTERVAL_MS} to {MAX_INTERVAL_MS} ms",
+                f"The interval must be between {MIN_INTERVAL_MS} and {MAX_INTERVAL_MS} ms, not {interval_ms} ms",
             )
         if len(labels) > MOST_LABELS or any(
             len(text) > LONGEST_LABEL for pair in labels.items() for text in pair

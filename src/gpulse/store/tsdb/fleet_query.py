@@ -63,7 +63,7 @@ _LABELS: dict[Scope, tuple[str, ...]] = {
 Subject = tuple[str, ...]
 
 
-class Heard(NamedTuple):
+class ReportedNode(NamedTuple):
     """A node as the time-series database knows it."""
 
     labels: Mapping[str, str]
@@ -72,7 +72,7 @@ class Heard(NamedTuple):
     """Of the newest reading."""
 
 
-class Newest:
+class FleetQuery:
     """Asks a time-series database what is new; each question waits for its answer."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Newest:
         self._monotonic = monotonic
         self._metrics: tuple[float, list[Metric]] = (-math.inf, [])
 
-    def nodes(self, now: float) -> dict[str, Heard]:
+    def nodes(self, now: float) -> dict[str, ReportedNode]:
         """The nodes that were heard of during the last minutes, by name; what is of the future is nobody's word.
 
         Raises:
@@ -112,7 +112,7 @@ class Newest:
                 name = sample.labels.get("node", "")
                 if name in times and sample.value <= last:
                     times[name] = max(times[name], sample.value)
-        return {name: Heard(sample.labels, times[name]) for name, sample in told.items()}
+        return {name: ReportedNode(sample.labels, times[name]) for name, sample in told.items()}
 
     def gpus(self, nodes: Collection[str]) -> dict[str, tuple[Device, ...]]:
         """The GPUs of nodes, in the order of their indices.
@@ -131,7 +131,7 @@ class Newest:
         return {name: _present(known.values()) for name, known in told.items()}
 
     def frames(
-        self, heard: Mapping[str, Heard], devices: Mapping[str, tuple[Device, ...]]
+        self, heard: Mapping[str, ReportedNode], devices: Mapping[str, tuple[Device, ...]]
     ) -> dict[str, Frame]:
         """The newest readings of nodes, as frames.
 
@@ -198,7 +198,10 @@ def _present(told: Iterable[tuple[float, Device]]) -> tuple[Device, ...]:
 
 
 def _frame(
-    name: str, heard: Heard, devices: tuple[Device, ...], scopes: Mapping[Scope, Mapping[Subject, Values]]
+    name: str,
+    heard: ReportedNode,
+    devices: tuple[Device, ...],
+    scopes: Mapping[Scope, Mapping[Subject, Values]],
 ) -> Frame:
     gpus = scopes.get("gpu", {})
     host = scopes.get("host", {}).get(())

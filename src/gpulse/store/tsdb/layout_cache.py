@@ -22,7 +22,7 @@ _SCOPE = re.compile(r'\{"narrow":\[(?:\["[^"\\]*",\d+,\d+\],?)*\],"scope":"(proc
 """How a layout begins of which nothing is sent: most of them, and they need not be read."""
 
 
-class Known:
+class LayoutCache:
     """Layouts, nodes and runs that were seen so far; what was told before is looked up."""
 
     def __init__(self, log: LogReader, metadata: MetadataLookup) -> None:

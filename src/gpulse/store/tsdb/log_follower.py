@@ -38,7 +38,7 @@ class Round(NamedTuple):
         return [entry.received_us / 1e6 for entry in self.entries if isinstance(entry, Batch)]
 
 
-class Tail:
+class LogFollower:
     """A place in a log that others write."""
 
     def __init__(self, log: LogReader, after: int) -> None:

@@ -11,7 +11,7 @@ from gpulse.model.columns import Layout, split
 from gpulse.model.series import MOST_SUBJECTS
 from gpulse.store.log.records import Batch, clipped
 from gpulse.store.metadata.values import UNREADABLE
-from gpulse.store.tsdb.layout_cache import Known
+from gpulse.store.tsdb.layout_cache import LayoutCache
 from gpulse.store.tsdb.series_labels import Census, InfoTemplate, block_template
 from gpulse.store.tsdb.template import BlockTemplate
 from gpulse.store.tsdb.wire import LATEST_MS, time_bytes
@@ -60,7 +60,7 @@ class _Info:
 class Requests:
     """Makes requests of what is in the log, and remembers what the numbers in it mean."""
 
-    def __init__(self, known: Known, extra: Mapping[str, str]) -> None:
+    def __init__(self, known: LayoutCache, extra: Mapping[str, str]) -> None:
         """Begin with nothing.
 
         Args:

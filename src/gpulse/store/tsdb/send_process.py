@@ -27,8 +27,8 @@ from gpulse.store.tsdb.connections import Lanes
 from gpulse.store.tsdb.cursor import log_number, read_place, write_place
 from gpulse.store.tsdb.delivery import Shut, Unavailable
 from gpulse.store.tsdb.durable_mark import Wakes
-from gpulse.store.tsdb.layout_cache import Known
-from gpulse.store.tsdb.log_follower import Round, Tail
+from gpulse.store.tsdb.layout_cache import LayoutCache
+from gpulse.store.tsdb.log_follower import LogFollower, Round
 from gpulse.store.tsdb.requests import Part, Requests
 from gpulse.store.tsdb.resend_window import Overlap
 from gpulse.store.tsdb.state import RemoteState, Sending
@@ -84,9 +84,9 @@ class Sender:
         begin = place.position or log.first - 1
         self._begun = place.begun if place.position else begin
         self._overlap = Overlap(begin, place.ends)
-        self._tail = Tail(log, begin)
+        self._tail = LogFollower(log, begin)
         self._requests = Requests(
-            Known(log, MetadataLookup(f"{data_dir}/{METADATA_FILE}")), dict(config.labels)
+            LayoutCache(log, MetadataLookup(f"{data_dir}/{METADATA_FILE}")), dict(config.labels)
         )
         self._lanes = Lanes(config)
         self._state: Sending = "ok"
