@@ -355,6 +355,21 @@ def test_a_database_without_permission_or_without_existence_is_said(heads: Heads
     [
         (("--database", "mysql://x:sesame@y/z"), "--database must be a postgresql:// URL"),
         (("--database", "postgresql://x:ses ame@[y/z"), "--database is not a valid postgresql:// URL"),
+        (
+            ("--database", "postgresql://x:ses/ame@db:5432/gpulse"),
+            "--database is not a valid postgresql:// URL",
+        ),
+        (
+            ("--database", "postgresql://x:77/ame@db:5432/gpulse"),
+            "--database is not a valid postgresql:// URL",
+        ),
+        (
+            ("--database", "postgresql://x:ses@ame@db:5432/gpulse"),
+            "--database has a password in it",
+        ),
+        (("--database", "postgresql://x@db:99999/gpulse"), "--database is not a valid postgresql:// URL"),
+        (("--database", "postgresql://x@db:abc/gpulse"), "--database is not a valid postgresql:// URL"),
+        (("--database", f"postgresql://x@db/{'n' * 20_000}"), "--database is not a valid postgresql:// URL"),
         (("--database", "postgresql://x@y"), "--database does not name a database"),
         (("--database", "postgresql://x:sesame@y/z"), "--database has a password in it"),
         (("--database", "postgres://x@y,v/z?password=sesame"), "--database has a password in it"),

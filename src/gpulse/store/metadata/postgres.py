@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,8 @@ MAX_IDLE_TRANSACTION_SECONDS = 15.0
 _WRITE_LOCK = 0x6750_4274
 """Key of the lock that a head holds while it writes: without it the same frame could come through two heads at once."""
 _MAX_MESSAGE_CHARS = 300
+_MAX_NAME_CHARS = 63
+_MAX_PORT = 65_535
 _SLOW_HINT = "PostgreSQL is slow: check its load and locks"
 _TOO_SLOW = "the server did not answer in time"
 _EXAMPLE = "postgresql://gpulse@db.example/gpulse"
@@ -102,15 +104,30 @@ def database_config(url: str, password: str | None, limit_bytes: int) -> Databas
             name: str(value) for name, value in conninfo.conninfo_to_dict(url).items() if value is not None
         }
     except psycopg.Error:
+        known = {}
+    if not _is_plausible(known):  # a password with an unescaped / or @ is taken for a host, port or database
         raise UsageError(
             "--database is not a valid postgresql:// URL",
             hint=f"such as {_EXAMPLE}; write special characters of a password as %XX, or use --database-password-file",
-        ) from None
+        )
     if not known.get("dbname") and "service" not in known:
         raise UsageError("--database does not name a database", hint=f"such as {_EXAMPLE}")
     if password is not None:
         known["password"] = password
     return DatabaseConfig(tuple(known.items()), limit_bytes)
+
+
+def _is_plausible(known: Mapping[str, str]) -> bool:
+    """Whether a URL was split where its author meant it."""
+    hosts = [host for host in known.get("host", "").split(",") if not host.startswith(("/", "@"))]
+    ports = [port for port in known.get("port", "").split(",") if port]
+    name = known.get("dbname", "")
+    return (
+        bool(known)
+        and not any(set("@/").intersection(text) for text in (*hosts, name))
+        and len(name) <= _MAX_NAME_CHARS
+        and all(port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= _MAX_PORT for port in ports)
+    )
 
 
 class Connection(psycopg.Connection[TupleRow]):
