@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -141,6 +142,91 @@ def test_a_session_of_one_head_can_be_stopped_at_another(make: Make) -> None:
     a.look()
     b.look()
     assert ["finished"] == [one.state for one in b.shared.store.sessions()]
+
+
+def test_a_head_that_is_there_goes_on_with_what_another_one_left(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That one did not see it, because PostgreSQL did not answer for a while."""
+
+    a, b = make("a"), make("b")
+    session = a.session("run")
+    a.look()
+    b.look()
+    a.keep(interrupted(session, START + 20.0))
+    a.look()
+    b.look()
+    a.look()
+
+    assert "session run goes on here, though another head left it" in caplog.text
+    assert ["active"] * 4 == [
+        sessions[0].state
+        for head in (a, b)
+        for sessions in (head.sessions.all(), head.shared.store.sessions())
+    ]
+    assert ["active"] == [one.state for one in a.archive.sessions()]  # also without the database
+
+
+def test_heads_that_use_copies_of_one_data_directory_are_told(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two that write as one would lose records."""
+
+    a = make("a")
+    a.node("gpu01")
+    a.settle()
+    a.end()
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    heads = [make("a"), make("copy")]
+    for head in heads:
+        head.settle()
+    for head in heads:
+        head.event("one", None)
+        head.commit()
+    until(lambda: "somebody else writes to" in caplog.text, "a warning")
+
+    assert "stop the other head that uses a copy of this data directory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"fact": "node", "id": 1, "name": "gpu01", "host": "gpu02", "machine": "m2", "time": START},
+        {
+            "fact": "event",
+            "time": START,
+            "kind": "".join(map(chr, range(256, 6000))),
+            "node": 1,
+            "detail": {},
+        },
+        {"fact": "event", "time": START, "kind": "half \ud800", "node": 1, "detail": {}},
+    ],
+    ids=["twice", "too-long", "half-a-letter"],
+)
+def test_facts_that_postgresql_refuses_do_not_stop_the_rest(
+    make: Make, server: PostgresServer, database: str, bad: dict[str, Any]
+) -> None:
+    """Each is left out on its own, whether the log is followed or everything is copied."""
+
+    a = make("a")
+    for node in ("gpu01", "gpu02"):
+        a.node(node, f"m{node[-1]}")
+    a.settle()
+    fact = dict(bad)
+    a.event("before", None)
+    a.note(fact.pop("fact"), **fact)
+    a.event("between", None)
+    a.commit()
+    a.event("after", 2)
+    a.commit()
+    a.settle()
+
+    assert {"before", "between", "after"} <= set(a.kinds())
+    a.end()
+    server.rows(database, "DELETE FROM events; UPDATE heads SET position = 999")
+    again = make("a")
+    again.settle()
+    assert {"before", "between", "after"} <= set(again.kinds())
 
 
 def test_machines_of_one_name_keep_theirs(make: Make) -> None:

@@ -53,6 +53,9 @@ UNREACHABLE_HINT = (
     "see that PostgreSQL runs there and lets this machine connect; the head goes on, and catches up later"
 )
 
+DATA_ERRORS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+"""PostgreSQL refused a value; the last of them is about texts that are too long for an index."""
+
 T = TypeVar("T")
 
 
@@ -287,7 +290,7 @@ def to_error(config: DatabaseConfig, error: psycopg.Error) -> DatabaseError:
         code = next((code for words, code in _BY_MESSAGE if words in text), None)
     hint = _HINTS.get(code or "", UNREACHABLE_HINT)
     found = DatabaseError(f"PostgreSQL at {config.shown}: {line[:_MAX_MESSAGE_CHARS]}", hint=hint)
-    found.is_about_data = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
+    found.is_about_data = isinstance(error, DATA_ERRORS)
     return found
 
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import psycopg
-
 from gpulse.model.columns import Layout
 from gpulse.store.metadata.database import postgres_text
 from gpulse.store.metadata.facts import Fact, apply_fact, gpus_of
 from gpulse.store.metadata.frames import apply_frame
-from gpulse.store.metadata.postgres import PostgresDatabase
+from gpulse.store.metadata.postgres import DATA_ERRORS, PostgresDatabase
 from gpulse.store.metadata.step import Step
 from gpulse.store.metadata.values import UNREADABLE, spelled
 from gpulse.store.store import StoredNode
@@ -81,6 +79,17 @@ def find_ids(database: PostgresDatabase, nodes: Iterable[StoredNode]) -> dict[in
     return {known[host, machine]: node for node, host, machine in found}
 
 
+def run_or_skip(database: PostgresDatabase, work: Callable[[], object]) -> bool:
+    """Do something within the caller's transaction, unless PostgreSQL refuses a value in it; whether it was done."""
+    try:
+        with database.connection.transaction():
+            work()
+    except DATA_ERRORS as error:
+        log.error("PostgreSQL did not take a record of this head, which is skipped: %s", str(error)[:200])
+        return False
+    return True
+
+
 class StepApplier:
     """Translates what one head's log says, and applies it."""
 
@@ -120,12 +129,8 @@ class StepApplier:
     def _run(self, database: PostgresDatabase, work: Callable[[], None], one_by_one: bool) -> None:
         if not one_by_one:
             work()
-            return
-        try:
-            with database.connection.transaction():
-                work()
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
-            log.error("PostgreSQL did not take a record of the log, which is skipped: %s", str(error)[:200])
+        else:
+            run_or_skip(database, work)
 
     def _translated(self, fact: Fact) -> dict[str, Any] | None:
         """Return a fact with PostgreSQL's ids of nodes; None when it does not concern other heads."""

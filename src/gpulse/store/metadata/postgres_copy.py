@@ -6,6 +6,7 @@ Copying twice changes nothing: rows that are there already stay, or become newer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,11 +15,12 @@ from gpulse.store.metadata.file import MetadataFile
 from gpulse.store.metadata.postgres import (
     Connection,
     DatabaseConfig,
+    DatabaseError,
     PostgresDatabase,
     lock_for_writing,
     transaction,
 )
-from gpulse.store.metadata.postgres_apply import NodeIds
+from gpulse.store.metadata.postgres_apply import NodeIds, run_or_skip
 
 _ROWS_AT_ONCE = 2_000
 _SECONDS_AT_ONCE = 60.0
@@ -142,7 +144,12 @@ def copy_metadata(
         write(lambda database, piece=piece: _copy_nodes(database, piece, ids))  # type: ignore[misc]
     for place, read, add in _TABLES:
         for piece in _pieces(_translated(_rows(source, read), place, ids)):
-            write(lambda database, add=add, piece=piece: database.executemany(add, piece))  # type: ignore[misc]
+            try:
+                write(lambda database, add=add, piece=piece: database.executemany(add, piece))  # type: ignore[misc]
+            except DatabaseError as error:
+                if not error.is_about_data:
+                    raise
+                write(lambda database, add=add, piece=piece: _add_one_by_one(database, add, piece))  # type: ignore[misc]
 
     def copy_sessions(database: PostgresDatabase) -> None:
         for session in sessions:
@@ -156,6 +163,12 @@ def _copy_nodes(database: PostgresDatabase, rows: Sequence[tuple[Any, ...]], ids
     database.executemany(
         _ADD_NODE, [(ids.known(row[0]), *row[1:]) for row in rows if ids.known(row[0]) is not None]
     )
+
+
+def _add_one_by_one(database: PostgresDatabase, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Add rows, without those that PostgreSQL refuses."""
+    for row in rows:
+        run_or_skip(database, partial(database.execute, statement, row))
 
 
 def _rows(source: MetadataFile, read: str) -> Iterator[tuple[Any, ...]]:
