@@ -131,8 +131,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def large(position: int) -> Step:
     """A step of some 20 kB."""
-    detail = {"text": "x" * 1000}
-    return Step(position, [fact("event", time=1.0, kind="x", node=1, detail=detail) for _ in range(20)])
+    details = [{"text": "x" * 1000, "number": [position, number]} for number in range(20)]
+    return Step(position, [fact("event", time=1.0, kind="x", node=1, detail=detail) for detail in details])
 
 
 def fill_up(book: Metadata) -> None:
