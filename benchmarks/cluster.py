@@ -78,6 +78,7 @@ def _fleet(
     """So many agents in a process of their own; in the block they are at work."""
     command = [sys.executable, "-m", "benchmarks.fleet", address, "--agents", str(agents)]
     command += ["--gpus", str(_GPUS), "--seconds", str(seconds), "--interval", str(interval)]
+    command += ["--token-file", json.loads((folder / "data" / "head.json").read_text())["token_file"]]
     with Process(command, folder, core=core) as made:
         start = made.lines(1, 120.0)[0]["start"]
         time.sleep(max(0.0, start - time.time()) + _SETTLE_SECONDS)

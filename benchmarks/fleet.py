@@ -148,13 +148,14 @@ def script(
 class FleetAgent:
     """One connection."""
 
-    def __init__(self, number: int, played: Script, address: str, interval: float) -> None:
+    def __init__(self, number: int, played: Script, address: str, interval: float, token: str | None) -> None:
         self.number = number
         self.sent = 0
         self.durable = 0
         self.delays: list[float] = []
         self._played = played
         self._address = address
+        self._metadata = () if token is None else ((wire.TOKEN_KEY, f"Bearer {token}"),)
         self._interval = interval
         self._run = os.urandom(wire.RUN_BYTES)
         self._taken: deque[tuple[int, float]] = deque()
@@ -162,7 +163,7 @@ class FleetAgent:
     async def work(self, start: float, stop: float) -> None:
         """Connect, then send a frame an interval until the end, and wait for the last acknowledgement."""
         async with grpc.aio.insecure_channel(self._address, options=wire.channel_options()) as channel:
-            call: Any = channel.stream_stream(wire.STREAM)()
+            call: Any = channel.stream_stream(wire.STREAM)(metadata=self._metadata)
             await call.write(AgentMessage(hello=self._hello()).SerializeToString())
             HeadMessage.FromString(await call.read())
             for text in self._played.layouts:
@@ -218,11 +219,18 @@ class FleetAgent:
 
 
 async def run(
-    address: str, agents: int, gpus: int, seconds: float, interval: float, *, jobs: bool = False
+    address: str,
+    agents: int,
+    gpus: int,
+    seconds: float,
+    interval: float,
+    *,
+    jobs: bool = False,
+    token: str | None = None,
 ) -> dict[str, Any]:
     """A whole fleet for a while; what came of it."""
     played = scripts(agents, gpus, 30, jobs=jobs)
-    fleet = [FleetAgent(number, of_node, address, interval) for number, of_node in enumerate(played)]
+    fleet = [FleetAgent(number, of_node, address, interval, token) for number, of_node in enumerate(played)]
     start = time.time() + 5.0 + agents / 250
     print(json.dumps({"start": start, "stop": start + seconds}), flush=True)
     await asyncio.gather(*(agent.work(start, start + seconds) for agent in fleet))
@@ -246,9 +254,13 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--interval", type=float, default=1.0)
+    parser.add_argument("--token-file", type=Path)
     parser.add_argument("--jobs", action="store_true", help="with a process on each GPU")
     given = parser.parse_args()
-    work = run(given.address, given.agents, given.gpus, given.seconds, given.interval, jobs=given.jobs)
+    token = None if given.token_file is None else given.token_file.read_text().strip()
+    work = run(
+        given.address, given.agents, given.gpus, given.seconds, given.interval, jobs=given.jobs, token=token
+    )
     print(json.dumps(asyncio.run(work)))
 
 
