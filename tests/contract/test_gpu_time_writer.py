@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpulse.model.iso_time import iso
 from gpulse.store.incomplete import noticing
 from gpulse.store.local import LocalStore
 from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
@@ -216,6 +217,16 @@ def test_time_that_is_not_counted_yet_is_named(lab: Lab) -> None:
     (text,) = incomplete
     assert text.startswith("GPU time of 1 node at other heads since 20")
     assert text.endswith("is not counted yet")
+
+
+def test_a_new_node_is_uncounted_since_it_came(lab: Lab) -> None:
+    """Not since the beginning of whatever time was asked for."""
+    lab.learn(1)
+    lab.execute("INSERT INTO node_seen VALUES (1, 'a', ?, '1')", (BEGIN + 120.0,))
+    with noticing() as incomplete:
+        lab.gpu_time(query(start=BEGIN - 86_400.0, end=BEGIN + 120.0))
+
+    assert [f"GPU time of 1 node at other heads since {iso(BEGIN)} is not counted yet"] == incomplete
 
 
 def test_frames_that_come_twice_count_once(lab: Lab) -> None:

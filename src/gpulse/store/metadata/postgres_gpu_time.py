@@ -43,8 +43,10 @@ MIN_UNCOUNTED_SECONDS = 30.0
 _UNCOUNTED = """
 SELECT count(*), min(counted) FROM (
     SELECT seen.node, seen.seen,
-        coalesce((SELECT max("end") FROM counted_time AS claims WHERE claims.node = seen.node) / 1e6::float8, 0) AS counted
-    FROM (SELECT node, max(seen) AS seen FROM node_seen {0} GROUP BY node) AS seen
+        coalesce(
+            (SELECT max("end") FROM counted_time AS claims WHERE claims.node = seen.node) / 1e6::float8, first_seen
+        ) AS counted
+    FROM (SELECT node, max(seen) AS seen FROM node_seen {0} GROUP BY node) AS seen JOIN nodes ON nodes.id = seen.node
 ) AS nodes WHERE least(seen, ?) - greatest(counted, ?) > ?
 """
 _ADD = f"""
