@@ -15,6 +15,7 @@ from gpulse.export.session.steps import checked_steps
 from gpulse.export.session.write import MEDIA_TYPES, SessionExport, write_session
 from gpulse.model.session import Format, Session
 from gpulse.store.disk import disk_error
+from gpulse.store.incomplete import noticing
 from gpulse.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,9 @@ class Exports:
     async def _write(self, session: Session, output_format: Format, written: Written) -> None:
         try:
             async with self._turn:
-                path = await asyncio.to_thread(self._write_file, session, output_format)
+                path, incomplete = await asyncio.to_thread(self._write_noticing, session, output_format)
+            for text in incomplete:
+                log.warning("the file of session %s is incomplete: %s", session.name, text)
         except ExportCancelledError:
             self._states[session.id] = ExportState(state="none")
             return
@@ -124,6 +127,11 @@ class Exports:
         log.info("session %s is in %s", session.name, path)
         self._states[session.id] = ExportState(state="done", path=path)
         await written(session, path)
+
+    def _write_noticing(self, session: Session, output_format: Format) -> tuple[str, list[str]]:
+        """Write a session's file; return where it is, and what is missing from it."""
+        with noticing() as incomplete:
+            return self._write_file(session, output_format), incomplete
 
     def _write_file(self, session: Session, output_format: Format) -> str:
         suffix, taken = f".{output_format}", self._taken(session)
