@@ -192,6 +192,7 @@ class Service:
         """Start a session, in the past when asked to."""
         if request.nodes or request.gpus:
             self.reports.node_ids(request.nodes)
+            await self._durable()  # the GPUs of a node that has just joined are in the store then
             choose_gpus(self._store.gpus(), request.nodes, request.gpus)
         async with self._session_lock:
             session = self._sessions.begin(
