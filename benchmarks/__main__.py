@@ -15,6 +15,8 @@ _FAKE = {
     "sick_gpu": "how late the others are while one GPU hardly answers",
     "diagnosis": "how often `gpulse why` is right on labelled recordings, beside others' rules",
     "diagnosis_speed": "what a diagnosis costs: of a window, of a stream, of a day",
+    "diagnosis_timing": "how soon a verdict comes, whether an early one lasts, and how often live findings change",
+    "line_overhead": "what reading stacks takes from a program that computes in Python",
     "harvest": "how soon a GPU is given back, and what harvesting costs meanwhile",
     "dask": "what monitoring costs a Dask cluster: tasks, eight hours of memory, an export",
     "past": "what questions about weeks cost: a GPU's month, who held a thousand GPUs",
@@ -25,6 +27,10 @@ _FAKE = {
     "scrape": "what a scrape of a thousand GPUs costs a head, and of eight an agent",
     "profile": "what gpulse.profile takes from the program that uses it",
     "web": "the dashboard: a thousand GPUs in a browser, its first paint, many pages, a day's chart",
+    "ingest": "what a frame costs a head and its sealing process, by thread, and what 25,000 GPUs would",
+    "readers": "how long agents wait while hundreds of clients poll their head and hundreds of pages are open",
+    "day": "a simulated day of a head: memory and open files by the hour",
+    "hours": "a cluster for two real hours: memory and open files of all its processes and of a page",
     "cluster": "a head with 10,000 GPUs, its store, its answers, an agent, sessions",
 }
 _REAL = {

@@ -15,17 +15,23 @@ from tests.integration.postgres import PASSWORD, PostgresServer
 from benchmarks import measure
 from benchmarks.fleet import gpu_uuid, host_name, machine_name
 from benchmarks.measure import Report, Spread, Table, Target
-from gpulse.model.columns import Block, Layout, PackedFrame, layout_id
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.packing import FramePacker
+from gpulse.model.frame_packing import FramePacker
+from gpulse.model.packed_columns import ColumnBlock, ColumnLayout, PackedFrame, layout_id
 from gpulse.model.process import GpuProcess
-from gpulse.reports.context import Context
-from gpulse.reports.usage import usage_report
+from gpulse.reports.time_grid import ReportContext
+from gpulse.reports.usage_report import build_usage_report
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch, Entry, FrameEvents
-from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
-from gpulse.store.metadata.postgres import DatabaseConfig, close, connect, database_config, prepare
+from gpulse.store.log.record_payloads import FrameBatch, FrameEvents, LogEntry
+from gpulse.store.metadata.postgres_connection import (
+    DatabaseConfig,
+    close,
+    connect,
+    parse_database_url,
+    prepare_schema,
+)
+from gpulse.store.metadata.postgres_gpu_time import GpuTimeWriter
 from gpulse.store.metadata.postgres_store import PostgresStore
 from gpulse.store.metadata.postgres_writer import PostgresWriter, SeenNode
 from gpulse.store.store import Query, StoredNode
@@ -118,7 +124,7 @@ class _Writer(PostgresWriter):
             host="head",
             node_of=nodes.get,
             seen=lambda: [SeenNode(number, now(), "1") for number in nodes],
-            heard=lambda _: None,
+            on_changes=lambda _: None,
             now=now,
         )
         self._thread_id = 0
@@ -134,7 +140,7 @@ class _Writer(PostgresWriter):
         return (int(fields[11]) + int(fields[12])) / 100
 
 
-def _introduce(archive: LocalStore, nodes: dict[int, StoredNode]) -> list[tuple[Block, ...]]:
+def _introduce(archive: LocalStore, nodes: dict[int, StoredNode]) -> list[tuple[ColumnBlock, ...]]:
     """Commit the facts of a fleet; what its frames hold, second after second."""
     packer, blocks, facts = FramePacker(), [], []
     for second in range(10):
@@ -149,16 +155,16 @@ def _introduce(archive: LocalStore, nodes: dict[int, StoredNode]) -> list[tuple[
         packed, texts = packer.pack(Frame(_BEGAN, _BEGAN, Node("n"), gpus), ())
         blocks.append(packed.blocks)
         for text in texts:
-            archive.layouts[layout_id(text)] = Layout.from_json(text)
-            facts.append(Entry.of_fact("layout", id=str(layout_id(text)), text=text.decode()))
+            archive.layouts[layout_id(text)] = ColumnLayout.from_json(text)
+            facts.append(LogEntry.of_fact("layout", id=str(layout_id(text)), text=text.decode()))
     for number, node in nodes.items():
         known = {"name": node.name, "host": node.host, "machine": node.machine, "facts": {}, "labels": {}}
-        facts.append(Entry.of_fact("node", id=number, time=_BEGAN, **known))
+        facts.append(LogEntry.of_fact("node", id=number, time=_BEGAN, **known))
     archive.commit(facts)
     return blocks
 
 
-def _entry(number: int, second: int, blocks: tuple[Block, ...]) -> Entry:
+def _entry(number: int, second: int, blocks: tuple[ColumnBlock, ...]) -> LogEntry:
     events = b""
     if second == 0:
         events = json.dumps([{"event": "agent_started"}, *_processes()]).encode()
@@ -166,8 +172,8 @@ def _entry(number: int, second: int, blocks: tuple[Block, ...]) -> Entry:
         events = json.dumps([{"event": "findings", "findings": [_FINDING]}]).encode()
     run, moment = number.to_bytes(16, "big"), _BEGAN + second
     frame = PackedFrame(round(moment * 1e6), 0, blocks, events).to_bytes()
-    batch = Batch(run, number, second + 1, 1, round(moment * 1e6), 0, frame)
-    return Entry.of_batch(batch, (FrameEvents(number, run, second + 1, moment, events),) if events else ())
+    batch = FrameBatch(run, number, second + 1, 1, round(moment * 1e6), 0, frame)
+    return LogEntry.of_batch(batch, (FrameEvents(number, run, second + 1, moment, events),) if events else ())
 
 
 def _processes() -> list[dict[str, object]]:
@@ -210,21 +216,21 @@ def run(*, quick: bool = False, nodes: int = 1250, seconds: int = 62) -> Report:
     report = Report(NAME, "A PostgreSQL database that heads share")
     with PostgresServer("shared_buffers=256MB") as server, tempfile.TemporaryDirectory() as directory:
         database = server.make_database()
-        found = cost(database_config(server.url(database), PASSWORD, 1 << 40), directory, count, length)
+        found = cost(parse_database_url(server.url(database), PASSWORD, 1 << 40), directory, count, length)
         month = server.make_database()
-        config = database_config(server.url(month), PASSWORD, 1 << 40)
+        config = parse_database_url(server.url(month), PASSWORD, 1 << 40)
         connection = connect(config, timeout_seconds=60.0)
-        prepare(config, connection)
+        prepare_schema(config, connection)
         close(connection)
         fill(server, month, count)
         known = {number: node._replace(host=f"node{number}") for number, node in nodes_of(count).items()}
         store = PostgresStore(config, nodes=lambda: known, number_of=lambda host, _: int(host[4:]))
-        context = Context(store, {number: node.name for number, node in known.items()}, 1.0)
+        context = ReportContext(store, {number: node.name for number, node in known.items()}, 1.0)
         query = Query(_BEGAN - _DAYS * 86_400.0, _BEGAN)
         takes = []
         for _ in range(3 if quick else 9):
             before = time.perf_counter()
-            rows = len(usage_report(context, query, by="user", users=()).rows)
+            rows = len(build_usage_report(context, query, by="user", users=()).rows)
             takes.append(time.perf_counter() - before)
         store.close()
     share = found.writing + found.noting + found.counting / 60

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from benchmarks import measure
 from benchmarks.diagnosis_baselines import METHODS, Outcome, gpulse, snapshots
 from benchmarks.measure import Report, Table, Target
-from gpulse.diagnosis.rulebook import BY_ID
+from gpulse.diagnosis.rule_registry import RULES_BY_ID
 from gpulse.model.frame import Frame
-from gpulse.sources.recording import Recording
+from gpulse.sources.recording_reader import Recording
 
 NAME = "diagnosis"
 _TRACES = measure.ROOT / "tests" / "data" / "traces"
@@ -133,7 +133,7 @@ class Scored(NamedTuple):
 
 def _families(ids: Iterable[str]) -> set[str]:
     """Of those ids that there are rules for: a label may ask for more."""
-    return {BY_ID[name].family for name in ids if name in BY_ID}
+    return {RULES_BY_ID[name].family for name in ids if name in RULES_BY_ID}
 
 
 def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:

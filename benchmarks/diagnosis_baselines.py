@@ -11,13 +11,13 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.engine import diagnose, judge
-from gpulse.diagnosis.seconds import Second
+from gpulse.diagnosis.second_aggregator import SecondAggregator
+from gpulse.diagnosis.second_summary import SecondSummary
 from gpulse.diagnosis.thresholds import DEFAULTS
 from gpulse.model.finding import Diagnosis
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 
 _BIT_FINDINGS = {
     0x80: "power_brake",
@@ -30,7 +30,7 @@ _BIT_FINDINGS = {
     0x100: "clocks_locked",
     0x01: "gpu_underused",
 }
-"""The clocks event reasons as findings, the gravest first."""
+"""The clock event reasons as findings, the gravest first."""
 _UNDERUSED = ("gpu_underused", "gpu_idle_allocated", "host_wait_unattributed")
 _SAGEMAKER_SECONDS = 0.5
 """How often SageMaker Debugger reads the system's metrics."""
@@ -208,7 +208,7 @@ def snapshots(frames: Sequence[Frame], only: float | None = None) -> Iterator[Ou
     One second is repeated for as long as the run was, so that no rule is silent for want of length and rates
     are as good as ever. What changes in the course of the run cannot be seen. `only` picks one place.
     """
-    digest = Digest()
+    digest = SecondAggregator()
     seconds = [(frame, of) for frame in frames if (of := digest.feed(frame))]
     if only is not None and seconds:
         place = min(int(only * len(seconds)), len(seconds) - 1)
@@ -356,7 +356,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _repeated(second: Second, times: int) -> Iterator[Second]:
+def _repeated(second: SecondSummary, times: int) -> Iterator[SecondSummary]:
     for number in range(times):
         shift = number * second.seconds
         yield second._replace(

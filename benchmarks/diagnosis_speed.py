@@ -16,14 +16,14 @@ from typing import NamedTuple
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
 from gpulse.diagnosis.engine import diagnose
-from gpulse.diagnosis.live import Monitor
-from gpulse.diagnosis.timeline import Timeline
-from gpulse.model.codec import Encoder
+from gpulse.diagnosis.live_diagnosis import LiveDiagnosis
+from gpulse.diagnosis.windowed_diagnosis import WindowedDiagnosis
 from gpulse.model.frame import Frame, GpuReading, HostReading
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 from gpulse.model.process import ProcessReading, Thread
+from gpulse.model.recording_codec import RecordingEncoder
 from gpulse.sampling.recorder import Recorder
-from gpulse.sources.recording import Recording
+from gpulse.sources.recording_reader import Recording
 
 NAME = "diagnosis_speed"
 _CROWDED = measure.ROOT / "tests" / "data" / "traces" / "loader_all_cores.jsonl.gz"
@@ -40,7 +40,7 @@ _DAY = 86_400
 _STREAM_WARM_SECONDS = 40
 
 
-class _Loop:
+class Loop:
     """A stretch of frames that goes on and on: time moves and counters grow from lap to lap."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
@@ -280,7 +280,7 @@ def crowded() -> list[Frame]:
 
 def streamed(hertz: int, seconds: int) -> _Streamed:
     """Feed a monitor with eight GPUs' frames as they come, and count from when its window is full."""
-    monitor = Monitor()
+    monitor = LiveDiagnosis()
     warm = _STREAM_WARM_SECONDS * hertz
     spent: list[float] = []
     findings = 0
@@ -296,7 +296,7 @@ def written(folder: Path, count: int) -> Path:
     """So many frames at 1 Hz as a recording."""
     path = folder / "day.jsonl.gz"
     recorder = Recorder(path)
-    for frame in _Loop(_steady(_FEW)[::_HERTZ]).take(count):
+    for frame in Loop(_steady(_FEW)[::_HERTZ]).take(count):
         recorder.write(frame)
     recorder.close()
     return path
@@ -304,7 +304,7 @@ def written(folder: Path, count: int) -> Path:
 
 def told(path: Path) -> str:
     """Diagnose a recording as `gpulse why FILE` does; what it finds."""
-    timeline = Timeline()
+    timeline = WindowedDiagnosis()
     for frame in Recording(path):
         timeline.feed(frame)
     return ", ".join(finding.id for finding in timeline.finish().findings) or "nothing"
@@ -323,21 +323,21 @@ def _profiles() -> None:
     profile("20 s at 10 Hz, 20 times", lambda: [diagnose(frames) for _ in range(20)])
     for hertz, seconds in ((1, 120), (_HERTZ, 30)):
         stream = list(_machine(hertz).take(seconds * hertz))
-        monitor = Monitor()
+        monitor = LiveDiagnosis()
         profile(f"live, {seconds} s at {hertz} Hz", partial(_fed, monitor, stream))
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), 7200)
         profile("two hours at 1 Hz", lambda: told(path))
 
 
-def _fed(monitor: Monitor, frames: Sequence[Frame]) -> None:
+def _fed(monitor: LiveDiagnosis, frames: Sequence[Frame]) -> None:
     for frame in frames:
         monitor(frame)
 
 
-def _machine(hertz: int) -> _Loop:
+def _machine(hertz: int) -> Loop:
     frames = crowded()[:: _HERTZ // hertz]
-    return _Loop([_multiplied(frame) for frame in frames])
+    return Loop([_multiplied(frame) for frame in frames])
 
 
 def _multiplied(frame: Frame) -> Frame:
@@ -391,7 +391,7 @@ def _grown(values: Values, gains: Values, lap: int) -> Values:
 
 
 def _lines(frames: Sequence[Frame]) -> list[str]:
-    encoder = Encoder()
+    encoder = RecordingEncoder()
     return [line for frame in frames for line in encoder.lines(frame)]
 
 

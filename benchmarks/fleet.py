@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import time
 from collections import deque
@@ -12,20 +13,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-
+from benchmarks.http2_stream import Http2Stream
 from gpulse._version import __version__
 from gpulse.cluster import wire
-from gpulse.cluster.agent.changes import Changes
+from gpulse.cluster.agent.event_detector import EventDetector
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run
-from gpulse.model.columns import Block, PackedFrame, layout_id
 from gpulse.model.device import Node
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.packing import FramePacker
+from gpulse.model.frame_packing import FramePacker
+from gpulse.model.packed_columns import ColumnBlock, PackedFrame, layout_id
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
-from gpulse.sources.recording import Recording
+from gpulse.sources.recording_reader import Recording
 
 RECORDINGS = Path(__file__).parents[1] / "tests/data/recordings"
+_CONNECTING = 50
+"""Agents that connect at the same time."""
+_WELCOME_SECONDS = 60.0
+_LAST_SECONDS = 10.0
+"""How long to wait for the last acknowledgements."""
 _BEGAN = 1_767_225_600.0
 """When the jobs of a fleet began."""
 
@@ -49,7 +54,7 @@ class Script(NamedTuple):
     """What the agents of a fleet play: the layouts and the blocks of one node, second after second."""
 
     layouts: list[bytes]
-    seconds: list[tuple[Block, ...]]
+    seconds: list[tuple[ColumnBlock, ...]]
     events: bytes = b""
     """What the first frame tells."""
 
@@ -124,7 +129,8 @@ def _renamed(played: Script, before: int, number: int) -> Script:
         layouts.append(text.replace(f"GPU-{before:08x}-".encode(), f"GPU-{number:08x}-".encode()))
         names[layout_id(text)] = layout_id(layouts[-1])
     seconds = [
-        tuple(Block(names[block.layout], block.numbers) for block in blocks) for blocks in played.seconds
+        tuple(ColumnBlock(names[block.layout], block.numbers) for block in blocks)
+        for blocks in played.seconds
     ]
     return Script(layouts, seconds, played.events)
 
@@ -141,44 +147,39 @@ def script(
         packed, new = packer.pack(frame)
         layouts += new
         played.append(packed.blocks)
-    events = json.dumps(Changes(version=__version__, pid=1)(frames[0])).encode() if jobs else b""
+    events = json.dumps(EventDetector(version=__version__, pid=1)(frames[0])).encode() if jobs else b""
     return Script(layouts, played, events)
 
 
 class FleetAgent:
     """One connection."""
 
-    def __init__(self, number: int, played: Script, address: str, interval: float, token: str | None) -> None:
+    def __init__(self, number: int, played: Script, token: str | None) -> None:
         self.number = number
         self.sent = 0
         self.durable = 0
-        self.delays: list[float] = []
+        self.delays: list[tuple[float, float]] = []
+        """When each frame was taken, and how long until it was acknowledged."""
         self._played = played
-        self._address = address
         self._metadata = () if token is None else ((wire.TOKEN_KEY, f"Bearer {token}"),)
-        self._interval = interval
         self._run = os.urandom(wire.RUN_BYTES)
         self._taken: deque[tuple[int, float]] = deque()
+        self._stream: Http2Stream
+        self._is_welcome = asyncio.Event()
 
-    async def work(self, start: float, stop: float) -> None:
-        """Connect, then send a frame an interval until the end, and wait for the last acknowledgement."""
-        async with grpc.aio.insecure_channel(self._address, options=wire.channel_options()) as channel:
-            call: Any = channel.stream_stream(wire.STREAM)(metadata=self._metadata)
-            await call.write(AgentMessage(hello=self._hello()).SerializeToString())
-            HeadMessage.FromString(await call.read())
-            for text in self._played.layouts:
-                await call.write(AgentMessage(layout=Layout(text=text)).SerializeToString())
-            reader = asyncio.create_task(self._read(call))
-            due = start + self._interval * (self.number % 97) / 97
-            while due < stop:
-                await asyncio.sleep(max(0.0, due - time.time()))
-                await self._send(call)
-                due += self._interval
-            deadline = time.time() + 10.0
-            while self.durable < self.sent and time.time() < deadline:  # noqa: ASYNC110  the reader tells
-                await asyncio.sleep(0.05)
-            reader.cancel()
-            await call.done_writing()
+    @property
+    def has_ended(self) -> bool:
+        """Whether the head has ended the stream."""
+        return self._stream.has_ended
+
+    async def connect(self, address: str) -> None:
+        """Connect, and send everything that comes before the first frame."""
+        self._stream = await Http2Stream.connect(address, wire.STREAM, self._metadata, self._receive)
+        self._stream.send(AgentMessage(hello=self._hello()).SerializeToString())
+        async with asyncio.timeout(_WELCOME_SECONDS):
+            await self._is_welcome.wait()
+        for text in self._played.layouts:
+            self._stream.send(AgentMessage(layout=Layout(text=text)).SerializeToString())
 
     def _hello(self) -> Hello:
         return Hello(
@@ -195,7 +196,8 @@ class FleetAgent:
             runs=[Run(id=self._run, first_kept=1)],
         )
 
-    async def _send(self, call: Any) -> None:
+    def send(self) -> None:
+        """Send the next frame."""
         now = time.time()
         monotonic_us = round(time.monotonic() * 1e6)
         blocks = self._played.seconds[self.sent % len(self._played.seconds)]
@@ -206,16 +208,39 @@ class FleetAgent:
         batch = Batch(
             run=self._run, first=self.sent, count=1, sent_monotonic_us=monotonic_us, frames=frame.to_bytes()
         )
-        await call.write(AgentMessage(batch=batch).SerializeToString())
+        self._stream.send(AgentMessage(batch=batch).SerializeToString())
 
-    async def _read(self, call: Any) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
-            message = HeadMessage.FromString(data)
-            if message.WhichOneof("kind") == "durable":
+    def close(self) -> None:
+        """Disconnect."""
+        self._stream.close()
+
+    def _receive(self, data: bytes) -> None:
+        message = HeadMessage.FromString(data)
+        match message.WhichOneof("kind"):
+            case "welcome":
+                self._is_welcome.set()
+            case "durable":
                 self.durable = message.durable.sequence
                 now = time.time()
                 while self._taken and self._taken[0][0] <= self.durable:
-                    self.delays.append(now - self._taken.popleft()[1])
+                    taken = self._taken.popleft()[1]
+                    self.delays.append((taken, now - taken))
+
+
+async def _send_all(fleet: Sequence[FleetAgent], start: float, seconds: float, interval: float) -> None:
+    """Let every agent send a frame an interval, one after the other."""
+    due = [(start + interval * (agent.number % 97) / 97, agent) for agent in fleet]
+    due.sort(key=lambda item: item[0])
+    for turn in range(math.ceil(seconds / interval)):
+        for first, agent in due:
+            moment = first + turn * interval
+            if moment >= start + seconds:
+                break
+            wait = moment - time.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            agent.send()
+        await asyncio.sleep(0)
 
 
 async def run(
@@ -227,22 +252,45 @@ async def run(
     *,
     jobs: bool = False,
     token: str | None = None,
+    split: float = 0.0,
 ) -> dict[str, Any]:
-    """A whole fleet for a while; what came of it."""
+    """A whole fleet for a while; what came of it, also of the frames before and after `split` seconds."""
     played = scripts(agents, gpus, 30, jobs=jobs)
-    fleet = [FleetAgent(number, of_node, address, interval, token) for number, of_node in enumerate(played)]
-    start = time.time() + 5.0 + agents / 250
+    fleet = [FleetAgent(number, of_node, token) for number, of_node in enumerate(played)]
+    for place in range(0, agents, _CONNECTING):
+        await asyncio.gather(*(agent.connect(address) for agent in fleet[place : place + _CONNECTING]))
+    start = time.time() + 1.0
     print(json.dumps({"start": start, "stop": start + seconds}), flush=True)
-    await asyncio.gather(*(agent.work(start, start + seconds) for agent in fleet))
-    delays = sorted(delay for agent in fleet for delay in agent.delays)
+    await _send_all(fleet, start, seconds, interval)
+    deadline = time.time() + _LAST_SECONDS
+    while time.time() < deadline and any(agent.durable < agent.sent for agent in fleet):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    ended = sum(agent.has_ended for agent in fleet)
+    if ended:
+        raise ConnectionError(f"the head ended {ended} of {agents} streams")
+    for agent in fleet:
+        agent.close()
+    delays = [delay for agent in fleet for delay in agent.delays]
     return {
         "sent": sum(agent.sent for agent in fleet),
         "durable": sum(agent.durable for agent in fleet),
-        "p50": delays[len(delays) // 2],
-        "p99": delays[int(len(delays) * 0.99)],
-        "max": delays[-1],
+        **_spread([delay for _, delay in delays]),
+        "before": _spread([delay for taken, delay in delays if taken < start + split]),
+        "after": _spread([delay for taken, delay in delays if taken >= start + split]),
         "frame_bytes": sum(len(block.numbers) + 12 for blocks in played[0].seconds for block in blocks)
         / len(played[0].seconds),
+    }
+
+
+def _spread(delays: list[float]) -> dict[str, float]:
+    """Quantiles; empty without frames."""
+    ordered = sorted(delays)
+    if not ordered:
+        return {}
+    return {
+        "p50": ordered[len(ordered) // 2],
+        "p99": ordered[int(len(ordered) * 0.99)],
+        "max": ordered[-1],
     }
 
 
@@ -256,10 +304,20 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=1.0)
     parser.add_argument("--token-file", type=Path)
     parser.add_argument("--jobs", action="store_true", help="with a process on each GPU")
+    parser.add_argument(
+        "--split", type=float, default=0.0, help="tell frames before and after so many seconds apart"
+    )
     given = parser.parse_args()
     token = None if given.token_file is None else given.token_file.read_text().strip()
     work = run(
-        given.address, given.agents, given.gpus, given.seconds, given.interval, jobs=given.jobs, token=token
+        given.address,
+        given.agents,
+        given.gpus,
+        given.seconds,
+        given.interval,
+        jobs=given.jobs,
+        token=token,
+        split=given.split,
     )
     print(json.dumps(asyncio.run(work)))
 

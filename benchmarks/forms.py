@@ -15,28 +15,27 @@ from typing import NamedTuple
 from benchmarks import measure
 from benchmarks.job import add_job
 from benchmarks.measure import Report, Spread, Table, Target
-from benchmarks.past import Maker, Size, make_book, make_recent
+from benchmarks.past import Maker, Size, make_metadata, make_recent
 from benchmarks.store import Looped, make_node, make_store
-from gpulse.cluster.head.report_runner import ReportRunner
-from gpulse.cluster.protocol.requests import GetHistory, GetJob, GetUsage
-from gpulse.cluster.protocol.values import Time
-from gpulse.model.metric import CATALOGUE
-from gpulse.reports.efficiency import METRICS
-from gpulse.store.history import rollup, share_files
-from gpulse.store.history.parquet import connect, write_file
-from gpulse.store.history.query import History
+from gpulse.cluster.head.operations import ReportRunner
+from gpulse.cluster.protocol.requests import GetHistory, GetJob, GetUsage, Time
+from gpulse.model.metric_catalog import CATALOG
+from gpulse.reports.job_gpu_use import METRICS
+from gpulse.store.history import gpu_share_files, rollup
+from gpulse.store.history.duckdb_query import SealedHistory
+from gpulse.store.history.parquet import open_database, write_file
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.recent import Recent
-from gpulse.store.history.segments import SHARES, SealedFile, Segment, read_segments
-from gpulse.store.reader import StoreReader
-from gpulse.store.registry import Register
+from gpulse.store.history.recent_frames import RecentFrames
+from gpulse.store.history.segments import SHARE_SECONDS, SealedFile, Segment, read_segments
+from gpulse.store.local import StoreReader
+from gpulse.store.node_registry import NodeRegistry
 from gpulse.store.store import Query
 
 NAME = "forms"
 _RECORDINGS = measure.ROOT / "tests" / "data" / "recordings"
 _GPUS = 8
 _HOUR, _DAY = 3600, 86_400
-_METRICS = tuple(dict.fromkeys((*share_files.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
+_METRICS = tuple(dict.fromkeys((*gpu_share_files.GPU_METRICS, *METRICS, *CATALOG["gpu"])))[:45]
 _CHART = _METRICS[:6]
 _POINTS = 600
 _HUNDRED_GPUS = 12
@@ -59,7 +58,7 @@ class Cost(NamedTuple):
     cpu: float
 
 
-class _Fixed(History):
+class _Fixed(SealedHistory):
     """A history that does not look at its directory again, so that forms stay left out."""
 
     def refresh(self) -> int:
@@ -78,13 +77,13 @@ def _without(segments: Iterable[Segment], seconds: int) -> tuple[Segment, ...]:
     )
 
 
-def _variants(history: History) -> dict[str, Forms]:
+def _variants(history: SealedHistory) -> dict[str, Forms]:
     segments, summaries = history.segments, history.summaries
     return {
         "all forms": (segments, summaries),
         "no day summaries": (segments, ()),
-        "no GPU time in summaries": (segments, _without(summaries, SHARES)),
-        "no files of GPU time": (_without(segments, SHARES), _without(summaries, SHARES)),
+        "no GPU time in summaries": (segments, _without(summaries, SHARE_SECONDS)),
+        "no files of GPU time": (_without(segments, SHARE_SECONDS), _without(summaries, SHARE_SECONDS)),
     }
 
 
@@ -99,7 +98,7 @@ class _Questions:
     """What people ask about days and weeks."""
 
     def __init__(self, store: StoreReader, size: Size) -> None:
-        self._reports = ReportRunner(store, Register(store.nodes().values()), lambda: 1.0)
+        self._reports = ReportRunner(store, NodeRegistry(store.nodes().values()), lambda: 1.0)
         self._size = size
 
     def series(self, days: int, nodes: int, metrics: Sequence[str]) -> Ask:
@@ -190,7 +189,7 @@ def _fleet(report: Report, base: Path, nodes: int, takes: int) -> None:
     start = min(file.start for segment in merged for file in segment.files) / 1e6
     with closing(_Fixed(base)) as history:
         bare = tuple(one._replace(is_compacted=False) for one in _without(segments, rollup.FINE_SECONDS))
-        reader = HistoryReader(history, Recent({}))
+        reader = HistoryReader(history, RecentFrames({}))
         forms = {"all forms": (tuple(segments), ()), "no minutes": (bare, ())}
         table = Table(
             f"Minutes, {_FLEET_HOURS} hours in steps of a minute:", ("question", "all forms", "no minutes")
@@ -218,22 +217,25 @@ def _costs(base: Path, merged: Sequence[Segment], spent: float, samples: int) ->
     table.rows.append(
         ("samples, and all others in it", f"{whole / rows:.2f}", f"{spent / samples * 1e6:.1f} %")
     )
-    with closing(connect(str(base / "spill"))) as database:
+    with closing(open_database(str(base / "spill"))) as database:
 
         def rolled(segment: Segment, file: SealedFile, seconds: int, metrics: Sequence[str] = ()) -> int:
             source = f"read_parquet('{base}/history/{segment.name}/{file.name}')"
-            chosen = metrics or rollup.metrics_of(file.scope, file.columns)
+            chosen = metrics or rollup.find_metrics(file.scope, file.columns)
             query = (
-                rollup.of_minutes(file.scope, source, file.columns)
+                rollup.five_minute_query(file.scope, source, file.columns)
                 if file.seconds
-                else rollup.of_samples(file.scope, source, chosen)
+                else rollup.minute_query(file.scope, source, chosen)
             )
             return write_file(database, query, str(scratch), file._replace(seconds=seconds)).size_bytes
 
         def divided(segment: Segment) -> int:
-            files = [file for file in segment.files if file.seconds != SHARES]
+            files = [file for file in segment.files if file.seconds != SHARE_SECONDS]
             source = base / "history" / segment.name
-            return sum(file.size_bytes for file in share_files.divide(database, str(source), files, level=15))
+            return sum(
+                file.size_bytes
+                for file in gpu_share_files.write_share_files(database, str(source), files, level=15)
+            )
 
         def timed(what: str, work: Callable[[], int]) -> None:
             begun = time.process_time()
@@ -248,7 +250,7 @@ def _costs(base: Path, merged: Sequence[Segment], spent: float, samples: int) ->
         timed("five minutes", lambda: sum(rolled(*pair, 300) for pair in of_minutes))
         timed(
             "minutes in a thin segment",
-            lambda: sum(rolled(*pair, 60, share_files.GPU_METRICS) for pair in of_samples),
+            lambda: sum(rolled(*pair, 60, gpu_share_files.GPU_METRICS) for pair in of_samples),
         )
         timed("GPU time, nobody on the GPUs", lambda: sum(map(divided, merged)))
     return table
@@ -262,11 +264,11 @@ def run(size: Size, *, quick: bool, takes: int) -> Report:
         Maker(base, size, _METRICS, is_whole=True).make()
         recent, layouts, texts = make_recent(size)
         with (
-            make_book(base / "metadata.sqlite", size, layouts, texts) as book,
+            make_metadata(base / "metadata.sqlite", size, layouts, texts) as metadata,
             closing(_Fixed(base)) as history,
         ):
             add_job(base / "metadata.sqlite", size)
-            store = StoreReader(book, history, recent)
+            store = StoreReader(metadata, history, recent)
             _ask_all(report, history, _Questions(store, size), size, takes)
         _fleet(report, base / "fleet", 4 if quick else 32, takes)
     finally:

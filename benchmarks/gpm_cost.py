@@ -38,12 +38,12 @@ def run(*, quick: bool, reads: int = 50) -> Report:
     """Time every group of readings, then every single one."""
     import pynvml  # noqa: PLC0415  see missing_gpu
 
-    from gpulse.sources.nvml.cadence import close_up  # noqa: PLC0415
-    from gpulse.sources.nvml.target import open_gpu  # noqa: PLC0415
+    from gpulse.sources.nvml.open_device import open_gpu  # noqa: PLC0415
+    from gpulse.sources.nvml.read_timing import detailed_cadence  # noqa: PLC0415
 
     reads = 5 if quick else reads
     pynvml.nvmlInit()
-    target = open_gpu(0, close_up())[0]
+    target = open_gpu(0, detailed_cadence())[0]
     report = Report(NAME, "What one reading costs on the GPU itself")
     head = ("what", "CPU, µs", "wall, µs", "waiting")
     groups = Table(
@@ -120,7 +120,7 @@ def _gpm_rows(pynvml: Any, handle: Any, reads: int) -> list[tuple[str, ...]]:
     """A sample; then the metrics between two samples: all but the graphics engine, it alone, one of the rest."""
     from gpulse.sources.nvml import gpm  # noqa: PLC0415  see missing_gpu
 
-    ids = [metric for _, metric, _ in gpm._METRICS]  # noqa: SLF001  the list is the reader's own
+    ids = [metric for _, metric, _ in gpm._GPM_FIELDS]  # noqa: SLF001  the list is the reader's own
     earlier, later = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
     pynvml.nvmlGpmSampleGet(handle, earlier)
     rows = [_row("gpm: sample", lambda: pynvml.nvmlGpmSampleGet(handle, later), reads, _GPM_PAUSE_SECONDS)]

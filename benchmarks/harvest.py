@@ -247,8 +247,8 @@ def idle(report: Report, size: Size) -> None:
     program = _program("exec sleep 7200", '"each"')
     with _harvest(size.gpus, program, interval=size.interval, processes=size.processes) as harvest:
         harvest.running(size.gpus)
-        keepers = [run["keeper"]["pid"] for run in harvest.status()["runs"]]  # type: ignore[attr-defined]
-        everybody = [harvest.process.pid, *keepers]
+        supervisors = [run["keeper"]["pid"] for run in harvest.status()["runs"]]  # type: ignore[attr-defined]
+        everybody = [harvest.process.pid, *supervisors]
         time.sleep(min(5.0, size.seconds / 2))
         before, begun = sum(map(_cpu_seconds, everybody)), time.perf_counter()
         time.sleep(size.seconds)
@@ -256,7 +256,7 @@ def idle(report: Report, size: Size) -> None:
         memory = sum(_memory(pid) for pid in everybody)
     what = f"{size.gpus} GPUs, {size.processes} processes, a look every {size.interval:g} s, a program on each GPU"
     report.targets.append(Target(f"CPU: {what}", f"{cost:.2%} of a core", "0.30 %", cost < 0.003))
-    table = Table(f"{what}, {size.seconds:g} s:", ("", "harvest and its keepers"))
+    table = Table(f"{what}, {size.seconds:g} s:", ("", "harvest and its supervisors"))
     table.rows.append(("CPU", f"{cost:.3%} of a core"))
     table.rows.append(("memory of their own", f"{memory / 1e6:.0f} MB"))
     report.tables.append(table)

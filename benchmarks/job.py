@@ -16,20 +16,19 @@ import msgspec
 
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
-from benchmarks.past import Maker, Size, make_book, make_recent
-from gpulse.cluster.head.report_runner import ReportRunner
-from gpulse.cluster.protocol.requests import GetJob
-from gpulse.cluster.protocol.values import Time
+from benchmarks.past import Maker, Size, make_metadata, make_recent
+from gpulse.cluster.head.operations import ReportRunner
+from gpulse.cluster.protocol.requests import GetJob, Time
 from gpulse.errors import RefusedError
-from gpulse.export.job_page import page
-from gpulse.model.metric import CATALOGUE
-from gpulse.reports.efficiency import METRICS
+from gpulse.export.job_report_html import build_page
+from gpulse.model.metric_catalog import CATALOG
+from gpulse.reports.job_gpu_use import METRICS
 from gpulse.reports.job_report import JobReport
-from gpulse.reports.subject import JobKind
-from gpulse.store.history import share_files
-from gpulse.store.history.query import History
-from gpulse.store.reader import StoreReader
-from gpulse.store.registry import Register
+from gpulse.reports.report_subject import JobKind
+from gpulse.store.history import gpu_share_files
+from gpulse.store.history.duckdb_query import SealedHistory
+from gpulse.store.local import StoreReader
+from gpulse.store.node_registry import NodeRegistry
 
 NAME = "job"
 _DAY = 86_400
@@ -103,16 +102,16 @@ def run(*, quick: bool, takes: int) -> Report:
     base = Path(tempfile.mkdtemp(prefix="gpulse-job-"))
     try:
         Maker(
-            base, size, tuple(dict.fromkeys((*share_files.GPU_METRICS, *METRICS, *CATALOGUE["gpu"])))[:45]
+            base, size, tuple(dict.fromkeys((*gpu_share_files.GPU_METRICS, *METRICS, *CATALOG["gpu"])))[:45]
         ).make()
         recent, layouts, texts = make_recent(size)
         with (
-            make_book(base / "metadata.sqlite", size, layouts, texts) as book,
-            closing(History(base)) as history,
+            make_metadata(base / "metadata.sqlite", size, layouts, texts) as metadata,
+            closing(SealedHistory(base)) as history,
         ):
             add_job(base / "metadata.sqlite", size)
-            store = StoreReader(book, history, recent)
-            reports = ReportRunner(store, Register(book.nodes().values()), lambda: 1.0)
+            store = StoreReader(metadata, history, recent)
+            reports = ReportRunner(store, NodeRegistry(metadata.nodes().values()), lambda: 1.0)
             _questions(report, reports, size, takes)
     finally:
         shutil.rmtree(base)
@@ -149,7 +148,7 @@ def _questions(report: Report, reports: ReportRunner, size: Size, takes: int) ->
             report.targets.append(Target(what, spread.text(1.0, 2, " s"), target, is_met))
         if isinstance(answer, JobReport) and answer.series:
             begun = time.perf_counter()
-            text = page(answer)
+            text = build_page(answer)
             written = (time.perf_counter() - begun) * 1e3
             report.notes.append(f"The page has {len(text) / 1e3:.0f} kB and is written in {written:.0f} ms.")
     report.tables.append(table)

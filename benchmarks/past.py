@@ -16,23 +16,22 @@ from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
-from gpulse.cluster.head.report_runner import ReportRunner
-from gpulse.cluster.protocol.requests import GetHistory, GetUsage
-from gpulse.cluster.protocol.values import Time
-from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row
-from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.reports.history import HistoryReport
-from gpulse.reports.usage import UsageReport
-from gpulse.store.history import day_summaries, rollup, share_files
-from gpulse.store.history.parquet import QUICK, connect, write_file
-from gpulse.store.history.query import History
-from gpulse.store.history.recent import Recent
+from gpulse.cluster.head.operations import ReportRunner
+from gpulse.cluster.protocol.requests import GetHistory, GetUsage, Time
+from gpulse.model.metric_catalog import CATALOG, Scope
+from gpulse.model.packed_columns import BlockPacker, ColumnLayout, PackedFrame, SubjectValues
+from gpulse.reports.metric_history import HistoryReport
+from gpulse.reports.usage_report import UsageReport
+from gpulse.store.history import compaction, gpu_share_files, rollup
+from gpulse.store.history.duckdb_query import SealedHistory
+from gpulse.store.history.parquet import FAST_COMPRESSION, open_database, write_file
+from gpulse.store.history.recent_frames import RecentFrames
 from gpulse.store.history.segments import SealedFile, Segment, new_segment, read_segments, write_meta
-from gpulse.store.log.records import Batch, Entry
-from gpulse.store.metadata.metadata import Metadata
-from gpulse.store.metadata.step import step_of
-from gpulse.store.reader import StoreReader
-from gpulse.store.registry import Register
+from gpulse.store.local import StoreReader
+from gpulse.store.log.record_payloads import FrameBatch, LogEntry
+from gpulse.store.metadata.local_metadata import Metadata
+from gpulse.store.metadata.log_updates import build_update
+from gpulse.store.node_registry import NodeRegistry
 
 NAME = "past"
 _GPUS = 8
@@ -49,8 +48,8 @@ _USERS = 40
 _PROCESSES = 4
 """So many has a job for each of its GPUs; one or two of them hold it."""
 _PID = "1000 + {} * 1000 + {} * 100 + {} * 10"
-_NARROW = share_files.GPU_METRICS
-_WIDE = tuple(name for name in CATALOGUE["gpu"])[:45]
+_NARROW = gpu_share_files.GPU_METRICS
+_WIDE = tuple(name for name in CATALOG["gpu"])[:45]
 _CHART = (
     "power_watts",
     "gpu_utilization_ratio",
@@ -93,14 +92,14 @@ class Maker:
         self._history = directory / "history"
         self._history.mkdir(parents=True)
         self._size = size
-        self._database = connect(str(directory / "spill"))
+        self._database = open_database(str(directory / "spill"))
         self._position = 0
 
     def make(self) -> None:
         """Every day has its summary but the first, of which an hour is too old, and the last, which goes on."""
         with closing(self._database):
             hours = [self._hour(hour) for hour in range(24)]
-            for _ in day_summaries.summarise(
+            for _ in compaction.summarize_day(
                 self._database, str(self._history), read_segments(str(self._history))
             ):
                 pass
@@ -124,7 +123,9 @@ class Maker:
                 files.append(self._write(target, "gpu", nodes, _gpus(nodes, begin, _HOUR, 60, metrics), 60))
             nodes = range(self._size.nodes)
             files.append(self._write(target, "process", nodes, _processes(nodes, begin, _HOUR, 60), 60))
-            files.extend(share_files.divide(self._database, target, files, level=QUICK))
+            files.extend(
+                gpu_share_files.write_share_files(self._database, target, files, level=FAST_COMPRESSION)
+            )
         return read_segments(str(self._history))[-1]
 
     def _piece(self, begin: int) -> None:
@@ -133,7 +134,9 @@ class Maker:
         with self._segment(begin, _PIECE, is_compacted=False) as (target, files):
             files.append(self._write(target, "gpu", nodes, _gpus(nodes, begin, _PIECE, 1, _NARROW), 0))
             files.append(self._write(target, "process", nodes, _processes(nodes, begin, _PIECE, 5), 0))
-            files.extend(share_files.divide(self._database, target, files, level=QUICK))
+            files.extend(
+                gpu_share_files.write_share_files(self._database, target, files, level=FAST_COMPRESSION)
+            )
 
     @contextmanager
     def _segment(
@@ -151,7 +154,7 @@ class Maker:
         suffix = f".{seconds}s" if seconds else ""
         name = f"{scope}-{nodes[0] // _NODES_A_FILE:06d}{suffix}.parquet"
         file = SealedFile(name, scope, tuple(nodes), 0, 0, 0, 0, {}, seconds)
-        return write_file(self._database, query, target, file, level=QUICK)
+        return write_file(self._database, query, target, file, level=FAST_COMPRESSION)
 
     def _copy(self, segment: Segment, day: int, *, is_real: bool) -> None:
         """The same hour of another day; where a summary stands for it, its files may as well be the same."""
@@ -182,12 +185,14 @@ class Maker:
                 "DESCRIBE SELECT * FROM read_parquet(?)", [str(source)]
             ).fetchall()
         ]
-        moved = {name: f"{name} + INTERVAL {day} DAY" for name in ("time", rollup.FIRST, rollup.LAST)}
+        moved = {
+            name: f"{name} + INTERVAL {day} DAY" for name in ("time", rollup.FIRST_TIME, rollup.LAST_TIME)
+        }
         moved |= {name: f"{name} + {day * _DAY * 1_000_000}" for name in ("first", "last")}
         moved["start_time"] = f"start_time + {day * _DAY}"
         changes = ", ".join(f"{change} AS {name}" for name, change in moved.items() if name in columns)
         query = f"SELECT * REPLACE ({changes}) FROM read_parquet('{source}')"
-        return write_file(self._database, query, target, file, level=QUICK)
+        return write_file(self._database, query, target, file, level=FAST_COMPRESSION)
 
 
 def _later(file: SealedFile, day: int) -> SealedFile:
@@ -242,7 +247,7 @@ def _processes(nodes: range, begin: int, seconds: int, step: int) -> str:
         if step == 60
         else "1::UBIGINT AS run, us // 1000000 AS sequence",
     ]
-    for metric, value in zip(share_files.PROCESS_METRICS, ("40e9", "0.25"), strict=True):
+    for metric, value in zip(gpu_share_files.PROCESS_METRICS, ("40e9", "0.25"), strict=True):
         select.append(f'{value}::DOUBLE AS "{metric}"')
         if step == 60:
             select.append(f'{value}::DOUBLE AS "min_{metric}", {value}::DOUBLE AS "max_{metric}"')
@@ -255,7 +260,7 @@ def _processes(nodes: range, begin: int, seconds: int, step: int) -> str:
 
 
 def _rolled_words() -> str:
-    return f"60::INTEGER AS samples, make_timestamptz(us) AS {rollup.FIRST}, make_timestamptz(us + 59000000) AS {rollup.LAST}"
+    return f"60::INTEGER AS samples, make_timestamptz(us) AS {rollup.FIRST_TIME}, make_timestamptz(us + 59000000) AS {rollup.LAST_TIME}"
 
 
 def _moments(nodes: range, begin: int, seconds: int, step: int) -> str:
@@ -265,10 +270,10 @@ def _moments(nodes: range, begin: int, seconds: int, step: int) -> str:
     )
 
 
-def make_recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
+def make_recent(size: Size) -> tuple[RecentFrames, dict[int, ColumnLayout], list[bytes]]:
     """Frames that came since the last sealing, and the layouts of GPUs by node."""
-    layouts: dict[int, Layout] = {}
-    recent, texts = Recent(layouts), []
+    layouts: dict[int, ColumnLayout] = {}
+    recent, texts = RecentFrames(layouts), []
     for node in range(size.nodes):
         of_gpus, of_processes = BlockPacker("gpu"), BlockPacker("process")
         uuids = [f"GPU-{node:08d}-0000-4000-8000-{gpu:012d}" for gpu in range(_GPUS)]
@@ -278,8 +283,8 @@ def make_recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
             {"pid": _pid(node, _JOBS_A_DAY - 1, gpu), "start_time": start, "gpu": uuid}
             for gpu, uuid in enumerate(uuids)
         ]
-        values: list[Row] = [(dict.fromkeys(_NARROW, 0.5), {})] * _GPUS
-        used: list[Row] = [({"gpu_memory_bytes": 40 << 30, "sm_ratio": 0.25}, {})] * _GPUS
+        values: list[SubjectValues] = [(dict.fromkeys(_NARROW, 0.5), {})] * _GPUS
+        used: list[SubjectValues] = [({"gpu_memory_bytes": 40 << 30, "sm_ratio": 0.25}, {})] * _GPUS
         frames = []
         for second in range(size.end - _NEWEST_SECONDS, size.end):
             blocks = [of_gpus.pack(gpus, values)[0]]
@@ -290,11 +295,11 @@ def make_recent(size: Size) -> tuple[Recent, dict[int, Layout], list[bytes]]:
             layouts[packer._id] = packer.layout  # noqa: SLF001
         texts.append(of_gpus.text)
         run = node.to_bytes(16, "big")
-        recent.add(1000 + node, Batch(run, node, 1, len(frames), 0, 0, b"".join(frames)))
+        recent.add(1000 + node, FrameBatch(run, node, 1, len(frames), 0, 0, b"".join(frames)))
     return recent, layouts, texts
 
 
-def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[bytes]) -> Metadata:
+def make_metadata(path: Path, size: Size, layouts: dict[int, ColumnLayout], texts: list[bytes]) -> Metadata:
     """Nodes, their GPUs, and the processes of all days."""
     ids = {layout.to_json(): number for number, layout in layouts.items()}
     facts = []
@@ -302,14 +307,14 @@ def make_book(path: Path, size: Size, layouts: dict[int, Layout], texts: list[by
         number = str(ids[text])
         name = f"node-{node}"
         facts += [
-            Entry.of_fact(
+            LogEntry.of_fact(
                 "node", id=node, name=name, host=name, machine=name, time=float(_BEGIN), facts={}, labels={}
             ),
-            Entry.of_fact("layout", id=number, text=text.decode()),
-            Entry.of_fact("devices", node=node, layout=number, time=float(_BEGIN)),
+            LogEntry.of_fact("layout", id=number, text=text.decode()),
+            LogEntry.of_fact("devices", node=node, layout=number, time=float(_BEGIN)),
         ]
-    with Metadata(str(path)) as book:
-        book.apply(step_of(len(facts), facts))
+    with Metadata(str(path)) as metadata:
+        metadata.apply(build_update(len(facts), facts))
     length = _DAY // _JOBS_A_DAY
     rows = (
         (
@@ -379,11 +384,11 @@ def run(*, quick: bool, takes: int) -> Report:
         recent, layouts, texts = make_recent(size)
         made = time.perf_counter() - begun
         with (
-            make_book(base / "metadata.sqlite", size, layouts, texts) as book,
-            closing(History(base)) as history,
+            make_metadata(base / "metadata.sqlite", size, layouts, texts) as metadata,
+            closing(SealedHistory(base)) as history,
         ):
-            store = StoreReader(book, history, recent)
-            reports = ReportRunner(store, Register(book.nodes().values()), lambda: 1.0)
+            store = StoreReader(metadata, history, recent)
+            reports = ReportRunner(store, NodeRegistry(metadata.nodes().values()), lambda: 1.0)
             _questions(report, reports, size, takes)
             files = len(history.segments), len(history.summaries), history.size_bytes
     finally:

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.measure import ROOT, child_environment
-from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.grpc_link import GrpcLink
-from gpulse.cluster.client.link import Credentials, Reply
+from gpulse.cluster.client.grpc_transport import GrpcTransport
+from gpulse.cluster.client.transport import HeadAddress, HeadCredentials, Reply
 
 _SYNCS = Path(__file__).parent / "children" / "syncs.c"
 _END_SECONDS = 60.0
@@ -126,6 +125,15 @@ class Process:
 
         return [json.loads(line) for line in self.until(enough, seconds)]
 
+    def answer(self, seconds: float = _END_SECONDS) -> Any:
+        """The last line that it prints before it ends, as JSON."""
+        self._popen.wait(seconds)
+        return json.loads(self.said().strip().split("\n")[-1])
+
+    def signal_end(self) -> None:
+        """Ask it to end, and go on."""
+        self._popen.send_signal(signal.SIGTERM)
+
     def end(self) -> None:
         """End it gently; one that stays is killed."""
         if self._popen.poll() is None:
@@ -142,7 +150,12 @@ class Head(Process):
     """`gpulse head` on free ports, with its disk waits counted."""
 
     def __init__(
-        self, folder: Path, *options: str, core: int | None = None, counted: Path | None = None
+        self,
+        folder: Path,
+        *options: str,
+        core: int | None = None,
+        counted: Path | None = None,
+        source: Path | None = None,
     ) -> None:
         self.data = folder / "data"
         self._syncs = folder / "syncs"
@@ -152,6 +165,8 @@ class Head(Process):
         command = [sys.executable, "-m", "gpulse", "head", "--port", "0", "--http-port", str(_free_port())]
         command += ["--data-dir", str(self.data), "--output-dir", str(output), *options]
         counting = {} if counted is None else {"LD_PRELOAD": str(counted), "BENCH_SYNCS": str(self._syncs)}
+        if source is not None:
+            counting["PYTHONPATH"] = str(source)
         super().__init__(command, folder, core=core, environment=counting)
         try:
             self.until((self.data / "head.json").exists)
@@ -179,7 +194,7 @@ class Head(Process):
     def asked(self) -> Iterator[Callable[..., Reply]]:
         """Ask it over gRPC: `ask(operation, body)`."""
         host, _, port = self.address.rpartition(":")
-        link = GrpcLink(Address("grpc", host, int(port)), Credentials(), 120.0)
+        link = GrpcTransport(HeadAddress("grpc", host, int(port)), HeadCredentials(), 120.0)
 
         def ask(operation: str, **body: Any) -> Reply:
             answer = link.ask(operation, body)
@@ -217,6 +232,13 @@ def memory(pid: int | None, what: str = "VmRSS") -> float:
             if line.startswith(what):
                 return int(line.split()[1]) * 1024 / _MIB
     return 0.0
+
+
+def private_memory(pid: int) -> tuple[float, float]:
+    """What only this process uses, in MB, and that together with its part of what it shares (PSS)."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    sizes = {line.split()[0]: int(line.split()[1]) / 1024 for line in text.splitlines()[1:]}
+    return sizes["Private_Clean:"] + sizes["Private_Dirty:"], sizes["Pss:"]
 
 
 def thread_switches(pid: int) -> dict[int, int]:

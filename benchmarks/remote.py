@@ -1,4 +1,4 @@
-"""What sending every sample to an engine costs: 10,000 GPUs of 25 metrics, once a second, as the CPU of the sending process."""
+"""What sending every sample to a time-series database costs: 10,000 GPUs of 25 metrics, once a second, as the CPU of the sending process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from typing import NamedTuple
 from benchmarks import measure
 from benchmarks.fleet import gpu_uuid, host_name
 from benchmarks.measure import Report, Table, Target
-from gpulse.model.columns import Block, BlockPacker, Layout, PackedFrame, Row, unpack
-from gpulse.model.metric import CATALOGUE
-from gpulse.model.series import labels_of
+from gpulse.model.metric_catalog import CATALOG
+from gpulse.model.packed_columns import (
+    BlockPacker,
+    ColumnBlock,
+    ColumnLayout,
+    PackedFrame,
+    SubjectValues,
+    unpack_block,
+)
+from gpulse.model.series_labels import build_series_labels
 from gpulse.store.log.log import Log
-from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.log.record_payloads import BATCH, FACT, FrameBatch, encode_fact
 from gpulse.store.tsdb.config import TsdbConfig
-from gpulse.store.tsdb.forwarder import Forwarder
-from gpulse.store.tsdb.wire import labels_bytes, varint
+from gpulse.store.tsdb.send_supervisor import TsdbForwarder
+from gpulse.store.tsdb.write_request import encode_labels, encode_varint
 
 NAME = "remote"
 _GPUS = 8
@@ -42,7 +49,7 @@ class Load(NamedTuple):
     blocks: list[bytes]
     missing: list[bytes]
     """The same with some values unknown."""
-    layout: Layout
+    layout: ColumnLayout
 
     @property
     def samples(self) -> int:
@@ -52,7 +59,7 @@ class Load(NamedTuple):
 
 def load_of(nodes: int) -> Load:
     """A fleet of nodes whose GPUs have as many metrics as the promise says."""
-    names = [metric.name for metric in CATALOGUE["gpu"].values() if metric.resolution <= 1][:_METRICS]
+    names = [metric.name for metric in CATALOG["gpu"].values() if metric.resolution <= 1][:_METRICS]
     facts, layouts = [], []
     packer = BlockPacker("gpu", names)
     blocks = [packer.pack(_subjects(0), _rows(names, second))[0].numbers for second in range(_VARIANTS)]
@@ -65,8 +72,8 @@ def load_of(nodes: int) -> Load:
         block, _ = one.pack(_subjects(node), _rows(names, 0))
         layouts.append(block.layout)
         name = host_name(node)
-        facts.append(fact_bytes("node", id=node, name=name, host=name, machine=f"m{node}", time=0))
-        facts.append(fact_bytes("layout", id=str(block.layout), text=one.text.decode()))
+        facts.append(encode_fact("node", id=node, name=name, host=name, machine=f"m{node}", time=0))
+        facts.append(encode_fact("layout", id=str(block.layout), text=one.text.decode()))
     return Load(facts, layouts, blocks, missing, packer.layout)
 
 
@@ -74,7 +81,7 @@ def _subjects(node: int) -> list[dict[str, object]]:
     return [{"uuid": gpu_uuid(node, place), "index": place, "name": "NVIDIA H200"} for place in range(_GPUS)]
 
 
-def _rows(names: list[str], second: int) -> list[Row]:
+def _rows(names: list[str], second: int) -> list[SubjectValues]:
     return [
         ({name: 1000 + 7 * second + place + gpu for place, name in enumerate(names)}, {})
         for gpu in range(_GPUS)
@@ -94,14 +101,14 @@ class Figures(NamedTuple):
     """Samples a second while what waited is sent."""
 
 
-def sent(engine: TsdbConfig, load: Load, seconds: int, *, with_gaps: bool) -> Figures:
+def sent(tsdb: TsdbConfig, load: Load, seconds: int, *, with_gaps: bool) -> Figures:
     """Write a log as a head does, once a second, and measure who sends it."""
     directory = tempfile.mkdtemp(prefix="gpulse-bench-")
     blocks = load.missing if with_gaps else load.blocks
     try:
         with Log(f"{directory}/log", segment_bytes=256 << 20) as log:
             log.append_many([(FACT, fact) for fact in load.facts])
-            forwarder = Forwarder(directory, engine, limit_bytes=10 << 30)
+            forwarder = TsdbForwarder(directory, tsdb, limit_bytes=10 << 30)
             forwarder.start()
             try:
                 _play(log, forwarder, load, blocks, range(3))  # templates are made once
@@ -121,7 +128,7 @@ def sent(engine: TsdbConfig, load: Load, seconds: int, *, with_gaps: bool) -> Fi
 
 
 def _play(
-    log: Log, forwarder: Forwarder, load: Load, blocks: list[bytes], seconds: range, *, pace: float = 1.0
+    log: Log, forwarder: TsdbForwarder, load: Load, blocks: list[bytes], seconds: range, *, pace: float = 1.0
 ) -> float:
     """Write some seconds in time, or at once; how long after the last commit everything was confirmed."""
     begun = time.monotonic()
@@ -131,8 +138,8 @@ def _play(
         records = []
         for node, layout in enumerate(load.layouts):
             numbers = blocks[(second + node) % _VARIANTS]
-            frame = PackedFrame(now_us, second * 1_000_000, (Block(layout, numbers),)).to_bytes()
-            records.append((BATCH, Batch(bytes(16), node, second + 1, 1, now_us, 0, frame).to_bytes()))
+            frame = PackedFrame(now_us, second * 1_000_000, (ColumnBlock(layout, numbers),)).to_bytes()
+            records.append((BATCH, FrameBatch(bytes(16), node, second + 1, 1, now_us, 0, frame).to_bytes()))
         log.append_many(records)
         if pace:
             forwarder.wake(log.sync())
@@ -140,7 +147,7 @@ def _play(
     committed = time.monotonic()
     while forwarder.reached < log.last:
         if time.monotonic() - committed > 60:
-            raise RuntimeError(f"the engine does not follow: {forwarder.state()}")
+            raise RuntimeError(f"the database does not follow: {forwarder.state()}")
         time.sleep(0.01)
     return max(0.0, time.monotonic() - committed)
 
@@ -163,10 +170,12 @@ def naive_seconds(load: Load) -> float:
     count = 0
     for node in range(20):
         for subject, values in zip(
-            _subjects(node), unpack(load.layout, load.blocks[node % _VARIANTS]), strict=True
+            _subjects(node), unpack_block(load.layout, load.blocks[node % _VARIANTS]), strict=True
         ):
             for name, value in values.items():
-                _message(labels_of("gpu", host_name(node), subject), f"gpulse_gpu_{name}", float(value))
+                _message(
+                    build_series_labels("gpu", host_name(node), subject), f"gpulse_gpu_{name}", float(value)
+                )
                 count += 1
     return (time.process_time() - begun) / count
 
@@ -174,14 +183,14 @@ def naive_seconds(load: Load) -> float:
 def _message(labels: dict[str, str], name: str, value: float) -> bytes:
     import struct  # noqa: PLC0415  as one who builds it plainly would
 
-    sample = b"\x09" + struct.pack("<d", value) + b"\x10" + varint(1_767_225_600_000)
-    content = labels_bytes({"__name__": name, **labels}) + b"\x12" + varint(len(sample)) + sample
-    return b"\x0a" + varint(len(content)) + content
+    sample = b"\x09" + struct.pack("<d", value) + b"\x10" + encode_varint(1_767_225_600_000)
+    content = encode_labels({"__name__": name, **labels}) + b"\x12" + encode_varint(len(sample)) + sample
+    return b"\x0a" + encode_varint(len(content)) + content
 
 
 @contextmanager
 def victoria() -> Iterator[TsdbConfig]:
-    """A real engine."""
+    """A real database."""
     directory = tempfile.mkdtemp(prefix="gpulse-bench-vm-")
     with measure.child("remote_sink", (), measure.child_environment()) as free:
         port = free.hear()["port"]
@@ -212,7 +221,7 @@ def victoria() -> Iterator[TsdbConfig]:
 
 @contextmanager
 def sink() -> Iterator[TsdbConfig]:
-    """An engine that keeps nothing."""
+    """A time-series database that keeps nothing."""
     with measure.child("remote_sink", (), measure.child_environment()) as listening:
         yield TsdbConfig(f"http://127.0.0.1:{listening.hear()['port']}/api/v1/write")
 
@@ -226,7 +235,7 @@ def run(*, quick: bool, nodes: int, seconds: int) -> Report:
     table = Table(
         f"{nodes * _GPUS:,} GPUs of {_METRICS} metrics, {load.samples:,} samples a second, for {seconds} s:",
         (
-            "engine",
+            "database",
             "samples/s",
             "CPU of the sender",
             "a second is confirmed after",
@@ -239,10 +248,10 @@ def run(*, quick: bool, nodes: int, seconds: int) -> Report:
         contenders.append(("VictoriaMetrics", victoria, False))
     share = wire = 0.0
     for name, opened, with_gaps in contenders:
-        with opened() as engine:
-            found = sent(engine, load, seconds, with_gaps=with_gaps)
+        with opened() as tsdb:
+            found = sent(tsdb, load, seconds, with_gaps=with_gaps)
             if opened is sink and not with_gaps:
-                with urllib.request.urlopen(engine.write_url, timeout=10) as answer:
+                with urllib.request.urlopen(tsdb.write_url, timeout=10) as answer:
                     wire = int(answer.read()) / (load.samples * (3 + 2 * seconds))
         share = max(share, found.share * 250_000 / found.samples_a_second)
         table.rows.append(

@@ -15,9 +15,9 @@ from typing import NamedTuple, Self
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
 from benchmarks.processes import Head, Process, cores, cpu_seconds, workplace
-from gpulse.cluster.agent.board import Board
-from gpulse.cluster.agent.identity import Identity
-from gpulse.sources.simulated import DemoMachine
+from gpulse.cluster.agent.identity import AgentIdentity
+from gpulse.cluster.agent.metrics_server import MetricsPage
+from gpulse.sources.demo_machine import DemoMachine
 
 NAME = "scrape"
 _GPUS = 8
@@ -180,8 +180,8 @@ def agent(report: Report, size: Size) -> None:
     finally:
         machine.close()
     for name, dcgm_names in (("ours", False), ("DCGM's", True)):
-        me = Identity("node", "m", "b", "i", 1)
-        board = Board(me, dcgm_names=dcgm_names, monotonic=lambda: frames[-1].monotonic)
+        me = AgentIdentity("node", "m", "b", "i", 1)
+        board = MetricsPage(me, dcgm_names=dcgm_names, monotonic=lambda: frames[-1].monotonic)
         for frame in frames:
             board.show(frame, (), 1.0)
         takes, page = [], ""

@@ -20,27 +20,27 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.measure import Report, Spread, Table, Target
-from gpulse.model.columns import (
+from gpulse.model.metric_catalog import CATALOG, Metric
+from gpulse.model.packed_columns import (
     MISSING_NARROW,
     MISSING_WIDE,
-    Block,
-    Column,
-    Layout,
+    ColumnBlock,
+    ColumnLayout,
+    LayoutColumn,
     PackedFrame,
-    column_of,
+    build_column,
     is_wide,
     layout_id,
 )
-from gpulse.model.metric import CATALOGUE, Metric
-from gpulse.sources.recording import Recording
-from gpulse.store.history.blocks import make_stack
-from gpulse.store.history.query import History
+from gpulse.sources.recording_reader import Recording
+from gpulse.store.history.duckdb_query import SealedHistory
+from gpulse.store.history.frame_blocks import build_stack
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.recent import Recent
+from gpulse.store.history.recent_frames import RecentFrames
 from gpulse.store.log.log import Log
-from gpulse.store.log.records import BATCH, Batch, Entry
-from gpulse.store.metadata.metadata import Metadata
-from gpulse.store.metadata.step import Step, step_of
+from gpulse.store.log.record_payloads import BATCH, FrameBatch, LogEntry
+from gpulse.store.metadata.local_metadata import Metadata
+from gpulse.store.metadata.log_updates import MetadataUpdate, build_update
 from gpulse.store.seal_process import open_writer
 from gpulse.store.store import Query
 
@@ -73,8 +73,8 @@ class Looped:
         self._turn = count()
         rows = [[frame.gpus[0].values for frame in Recording(path) if frame.gpus] for path in recordings]
         present = {name for recording in rows for values in recording for name in values}
-        self.metrics = [metric for metric in CATALOGUE["gpu"].values() if metric.name in present]
-        self.columns = [column_of(metric) for metric in self.metrics]
+        self.metrics = [metric for metric in CATALOG["gpu"].values() if metric.name in present]
+        self.columns = [build_column(metric) for metric in self.metrics]
         self._noisy = np.array([_is_noisy(metric) for metric in self.metrics])
         self._laps = [
             [
@@ -114,14 +114,14 @@ def _is_noisy(metric: Metric) -> bool:
     return metric.unit == "bytes/second" or (metric.kind == "ratio" and metric.resolution < 0.01)
 
 
-def _steps(value: float | None, column: Column) -> int:
+def _steps(value: float | None, column: LayoutColumn) -> int:
     return MISSING_WIDE if value is None else round(value * column.steps / column.size)
 
 
 class NodeFrames(NamedTuple):
     """A node's frames as an agent would send them."""
 
-    layout: Layout
+    layout: ColumnLayout
     blocks: NDArray[np.uint8]
     """By second and byte."""
     times: NDArray[np.int64]
@@ -130,18 +130,20 @@ class NodeFrames(NamedTuple):
     host: str = ""
     machine: str = ""
 
-    def batches(self, node: int, seconds: range) -> Iterator[Batch]:
+    def batches(self, node: int, seconds: range) -> Iterator[FrameBatch]:
         """Frames of some seconds."""
         number = layout_id(self.layout.to_json())
         begin, end = max(seconds.start - self.first, 0), seconds.stop - self.first
         for first in range(begin, end, _BATCH_FRAMES):
             count = min(_BATCH_FRAMES, end - first)
             frames = b"".join(
-                PackedFrame(int(self.times[at]), at, (Block(number, self.blocks[at].tobytes()),)).to_bytes()
+                PackedFrame(
+                    int(self.times[at]), at, (ColumnBlock(number, self.blocks[at].tobytes()),)
+                ).to_bytes()
                 for at in range(first, first + count)
             )
             run = node.to_bytes(16, "big")
-            yield Batch(run, node, first + 1, count, int(self.times[first + count - 1]), 0, frames)
+            yield FrameBatch(run, node, first + 1, count, int(self.times[first + count - 1]), 0, frames)
 
 
 def make_node(
@@ -162,7 +164,7 @@ def make_node(
     narrow = [place for place, metric in enumerate(looped.metrics) if not is_wide(metric)]
     small = numbers[:, narrow]
     small = np.where(small == MISSING_WIDE, MISSING_NARROW, small).astype("<i4")
-    layout = Layout(
+    layout = ColumnLayout(
         "gpu",
         tuple(
             {
@@ -201,16 +203,16 @@ class Made(NamedTuple):
 
 
 def make_store(
-    directory: Path, nodes: Mapping[int, NodeFrames], seconds: int, facts: Sequence[Entry] = ()
+    directory: Path, nodes: Mapping[int, NodeFrames], seconds: int, facts: Sequence[LogEntry] = ()
 ) -> Made:
-    """Write a log as a head does, and keep the book, seal and merge as it grows; `facts` come after the nodes'."""
+    """Write a log as a head does, and keep the metadata, seal and merge as it grows; `facts` come after the nodes'."""
     sealing = compacting = 0.0
     sealed_bytes = samples = 0
     directory.mkdir(parents=True, exist_ok=True)
-    with Log(directory / "log") as log, Metadata(str(directory / "metadata.sqlite")) as book:
-        known = [*_node_facts(nodes), *facts]
+    with Log(directory / "log") as log, Metadata(str(directory / "metadata.sqlite")) as metadata:
+        known = [*node_facts(nodes), *facts]
         log.append_many((entry.kind, entry.payload) for entry in known)
-        book.apply(step_of(log.sync(), known))
+        metadata.apply(build_update(log.sync(), known))
         with closing(open_writer(str(directory))) as writer:
             for begin in range(0, seconds, _SEAL_SECONDS):
                 span = range(begin, min(begin + _SEAL_SECONDS, seconds))
@@ -221,7 +223,7 @@ def make_store(
                         lasts[batch.run] = batch.last
                         samples += batch.count * _GPUS
                 position = log.sync()
-                book.apply(Step(position, [], lasts, []))
+                metadata.apply(MetadataUpdate(position, [], lasts, []))
                 spent, answer = _timed(lambda position=position: writer.seal(position))  # type: ignore[misc]
                 sealing += spent
                 sealed_bytes += sum(
@@ -230,17 +232,17 @@ def make_store(
                     for file in (directory / "history" / name).iterdir()
                 )
                 compacting += _timed(writer.compact)[0]
-                log.drop_before(min(position, book.checkpoint()))
+                log.drop_before(min(position, metadata.checkpoint()))
     return Made(samples, sealing, compacting, sealed_bytes)
 
 
-def _node_facts(nodes: Mapping[int, NodeFrames]) -> Iterator[Entry]:
+def node_facts(nodes: Mapping[int, NodeFrames]) -> Iterator[LogEntry]:
     """What a head writes down when nodes say hello."""
     for node, made in nodes.items():
         text = made.layout.to_json()
         begin = int(made.times[0]) / 1e6
         host = made.host or f"node-{node:04d}"
-        yield Entry.of_fact(
+        yield LogEntry.of_fact(
             "node",
             id=node,
             name=host,
@@ -250,11 +252,11 @@ def _node_facts(nodes: Mapping[int, NodeFrames]) -> Iterator[Entry]:
             facts={},
             labels={},
         )
-        yield Entry.of_fact(
+        yield LogEntry.of_fact(
             "run", run=node.to_bytes(16, "big").hex(), node=node, time=begin, version="", pid=1, boot=""
         )
-        yield Entry.of_fact("layout", id=str(layout_id(text)), text=text.decode())
-        yield Entry.of_fact("devices", node=node, layout=str(layout_id(text)), time=begin)
+        yield LogEntry.of_fact("layout", id=str(layout_id(text)), text=text.decode())
+        yield LogEntry.of_fact("devices", node=node, layout=str(layout_id(text)), time=begin)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -289,7 +291,7 @@ def _columns(directory: Path, samples: int) -> Table:
 
 def _references(node: NodeFrames, seconds: int) -> dict[str, float]:
     """The same samples as others would keep them, in bytes a GPU-sample: JSON lines and rows of SQLite."""
-    stack = make_stack(
+    stack = build_stack(
         1, node.layout, node.times[:seconds], [1] * seconds, range(seconds), node.blocks[:seconds].tobytes()
     )
     names = [column.name for column in (*node.layout.wide, *node.layout.narrow)]
@@ -313,8 +315,8 @@ def _references(node: NodeFrames, seconds: int) -> dict[str, float]:
 
 def _ask(directory: Path, takes: int, work: Callable[[HistoryReader], int]) -> tuple[float, Spread, int]:
     """The first answer of a fresh history, the spread of later ones, and how many points each has."""
-    with closing(History(directory)) as history:
-        samples = HistoryReader(history, Recent({}))
+    with closing(SealedHistory(directory)) as history:
+        samples = HistoryReader(history, RecentFrames({}))
         times = []
         points = 0
         for _ in range(takes + 1):

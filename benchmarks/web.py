@@ -24,6 +24,7 @@ _GPUS = 8
 _HOUR = 3600
 _SETTLE_SECONDS = 5.0
 _VIEW = {"width": 1600, "height": 1000}
+_DENSITIES = ("strips", "rows", "cards")
 _STATIC = measure.ROOT / "src/gpulse/web/static"
 _CHROMIUM = (
     "--no-sandbox",
@@ -115,12 +116,12 @@ class _Watched(NamedTuple):
 
 
 def page(report: Report, size: Size) -> None:
-    """The front page and the map with a fleet at 1 Hz: work by update, memory over time."""
+    """The overview in each density with a fleet at 1 Hz: work by update, memory over time."""
     table = Table(
-        f"A page of {size.nodes * _GPUS:,} GPUs at 1 Hz, each with a job, {size.page_seconds:.0f} s in headless Chromium, "
+        f"The overview of {size.nodes * _GPUS:,} GPUs at 1 Hz, each with a job, {size.page_seconds:.0f} s in headless Chromium, "
         f"{_VIEW['width']}x{_VIEW['height']}:",
         (
-            "page",
+            "density",
             "script, style, layout by update",
             "95 %",
             "heap at first",
@@ -128,11 +129,11 @@ def page(report: Report, size: Size) -> None:
             "DOM nodes, first, end",
         ),
     )
-    for name, where in (("overview", "#/"), ("map", "#/map")):
+    for name in _DENSITIES:
         with _served(size, size.page_seconds + 120.0) as (_, made, address), _browser() as browser:
             shown = browser.new_page(viewport=_VIEW)  # type: ignore[arg-type]
-            shown.goto(address + where)
-            shown.wait_for_selector("main [data-node], main canvas", state="attached")
+            shown.goto(f"{address}#/?density={name}")
+            shown.wait_for_selector("main [data-node] [data-gpu]", state="attached")
             seen = _watch(shown, size.page_seconds)
             made.check()
         work, most = Spread.of(seen.work), sorted(seen.work)[math.floor(0.95 * (len(seen.work) - 1))]
@@ -207,14 +208,14 @@ def _memory(debugger: CDPSession) -> tuple[float, float]:
 
 
 def load(report: Report, size: Size) -> None:
-    """From the address to the first paint and to all cards, with nothing cached; and what is loaded for it."""
+    """From the address to the first paint and to all nodes, with nothing cached; and what is loaded for it."""
     paints, cards, moved = [], [], []
     with _served(size, 120.0 + 5.0 * size.loads) as (_, made, address), _browser() as browser:
         for _ in range(size.loads):
             context = browser.new_context(viewport=_VIEW)  # type: ignore[arg-type]
             shown = context.new_page()
             shown.goto(address)
-            shown.wait_for_selector(f"article[data-node] >> nth={size.nodes - 1}", state="attached")
+            shown.wait_for_selector(f"main [data-node] >> nth={size.nodes - 1}", state="attached")
             cards.append(float(shown.evaluate("performance.now()")))
             paints.append(
                 float(shown.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
@@ -243,7 +244,7 @@ def load(report: Report, size: Size) -> None:
         ),
     ]
     report.notes.append(
-        f"All {size.nodes} cards of {size.nodes * _GPUS:,} GPUs were there after {drawn.text(1, 0, ' ms')}. All files of all pages "
+        f"All {size.nodes} nodes with {size.nodes * _GPUS:,} GPUs were there after {drawn.text(1, 0, ' ms')}. All files of all pages "
         f"together have {everything / 1e3:.0f} kB before they are compressed."
     )
 

@@ -1,10 +1,10 @@
-"""A retail query in the manner of GPU-BDB, monitored: which items of each category are bought right after they were looked at.
+"""Monitor a retail query in the style of GPU-BDB: which items of each category are bought right after they were viewed.
 
     python examples/gpu_bdb.py [--scheduler ADDRESS] [--rows N] [--out DIRECTORY]
 
-It makes its own data, so it needs nothing but a cluster: the one whose scheduler is named, or one on this machine. The
-data frames are cuDF's where cuDF is installed, and pandas' elsewhere. The five steps of the recipe are in `main`; the
-benchmark itself knows nothing of being monitored.
+It generates its own data, so it needs only a cluster: that of the given scheduler, or one on this machine. It uses cuDF
+where cuDF is installed, and pandas otherwise. The five steps are in `main`; the query itself does not know that it is
+monitored.
 """
 
 from __future__ import annotations

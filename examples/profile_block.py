@@ -1,8 +1,8 @@
-"""A training loop that measures itself: which phase uses the energy, how full the memory gets, what holds it up.
+"""Measure a training loop: which phase uses the energy, how full the memory gets, what slows it down.
 
     python examples/profile_block.py [--steps N]
 
-It trains on the GPU with torch where there is one, and only pretends to elsewhere: times are measured all the same.
+It trains on the GPU with torch if there is one, and otherwise only waits; times are measured in both cases.
 """
 
 from __future__ import annotations

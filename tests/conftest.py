@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -19,8 +21,12 @@ from tests import prerequisites
 
 pytest_plugins = ["tests.fakes.nvml.fixtures"]
 
-_GRACE_SECONDS = 3.0
-"""For threads that were told to end and processes that were killed."""
+EXAMPLES = int(os.environ.get("GPULSE_EXAMPLES", "40"))
+"""Examples of a property test that does not say how many it needs; each run tries others."""
+_GRACE_SECONDS = 30.0
+"""For threads that were told to end and processes that were killed, also on a busy machine."""
+_COLLECT_AFTER_SECONDS = 0.03
+"""Most of them end by themselves within this time; collecting garbage among thousands of tests takes longer."""
 _FOREIGN = ("/etc/", "/lib", "/usr/", "/var/cache/", "/var/lib/")
 """Where the system and its libraries have files that they keep open, such as libuuid its clock in /var/lib."""
 _OWN = (str(Path(__file__).parents[1]), tempfile.gettempdir())
@@ -28,7 +34,7 @@ _OWN = (str(Path(__file__).parents[1]), tempfile.gettempdir())
 
 
 def pytest_configure() -> None:
-    """Let the programs that tests start hear the signals that tests send them, whoever started the tests.
+    """Give the programs that tests start the same signals and bytecode, whoever started the tests.
 
     A shell without job control starts background jobs with SIGINT and SIGQUIT ignored, and `nohup` ignores SIGHUP; a
     program inherits that from its parent.
@@ -39,17 +45,23 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A busy machine makes every example slow, which says nothing about the code.
-    settings.register_profile("gpulse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "gpulse", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("gpulse")
+    # Tests start hundreds of interpreters; without bytecode on disk each of them compiles all that it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
-    settings.register_profile("gpulse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile(
-        "gpulse"
-    )  # how long an example takes says how busy the machine is, and nothing about our code
+
+def pytest_collectstart() -> None:
+    """What is imported and collected stays: to look at it again and again takes a fifth of the time."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """Thousands of tests and all that they import stay: whoever collects garbage need not look at them each time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -96,33 +108,45 @@ def _reason(report: pytest.TestReport) -> str:
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may run in a container, whose processes hold no GPU: the fake driver's numbers are meant as they are."""
     here = {os.readlink("/proc/self/ns/pid"), "pid:[4026531836]"}
-    monkeypatch.setattr("gpulse.sources.namespaces._OF_HOSTS", here)
+    monkeypatch.setattr("gpulse.sources.processes._HOST_PID_NAMESPACES", here)
 
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves threads, child processes or open files behind."""
+    """Fails a test that leaves threads, child processes, open files or a changed logging behind."""
     before = _held()
     yield
     if request.node.get_closest_marker("gpu") is not None:
         return  # a real driver's library keeps event files open for as long as it is loaded
     left = _held() - before
     deadline = time.monotonic() + _GRACE_SECONDS
+    pause_seconds = 0.001
     while left and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
+        time.sleep(pause_seconds)
+        if pause_seconds >= _COLLECT_AFTER_SECONDS:
+            gc.collect()
+        pause_seconds = min(2 * pause_seconds, 4 * _COLLECT_AFTER_SECONDS)
         left = _held() - before
     assert set() == left
 
 
 def _held() -> set[str]:
-    return {*_threads(), *_children(), *_files()}
+    return {*_threads(), *_children(), *_files(), *_logging()}
 
 
 def _threads() -> Iterator[str]:
     for thread in threading.enumerate():
         if thread.is_alive():
             yield f"thread {thread.name} ({thread.ident})"
+
+
+def _logging() -> Iterator[str]:
+    """Yield the level and the handlers of the root logger, which decide what later tests read in `caplog`."""
+    root = logging.getLogger()
+    yield f"logging at {logging.getLevelName(root.level)}"
+    for handler in root.handlers:
+        if not type(handler).__module__.startswith("_pytest."):
+            yield f"logging to {handler!r} ({id(handler)})"
 
 
 def _children() -> Iterator[str]:

@@ -96,7 +96,9 @@ TOOLS = {
     "ip and nft": Tool(_all("ip", "nft"), ("iproute2", "nftables")),
     "libfaketime": Tool(lambda: find_faketime() is not None, ("libfaketime",)),
     "busybox": Tool(_all("busybox"), ("busybox",)),
+    "man": Tool(_all("man"), ("man-db",)),
     "mksh": Tool(_all("mksh"), ("mksh",)),
+    "User-mode Linux": Tool(_all("linux.uml"), ("user-mode-linux",)),
     "util-linux": Tool(_all("runuser", "setpriv", "setsid", "unshare"), ("util-linux",)),
 }
 """Every program that tests may `require`, by the name under which they do."""
@@ -107,12 +109,14 @@ GROUPS = {
             lambda: _runs(sys.executable, "-c", "import ensurepip, venv"), ("python3-venv",)
         )
     },
+    "node": {"Node.js and npm": Tool(_all("node", "npm"), ("nodejs", "npm"))},
     "test": TOOLS,
     "walk": {"mmdebstrap": Tool(_all("mmdebstrap"), ("mmdebstrap",))},
 }
-"""What is installed together: for the virtual environment, for the tests, for the walk through the documentation."""
+"""Tools that are installed together: for the virtual environment, the checks of JavaScript, the tests, the walk through the documentation."""
 _CONSEQUENCES = {
     "venv": f"{sys.executable} cannot make a virtual environment without these modules.",
+    "node": "The dashboard's JavaScript cannot be checked without them.",
     "test": "The tests that need them are skipped, and listed at the end.",
     "walk": "The documentation cannot be tried out without it.",
 }

@@ -1,7 +1,7 @@
 """The same calls as gpulse's reading of the GPUs, in one plain loop over nvidia-ml-py that keeps the answers.
 
 Arguments: gpulse's periods in seconds of what it calls slow, graphics and shares. What is called follows
-`gpulse.sources.nvml.probes`; `benchmarks.sample_cost` prints the calls of both, which shows where they part.
+`gpulse.sources.nvml.metric_probes`; `benchmarks.sample_cost` prints the calls of both, which shows where they part.
 """
 
 from __future__ import annotations

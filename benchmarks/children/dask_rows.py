@@ -14,12 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpulse.integrations.dask.asking import CustomReader
-from gpulse.integrations.dask.jobs import Label
-from gpulse.integrations.dask.recorder import Executing, Parcel, Recorder
-from gpulse.integrations.dask.rows import FrameReader
-from gpulse.integrations.dask.tracking import columns
-from gpulse.integrations.dask.wire import ROWS
+from gpulse.integrations.dask.csv_files import FrameReader
+from gpulse.integrations.dask.job_labels import GraphLabel
+from gpulse.integrations.dask.trackable_metrics import build_columns
+from gpulse.integrations.dask.worker_registry import ROWS_HANDLER
+from gpulse.integrations.dask.worker_sampling import (
+    CustomMetricRunner,
+    ExecutingTasks,
+    RowBatch,
+    WorkerSamplingThread,
+)
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
 
@@ -62,21 +66,21 @@ def frames(gpus: int, count: int) -> Iterator[Frame]:
         yield Frame(time=at, monotonic=at, node=node, gpus=tuple(readings))
 
 
-def recorded(gpus: int, hours: float) -> Iterator[tuple[Parcel, float]]:
+def recorded(gpus: int, hours: float) -> Iterator[tuple[RowBatch, float]]:
     """What a worker sends each second, and how long it took to make."""
     step = 0
 
-    def executing() -> Executing:
+    def executing() -> ExecutingTasks:
         key = f"('sum-partial-{step // 50:032x}', {step % 50}, 0)"
-        return Executing((key,), (Label(1 + step // 40_000, 1 + step // 500),))
+        return ExecutingTasks((key,), (GraphLabel(1 + step // 40_000, 1 + step // 500),))
 
-    tracked = columns(["tasks", "total-mem", "mem-util", "compute-util"])
+    tracked = build_columns(["tasks", "total-mem", "mem-util", "compute-util"])
     uuids = [f"GPU-{index:032d}" for index in range(gpus)]
-    recorder = Recorder(
+    recorder = WorkerSamplingThread(
         _Nothing(),
         _INTERVAL_SECONDS,
         frames=FrameReader(tracked, uuids, 1),
-        custom=CustomReader((), None, interval_seconds=_INTERVAL_SECONDS, report=print),
+        custom=CustomMetricRunner((), None, interval_seconds=_INTERVAL_SECONDS, report=print),
         executing=executing,
         elapsed=lambda moment: moment,
     )
@@ -86,7 +90,7 @@ def recorded(gpus: int, hours: float) -> Iterator[tuple[Parcel, float]]:
         recorder.take(frame)
         spent += time.perf_counter() - begun
         if (step + 1) % _A_SECOND == 0:
-            batch = recorder.parcel()
+            batch = recorder.take_batch()
             if batch is not None:
                 yield batch, spent / batch.measurements
             spent = 0.0
@@ -98,7 +102,7 @@ async def fill(gpus: int, hours: float, dask_scheduler: Any) -> int:
     taken = 0
     for number, (batch, _) in enumerate(recorded(gpus, hours), 1):
         message = {**batch._asdict(), "rows": batch.rows.encode()}
-        await dask_scheduler.handlers[ROWS](
+        await dask_scheduler.handlers[ROWS_HANDLER](
             worker=address, life="made up", number=number, batch=message, troubles=()
         )
         taken += batch.measurements

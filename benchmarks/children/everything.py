@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gpulse.sources.machine import LocalMachine
+from gpulse.sources.local_machine import LocalMachine
 
 
 def main() -> None:

@@ -8,15 +8,17 @@ import sys
 import time
 
 from benchmarks.processes import memory
-from gpulse.cluster.client import offline
+from gpulse.cluster.client import offline_sessions
 
 
 def main() -> None:
     """Write it once."""
     directory, name, path = sys.argv[1:]
     before = time.perf_counter(), time.process_time()
-    with offline.opened(directory) as store, open(path, "wb") as file:
-        size = offline.write(store, offline.find(store, name), "json", file)
+    with offline_sessions.open_store(directory) as store, open(path, "wb") as file:
+        size = offline_sessions.write_session_file(
+            store, offline_sessions.find_offline_session(store, name), "json", file
+        )
     after = time.perf_counter(), time.process_time()
     peak = memory(os.getpid(), "VmHWM")  # getrusage has what the parent took
     print(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import time
 
-from gpulse.sources.nvml.cadence import Cadence
-from gpulse.sources.nvml.reader import GpuReader
+from gpulse.sources.nvml.gpu_reader import GpuReader
+from gpulse.sources.nvml.read_timing import Cadence
 
 
 def main() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpulse.cli import harvesting
+from gpulse.cli import harvest
 from gpulse.cli.entry import main
-from gpulse.harvest.sight.sight import Sight
+from gpulse.harvest.watch.watcher import Watcher
 
 if __name__ == "__main__":
-    setattr(harvesting, "Sight", partial(Sight, inotify=False))  # noqa: B010  it is not exported
+    setattr(harvest, "Watcher", partial(Watcher, inotify=False))  # noqa: B010  it is not exported
     main()

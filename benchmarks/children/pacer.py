@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpulse.sampling.sampler import Sampler
-from gpulse.sources.machine import LocalMachine
+from gpulse.sources.local_machine import LocalMachine
 
 
 def main() -> None:

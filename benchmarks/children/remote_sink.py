@@ -1,4 +1,4 @@
-"""An engine that takes every request of remote write and keeps nothing; it says on which port it listens."""
+"""A time-series database that takes every request of remote write and keeps nothing; it says on which port it listens."""
 
 from __future__ import annotations
 

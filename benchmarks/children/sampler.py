@@ -11,8 +11,8 @@ import threading
 import time
 
 from gpulse.sampling.sampler import Sampler
-from gpulse.sources.machine import LocalMachine
-from gpulse.sources.nvml.cadence import Cadence
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.nvml.read_timing import Cadence
 
 _REPORT_SECONDS = 5.0
 _SETTLE_TICKS = 3

@@ -1,8 +1,8 @@
 #!/bin/sh
-# One line about how a job used its GPUs when it ends, and its GPUs given back in the directory of prolog.sh:
+# When a job ends, log one line about how it used its GPUs, and release its GPUs in the job map of prolog.sh:
 #   slurm.conf: Epilog=/etc/slurm/epilog.d/gpulse.sh
-# The line comes from the head, which has the whole job, so that the first of its nodes asks for it.
-# It never fails and never takes long: an epilog that does keeps the node from its next job.
+# The line comes from the head, which knows the whole job, so only the first of its nodes requests it.
+# The script never fails and never takes long: otherwise the node could not start its next job.
 
 trap 'exit 0' EXIT PIPE
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -21,7 +21,7 @@ fi
 gpus=${SLURM_JOB_GPUS:-$CUDA_VISIBLE_DEVICES}
 case "$SLURM_JOB_ID" in '' | *[!0-9]*) exit 0 ;; esac
 
-# Each file is replaced as a whole, and only when all that is to stay could be written.
+# Each file is replaced atomically, and only if all remaining lines could be written.
 release() (
     umask 022
     flock -w 2 9
@@ -42,7 +42,7 @@ is_first() {
     [ -z "$first" ] || [ "$first" = "${SLURMD_NODENAME:-$first}" ]
 }
 
-# Where the job's output is: Slurm tells the pattern, and nothing where nobody named one. What is not known here makes the name unknown.
+# Print the path of the job's output. Slurm gives its pattern, or nothing for the default. A pattern with unknown parts yields nothing.
 output() {
     rest=${SLURM_JOB_STDOUT:-$SLURM_JOB_WORK_DIR/slurm-%j.out} name=
     case "$rest" in *\\*) return ;; esac
@@ -66,7 +66,7 @@ output() {
     printf %s "$name$rest"
 }
 
-# Not with `exec 9>`, which ends the script where the lock cannot be opened.
+# Not with `exec 9>`, which would end the script if the lock cannot be opened.
 [ -n "$MAP" ] && [ -d "$MAP" ] && release 9>"$MAP/.lock"
 [ -n "$gpus" ] && is_first || exit 0
 
@@ -78,12 +78,12 @@ line=$(timeout -k 1 "$PATIENCE" "$GPULSE" job "$SLURM_JOB_ID" --line 2>/dev/null
 
 printf '%s\n' "$line"
 # shellcheck disable=SC2016
-[ -n "$REPORTS" ] && printf '%s\n' "$line" | timeout -k 1 2 sh -c 'cat >>"$1"' sh "$REPORTS"
-# As the job's user: the path is the user's, and may lead anywhere.
+[ -n "$REPORTS" ] && printf '%s\n' "$line" | timeout -k 1 5 sh -c 'cat >>"$1"' sh "$REPORTS"
+# Run as the job's user, because the user chose the path.
 # shellcheck disable=SC2016
 if [ "$TELL_USER" = yes ] && [ "${SLURM_JOB_UID:-0}" -gt 0 ]; then
     printf '%s\n' "$line" |
-        timeout -k 1 2 setpriv --reuid="$SLURM_JOB_UID" --regid="${SLURM_JOB_GID:-65534}" --clear-groups -- \
+        timeout -k 1 5 setpriv --reuid="$SLURM_JOB_UID" --regid="${SLURM_JOB_GID:-65534}" --clear-groups -- \
             sh -c '[ -f "$1" ] && cat >>"$1"' sh "$(output)" 2>/dev/null
 fi
 exit 0

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Writes down which job has which GPU, so that an agent knows it also without root and before the job starts anything:
+# Record which job has which GPU, so that an agent knows it without root and before the job starts a process:
 #   slurm.conf: Prolog=/etc/slurm/prolog.d/gpulse.sh PrologFlags=Alloc     (or as one of several in /etc/slurm/prolog.d)
 #   gpulse agent HEAD --job-map /run/gpulse-jobs
-# A file a GPU, named by its device file or its UUID; in it a line a job: its number and its user's.
-# It never fails: a prolog that does takes the node out of service.
+# One file per GPU, named by its device file or UUID; one line per job: job ID and user ID.
+# The script never fails: a failing prolog would drain the node.
 
 trap 'exit 0' EXIT PIPE
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -16,7 +16,7 @@ if [ -r "$CONFIG" ]; then
 fi
 
 gpus=${SLURM_JOB_GPUS:-$CUDA_VISIBLE_DEVICES}
-# The numbers of MIG instances are Slurm's own; their UUIDs are not.
+# Slurm numbers MIG instances in its own way, so use their UUIDs.
 case "$CUDA_VISIBLE_DEVICES" in MIG-*) gpus=$CUDA_VISIBLE_DEVICES ;; esac
 case "$SLURM_JOB_ID" in '' | *[!0-9]*) exit 0 ;; esac
 case "$SLURM_JOB_UID" in '' | *[!0-9]*) exit 0 ;; esac
@@ -25,7 +25,7 @@ case "$SLURM_JOB_UID" in '' | *[!0-9]*) exit 0 ;; esac
 umask 022
 set -f
 mkdir -p "$MAP" || exit 0
-# Not with `exec 9>`, which ends the script where the lock cannot be opened.
+# Not with `exec 9>`, which would end the script if the lock cannot be opened.
 (
     flock -w 5 9
     for gpu in $(printf %s "$gpus" | tr , ' '); do

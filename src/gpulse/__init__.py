@@ -7,6 +7,7 @@ print(gpu.device.name, gpu.get("power_watts"))
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gpulse._version import __version__
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gpulse.model.snapshot import Snapshot
     from gpulse.profiling.profiler import profile
     from gpulse.sampling.sampler import Sampler
-    from gpulse.sources.recording import Recording
+    from gpulse.sources.recording_reader import Recording
 
 __all__ = [
     "Diagnosis",
@@ -36,11 +37,11 @@ __all__ = [
     "snapshot",
 ]
 
-_HOMES = {
+_PUBLIC_MODULES = {
     "Diagnosis": "gpulse.model.finding",
     "Frame": "gpulse.model.frame",
     "GpulseError": "gpulse.errors",
-    "Recording": "gpulse.sources.recording",
+    "Recording": "gpulse.sources.recording_reader",
     "Sampler": "gpulse.sampling.sampler",
     "Snapshot": "gpulse.model.snapshot",
     "diagnose": "gpulse.diagnosis.engine",
@@ -51,12 +52,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, so that importing gpulse does nothing."""
-    if name not in _HOMES:
+    """Load a public name when it is first used, so that importing gpulse is fast."""
+    if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'gpulse' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
-
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_PUBLIC_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

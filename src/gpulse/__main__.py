@@ -1,4 +1,4 @@
-"""`python -m gpulse` is `gpulse`."""
+"""Run the command line with `python -m gpulse`."""
 
 from gpulse.cli.entry import main
 

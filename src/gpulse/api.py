@@ -1,33 +1,34 @@
-"""The Python interface: a handful of functions over the same path that the commands take."""
+"""The Python API: functions that do the same as the commands."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from gpulse.diagnosis.faults import faults
+from gpulse.diagnosis.rules.faults import find_faults
 from gpulse.errors import UsageError
+from gpulse.export.csv_files import CsvSink
+from gpulse.export.sqlite_database import SqliteSink
 from gpulse.model.snapshot import RATES_SECONDS, Snapshot
-from gpulse.sampling.look import look, machine_for_one_look
-from gpulse.sampling.recorder import Recorder, Sink
-from gpulse.sampling.sampler import Sampler
-from gpulse.sources.base import Source
+from gpulse.sampling.recorder import FrameSink, Recorder
+from gpulse.sampling.sampler import Sampler, open_machine_for_snapshot, take_snapshot
+from gpulse.sources.frame_source import Source
 
 
 def snapshot(*, rates_seconds: float | None = RATES_SECONDS) -> Snapshot:
-    """One look at this machine.
+    """Take a snapshot of this machine.
 
     Args:
-        rates_seconds: The time between the two readings that rates (CPU use, disk and network traffic)
-            are computed from. None takes one reading, and a second one a tenth of a second later only
-            for GPUs with GPM, whose activity cannot be had faster.
+        rates_seconds: Time between the two readings from which rates (CPU use, disk and network traffic) are
+            computed. None takes one reading; only GPUs with GPM are read again a tenth of a second later, because
+            their activity cannot be measured faster.
     """
-    machine = machine_for_one_look()
+    machine = open_machine_for_snapshot()
     try:
-        taken = look(machine, rates_seconds=rates_seconds)
+        taken = take_snapshot(machine, rates_seconds=rates_seconds)
     finally:
         machine.close()
-    return taken._replace(findings=tuple(faults(taken.frame)))
+    return taken._replace(findings=tuple(find_faults(taken.frame)))
 
 
 def record(
@@ -37,17 +38,17 @@ def record(
     interval_seconds: float = 1.0,
     source: Source | None = None,
 ) -> int:
-    """Record frames into a file, and return how many.
+    """Record frames to a file, and return their number.
 
     Args:
-        path: A new file: `.jsonl` or `.jsonl.gz` for a lossless recording, `.csv` or `.sqlite` for tables.
-        seconds: How long to record; until interrupted or until the source ends when None.
-        interval_seconds: Time from one frame to the next.
-        source: What to record; this machine when None.
+        path: Name of a new file: `.jsonl` or `.jsonl.gz` for a lossless recording, `.csv` or `.sqlite` for tables.
+        seconds: Duration; None records until interrupted or until the source ends.
+        interval_seconds: Time between two frames.
+        source: Source of the frames; this machine when None.
 
     Raises:
         RecordingError: The file cannot be written.
-        UsageError: The file's extension is not one of those above.
+        UsageError: The file's extension is none of the above.
     """
     sink = open_sink(Path(path))
     count = 0
@@ -64,25 +65,21 @@ def record(
     return count
 
 
-def open_sink(path: Path) -> Sink:
-    """The sink that a file's name asks for.
+def open_sink(path: Path) -> FrameSink:
+    """Open the sink for a file, by its extension.
 
     Raises:
-        UsageError: The extension is not known.
+        UsageError: The extension is unknown.
         RecordingError: The file cannot be created.
     """
     name = path.name.lower()
     if name.endswith((".jsonl", ".jsonl.gz")):
         return Recorder(path)
     if name.endswith((".sqlite", ".sqlite3", ".db")):
-        from gpulse.export.sqlite import SqliteSink  # noqa: PLC0415  only for those who ask
-
         return SqliteSink(path)
     if name.endswith(".csv"):
-        from gpulse.export.csv import CsvSink  # noqa: PLC0415
-
         return CsvSink(path)
     raise UsageError(
-        f"cannot tell what to write into {path.name}",
-        hint="end the name in .jsonl.gz, .jsonl, .csv or .sqlite",
+        f"cannot tell the format of {path.name} from its extension",
+        hint="use .jsonl.gz, .jsonl, .csv or .sqlite",
     )

@@ -1,11 +1,11 @@
-"""The error tree: what went wrong, the next thing to try, and the exit code a command ends with.
+"""Exceptions of gpulse, with a hint on what to try and the exit code of the command.
 
 GpulseError                 exit 1
 ├── UsageError              exit 2   the command line or a configuration is wrong
 │   └── MissingExtraError   exit 2   a feature needs an optional dependency
 ├── CollectionError         exit 1   nothing could be collected
 ├── RecordingError          exit 1   a recording cannot be read or written
-├── ExportCancelledError    exit 1   a session's file was given up while it was written
+├── ExportCancelledError    exit 1   writing a session's file was cancelled
 ├── LogError                exit 1   a log on disk is damaged, or another process writes it
 ├── DiskError               exit 1   the disk is full, read-only, over quota or broken
 └── ClosedError             exit 1   a source, sampler or log was used after close()
@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
+from importlib.util import find_spec
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as in a shell."""
+EXIT_INTERRUPTED = 130
+"""Exit code of a command that was ended with Ctrl-C, as in a shell."""
 
 
 class GpulseError(Exception):
-    """Anything gpulse reports to a person instead of a traceback."""
+    """An error that is shown as a message instead of a traceback."""
 
     exit_code = 1
 
@@ -33,7 +35,7 @@ class GpulseError(Exception):
 
 
 class UsageError(GpulseError):
-    """The command line or a configuration asks for something that does not make sense."""
+    """The command line or a configuration is invalid."""
 
     exit_code = 2
 
@@ -46,7 +48,7 @@ class MissingExtraError(UsageError):
             f"{feature} needs packages that are not installed",
             hint=install_command(extra),
         )
-        self.add_note(f"try: {self.hint}")  # Python's users see a traceback, which shows no hint
+        self.add_note(f"try: {self.hint}")  # Python users see a traceback, which does not show the hint
 
 
 class CollectionError(GpulseError):
@@ -58,7 +60,7 @@ class RecordingError(GpulseError):
 
 
 class ExportCancelledError(GpulseError):
-    """A session's file was given up while it was written."""
+    """Writing a session's file was cancelled."""
 
 
 class LogError(GpulseError):
@@ -74,14 +76,14 @@ class ClosedError(GpulseError):
 
 
 class RefusedError(GpulseError):
-    """The head will not do what it was asked."""
+    """The head rejected a request."""
 
     def __init__(self, status: int, message: str, *, hint: str | None = None) -> None:
-        """Say no.
+        """Create the error.
 
         Args:
-            status: As in HTTP: 400 it makes no sense, 401 who are you, 403 you may not, 404 no such thing, 409 it
-                cannot be now, 503 not at the moment.
+            status: HTTP status: 400 invalid request, 401 not authenticated, 403 not allowed, 404 not found, 409 conflict
+                with the current state, 429 too many requests at once, 503 temporarily unavailable.
             message: What is wrong.
             hint: What to try.
         """
@@ -90,29 +92,26 @@ class RefusedError(GpulseError):
 
 
 def install_command(extra: str | None = None, *, upgrade: bool = False) -> str:
-    """Return the command line that installs gpulse into this Python environment, from where it was installed before.
+    """Return the command that installs gpulse into this Python environment, from the same origin as now.
 
     Args:
-        extra: The optional dependencies to install with it, such as `head`.
-        upgrade: Replace the version that is installed.
+        extra: Optional dependencies to install, such as `head`.
+        upgrade: Replace the installed version.
     """
-    import shlex  # noqa: PLC0415  every command loads this module, and few need an installation
-    import shutil  # noqa: PLC0415
-    from importlib.util import find_spec  # noqa: PLC0415
+    import shutil  # noqa: PLC0415  every command loads this module, but few need this import
 
     if find_spec("pip") is None:
         installer = f"uv pip install --python {shlex.quote(sys.executable)}"
     elif os.path.dirname(shutil.which("pip") or "") == os.path.dirname(sys.executable):
         installer = "pip install"
-    else:  # another environment's pip comes first in PATH, or none
+    else:  # PATH has no pip, or that of another environment first
         installer = f"{shlex.quote(sys.executable)} -m pip install"
-    return " ".join((installer, *(("--upgrade",) if upgrade else ()), requirement(extra)))
+    return " ".join((installer, *(("--upgrade",) if upgrade else ()), pip_requirement(extra)))
 
 
-def requirement(extra: str | None = None) -> str:
-    """Return what to name to pip to get this gpulse: a checkout, an archive, a repository, or the published package."""
+def pip_requirement(extra: str | None = None) -> str:
+    """Return the requirement for pip that gives this gpulse: a checkout, an archive, a repository, or the package."""
     import json  # noqa: PLC0415  as above
-    import shlex  # noqa: PLC0415
     from importlib import metadata  # noqa: PLC0415
     from urllib.parse import unquote, urlsplit  # noqa: PLC0415
 
@@ -136,18 +135,19 @@ def requirement(extra: str | None = None) -> str:
 
 
 _FILE_HINTS = {
-    errno.ENOENT: "check the path, and create its directory first if it is to be written (mkdir -p)",
-    errno.ENOTDIR: "check the path: a part of it is a file",
-    errno.EISDIR: "name a file in that directory",
-    errno.EACCES: "choose another file, or ask for permission to this one",
-    errno.EPERM: "choose another file, or ask for permission to this one",
-    errno.EROFS: "choose a file on another file system: this one is read-only",
-    errno.ENOSPC: "make room on that disk, or choose another file",
-    errno.EDQUOT: "make room within your quota, or choose another file",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another file",
+    errno.ENOENT: "check the path; to write a file, create its directory first (mkdir -p)",
+    errno.ENOTDIR: "check the path: it uses a file as a directory",
+    errno.EISDIR: "give the name of a file in that directory",
+    errno.EACCES: "choose another file, or get permission for this one",
+    errno.EPERM: "choose another file, or get permission for this one",
+    errno.ELOOP: "choose a file in a directory that only you can write to, such as your home directory",
+    errno.EROFS: "choose a file on another file system; this one is read-only",
+    errno.ENOSPC: "free space on the disk, or choose another file",
+    errno.EDQUOT: "free space in your quota, or choose another file",
+    errno.EFBIG: "raise the file size limit (ulimit -f), or choose another file",
 }
 
 
 def file_hint(error: OSError) -> str | None:
-    """What to do about a file that cannot be read or written; None when only the reason itself says it."""
+    """Return a hint for a file that cannot be read or written; None when the error speaks for itself."""
     return None if error.errno is None else _FILE_HINTS.get(error.errno)

@@ -1,4 +1,4 @@
-"""The same samples in every home for them: on a head's disk, in an engine, and some in each."""
+"""The same samples in every home for them: on a head's disk, in a time-series database, and some in each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpulse.model.columns import Layout, layout_id
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import (
     DiskReading,
@@ -18,21 +17,22 @@ from gpulse.model.frame import (
     HostReading,
     NetworkReading,
 )
-from gpulse.model.metric import CATALOGUE, Scope
-from gpulse.model.packing import FramePacker
+from gpulse.model.frame_packing import FramePacker
+from gpulse.model.metric_catalog import CATALOG, Scope
+from gpulse.model.packed_columns import ColumnLayout, layout_id
 from gpulse.model.process import GpuProcess
-from gpulse.model.series import subject_label
+from gpulse.model.series_labels import subject_label_name
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch, Entry
-from gpulse.store.metadata.step import events_of
+from gpulse.store.log.record_payloads import FrameBatch, LogEntry
+from gpulse.store.metadata.log_updates import find_frame_events
 from gpulse.store.store import Store
-from tests.integration.engines import Written
+from tests.integration.tsdb_servers import Written
 from tests.queries import query
 
 BEGIN = 1_700_000_040.0
 """Epoch seconds; the beginning of a minute."""
 LATE = 0.1234567
-"""How long after a second frames are taken: engines keep milliseconds."""
+"""How long after a second frames are taken: databases keep milliseconds."""
 EVERY = 5
 FRAMES = 240
 HALF = FRAMES // 2
@@ -102,22 +102,22 @@ class Feeder:
         self._node = node
         self._packer = FramePacker()
         fact = {"id": node, "name": NODES[node], "host": NODES[node], "machine": f"m{node}"}
-        archive.commit([Entry.of_fact("node", time=BEGIN, facts={}, labels={}, **fact)])
+        archive.commit([LogEntry.of_fact("node", time=BEGIN, facts={}, labels={}, **fact)])
 
-    def feed(self, numbers: range, *, run: int = 0) -> list[Entry]:
+    def feed(self, numbers: range, *, run: int = 0) -> list[LogEntry]:
         """Some of its frames, of one run of its agent; what was committed."""
-        facts: list[Entry] = []
+        facts: list[LogEntry] = []
         frames = []
         for number in numbers:
             packed, texts = self._packer.pack(frame(self._node, number), ())
             frames.append(packed)
             for text in texts:
                 name = str(layout_id(text))
-                self._archive.layouts[layout_id(text)] = Layout.from_json(text)
-                facts.append(Entry.of_fact("layout", id=name, text=text.decode()))
+                self._archive.layouts[layout_id(text)] = ColumnLayout.from_json(text)
+                facts.append(LogEntry.of_fact("layout", id=name, text=text.decode()))
                 if b'"scope":"gpu"' in text:
-                    facts.append(Entry.of_fact("devices", node=self._node, layout=name, time=BEGIN))
-        batch = Batch(
+                    facts.append(LogEntry.of_fact("devices", node=self._node, layout=name, time=BEGIN))
+        batch = FrameBatch(
             bytes([self._node + 16 * run]) * 16,
             self._node,
             numbers.start + 1,
@@ -126,7 +126,7 @@ class Feeder:
             0,
             b"".join(one.to_bytes() for one in frames),
         )
-        entries = [*facts, Entry.of_batch(batch, tuple(events_of(batch)))]
+        entries = [*facts, LogEntry.of_batch(batch, tuple(find_frame_events(batch)))]
         self._archive.commit(entries)
         return entries
 
@@ -168,11 +168,11 @@ def sealed(directory: Path) -> LocalStore:
 
 
 def series_of(store: Store) -> Iterator[Written]:
-    """Everything in a store as an engine takes it: oldest first within a series."""
+    """Everything in a store as a time-series database takes it: oldest first within a series."""
     for scope in METRICS:
-        label = subject_label(scope)
+        label = subject_label_name(scope)
         for metric in METRICS[scope]:
-            known_as = CATALOGUE[scope][metric]
+            known_as = CATALOG[scope][metric]
             for series in store.series(query(scope, metric, start=BEGIN, end=END)):
                 labels = {
                     "__name__": known_as.prometheus,

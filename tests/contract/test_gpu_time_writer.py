@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from gpulse.model.iso_time import iso
-from gpulse.store.incomplete import noticing
+from gpulse.model.time_text import format_iso
+from gpulse.store.incomplete_answers import collect_missing
 from gpulse.store.local import LocalStore
-from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
-from gpulse.store.metadata.postgres import (
-    Connection,
+from gpulse.store.metadata.postgres_connection import (
     DatabaseConfig,
     DatabaseError,
+    DeadlineConnection,
     close,
     connect,
-    prepare,
+    prepare_schema,
     transaction,
 )
-from gpulse.store.metadata.postgres_apply import NodeIds
+from gpulse.store.metadata.postgres_gpu_time import GpuTimeWriter
+from gpulse.store.metadata.postgres_replication import NodeIds
 from gpulse.store.metadata.postgres_store import PostgresStore
-from gpulse.store.store import Query, Share, StoredNode
+from gpulse.store.store import GpuShare, Query, StoredNode
 from tests.contract.store_lab import BEGIN, END, EVERY, FRAMES, HALF, LATE, NODES, Feeder
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import config_of
 from tests.queries import query
 
-pytestmark = pytest.mark.requires("PostgreSQL")
+pytestmark = [pytest.mark.requires("PostgreSQL"), pytest.mark.slow]
 
 _HOUR = 3600.0
 
@@ -43,7 +43,9 @@ def node_of(number: int) -> StoredNode:
 class Head:
     """One head with a data directory, whose GPU time is counted when a test says so."""
 
-    def __init__(self, name: str, directory: Path, config: DatabaseConfig, connection: Connection) -> None:
+    def __init__(
+        self, name: str, directory: Path, config: DatabaseConfig, connection: DeadlineConnection
+    ) -> None:
         self.time = BEGIN
         self.archive = LocalStore(str(directory / name))
         self.before_query: Callable[[Query], None] = lambda _: None
@@ -89,7 +91,7 @@ class Head:
         """Holders from its own data."""
         return self.archive.gpu_holders(asked)
 
-    def gpu_time(self, asked: Query) -> list[Share]:
+    def gpu_time(self, asked: Query) -> list[GpuShare]:
         """GPU time from its own data."""
         self.before_query(asked)
         return self.archive.gpu_time(asked)
@@ -104,7 +106,7 @@ class Lab:
         self._stack = stack
         self.connection = connect(config, timeout_seconds=20.0)
         stack.callback(close, self.connection)
-        prepare(config, self.connection)
+        prepare_schema(config, self.connection)
 
     def execute(self, statement: str, values: Iterable[object] = ()) -> None:
         """Change something in the database."""
@@ -135,7 +137,7 @@ class Lab:
         """The GPU time in the database, by node and GPU."""
         return seconds_of(self.gpu_time(query(start=start, end=end)))
 
-    def gpu_time(self, asked: Query) -> list[Share]:
+    def gpu_time(self, asked: Query) -> list[GpuShare]:
         """What the database answers."""
         store = PostgresStore(self._config, nodes=dict, number_of=lambda host, _: int(host[1:]))
         try:
@@ -144,7 +146,7 @@ class Lab:
             store.close()
 
 
-def seconds_of(shares: Iterable[Share]) -> dict[tuple[int, str], float]:
+def seconds_of(shares: Iterable[GpuShare]) -> dict[tuple[int, str], float]:
     """GPU time by node and GPU."""
     return {(share.node, share.uuid): share.seconds for share in shares}
 
@@ -172,7 +174,7 @@ def lab(tmp_path: Path, server: PostgresServer) -> Iterator[Lab]:
 
 
 def test_an_agent_that_restarts_counts_once(lab: Lab) -> None:
-    """Its two stretches lie within the stretch of another node."""
+    """Its two time ranges lie within the range of another node."""
     a = lab.head("a")
     lab.learn(1, 2)
     a.feed(1, range(12))
@@ -189,9 +191,9 @@ def test_a_part_of_an_hour_has_the_capacity_of_that_part(lab: Lab, monkeypatch: 
     lab.learn(1)
     a.feed(1, range(FRAMES))
 
-    def idle(asked: Query) -> list[Share]:
+    def idle(asked: Query) -> list[GpuShare]:
         none = (0.0, 0.0, 0.0, 0.0, None, None)
-        return [Share(1, None, None, "GPU-1-0", None, None, *none, asked.end - asked.start)]
+        return [GpuShare(1, None, None, "GPU-1-0", None, None, *none, asked.end - asked.start)]
 
     monkeypatch.setattr(a, "gpu_time", idle)
     a.count(END)
@@ -208,25 +210,27 @@ def test_time_that_is_not_counted_yet_is_named(lab: Lab) -> None:
     a.feed(1, range(FRAMES))
     a.count(END)
     lab.execute("INSERT INTO node_seen VALUES (1, 'a', ?, '1')", (END + 120.0,))
-    with noticing() as incomplete:
+    with collect_missing() as incomplete:
         lab.gpu_time(query(start=BEGIN, end=END - 120.0))
         lab.gpu_time(query(start=BEGIN, end=END - 40.0))
     assert [] == incomplete
-    with noticing() as incomplete:
+    with collect_missing() as incomplete:
         lab.gpu_time(query(start=BEGIN, end=END + 20.0))
     (text,) = incomplete
-    assert text.startswith("GPU time of 1 node at other heads since 20")
-    assert text.endswith("is not counted yet")
+    assert text.startswith("GPU time of 1 node of other heads since 20")
+    assert text.endswith("has not been counted yet")
 
 
 def test_a_new_node_is_uncounted_since_it_came(lab: Lab) -> None:
     """Not since the beginning of whatever time was asked for."""
     lab.learn(1)
     lab.execute("INSERT INTO node_seen VALUES (1, 'a', ?, '1')", (BEGIN + 120.0,))
-    with noticing() as incomplete:
+    with collect_missing() as incomplete:
         lab.gpu_time(query(start=BEGIN - 86_400.0, end=BEGIN + 120.0))
 
-    assert [f"GPU time of 1 node at other heads since {iso(BEGIN)} is not counted yet"] == incomplete
+    assert [
+        f"GPU time of 1 node of other heads since {format_iso(BEGIN)} has not been counted yet"
+    ] == incomplete
 
 
 def test_frames_that_come_twice_count_once(lab: Lab) -> None:

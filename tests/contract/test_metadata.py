@@ -13,31 +13,29 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch
-from gpulse.store.metadata.gpu_time_writer import GpuTimeWriter
-from gpulse.store.metadata.metadata import Metadata
-from gpulse.store.metadata.node_numbers import NodeNumbers
-from gpulse.store.metadata.postgres import (
-    Connection,
+from gpulse.store.log.record_payloads import FrameBatch
+from gpulse.store.metadata.local_metadata import Metadata
+from gpulse.store.metadata.log_updates import MetadataUpdate, split_updates
+from gpulse.store.metadata.postgres_connection import (
     DatabaseConfig,
+    DeadlineConnection,
     close,
     connect,
     lock_for_writing,
-    prepare,
+    prepare_schema,
     transaction,
 )
-from gpulse.store.metadata.postgres_apply import NodeIds, StepApplier
-from gpulse.store.metadata.postgres_copy import copy_metadata
-from gpulse.store.metadata.postgres_store import PostgresStore
-from gpulse.store.metadata.step import Step, steps_of
+from gpulse.store.metadata.postgres_gpu_time import GpuTimeWriter
+from gpulse.store.metadata.postgres_replication import NodeIds, UpdateApplier, copy_metadata
+from gpulse.store.metadata.postgres_store import NodeNumbers, PostgresStore
 from gpulse.store.store import StoredNode
 from tests.contract.store_lab import BEGIN, END, FRAMES, HALF, NODES, Feeder
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import config_of
 from tests.queries import query
-from tests.unit.books import batch, fact, gpu_layout, layout_facts, node_fact, records
+from tests.unit.metadata_records import batch, fact, gpu_layout, layout_facts, node_fact, records
 
-pytestmark = pytest.mark.requires("PostgreSQL")
+pytestmark = [pytest.mark.requires("PostgreSQL"), pytest.mark.slow]
 
 _RUNS = [bytes([number]) * 16 for number in range(3)]
 _TIMES = st.integers(1, 12).map(float)
@@ -99,8 +97,8 @@ class Shared:
 
     def __init__(self, config: DatabaseConfig) -> None:
         self.config = config
-        self.connection: Connection = connect(config, timeout_seconds=20.0)
-        prepare(config, self.connection)
+        self.connection: DeadlineConnection = connect(config, timeout_seconds=20.0)
+        prepare_schema(config, self.connection)
         self.ids = NodeIds(known_node)
         self.store = PostgresStore(
             config,
@@ -116,9 +114,9 @@ class Shared:
         tables = "nodes, runs, starts, gpus, sessions, events, latest, processes, findings, seen_frames, early_ends"
         self.connection.execute(f"TRUNCATE {tables} RESTART IDENTITY".encode())
 
-    def apply(self, steps: Sequence[Step]) -> None:
+    def apply(self, steps: Sequence[MetadataUpdate]) -> None:
         """Apply steps as a head does."""
-        applier = StepApplier(self.ids, lambda _: None)
+        applier = UpdateApplier(self.ids, lambda _: None)
         for step in steps:
             with transaction(self.config, self.connection, 20.0) as database:
                 lock_for_writing(database)
@@ -152,7 +150,9 @@ def logged(items: Sequence[Any]) -> list[dict[str, Any] | bytes]:
         texts = [(time, json.dumps(events).encode() if events else b"") for time, events in frames]
         first = numbers[run]
         numbers[run] += len(frames)
-        payloads.append(Batch.from_bytes(batch(*texts, node=node, run=run))._replace(first=first).to_bytes())
+        payloads.append(
+            FrameBatch.from_bytes(batch(*texts, node=node, run=run))._replace(first=first).to_bytes()
+        )
     return payloads
 
 
@@ -175,36 +175,51 @@ def answers(store: Any) -> dict[str, Any]:
 
 @given(_LOGS, st.integers(1, 9))
 @example([(_RUNS[0], 1, [(3.0, [{"event": "gap"}, {"event": "gap"}])])], 1)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(
+    [
+        (_RUNS[0], 1, [(1.0, [{"event": "findings", "findings": [{"id": "slow", **_FINDING}]}])]),
+        fact("event", time=1.0, kind="node_lost", node=1, detail={}),
+    ],
+    1,
+)
+@example(
+    [
+        fact("event", time=2.0, kind="node_lost", node=2, detail={}),
+        (_RUNS[1], 1, [(1.0, [{"event": "findings", "findings": [{"id": "slow", **_FINDING}]}])]),
+        fact("event", time=1.0, kind="node_lost", node=2, detail={}),
+    ],
+    1,
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_log_gives_the_same_answers_from_both(shared: Shared, items: list[Any], at_once: int) -> None:
     """However it is cut into steps, and whether PostgreSQL got it from the log or as a copy of SQLite."""
     gpus = layout_facts(gpu_layout((0, None), (1, 2), (1, None)), node=2)
     log = records([node_fact(1, "n1"), node_fact(2, "n2"), *gpus, *logged(items)])
     shared.empty()
-    with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/metadata.sqlite") as book:
-        book.replay(log)
-        expected = answers(book)
-        shared.apply([step for step, _ in steps_of(log, at_once)])
+    with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/metadata.sqlite") as metadata:
+        metadata.replay(log)
+        expected = answers(metadata)
+        shared.apply([step for step, _ in split_updates(log, at_once)])
         assert expected == answers(shared.store)
         for _ in range(2):
             copy_metadata(
-                book.file, shared.config, shared.connection, shared.ids, sessions=[], pause=lambda: None
+                metadata.file, shared.config, shared.connection, shared.ids, sessions=[], pause=lambda: None
             )
             assert expected == answers(shared.store)
         shared.empty()
         copy_metadata(
-            book.file, shared.config, shared.connection, shared.ids, sessions=[], pause=lambda: None
+            metadata.file, shared.config, shared.connection, shared.ids, sessions=[], pause=lambda: None
         )
         assert expected == answers(shared.store)
 
 
 @given(_LOGS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_comes_twice_counts_once(shared: Shared, items: list[Any]) -> None:
     """A head that was restored from a copy sends records again; another one sends the same frames."""
     frames = [item for item in items if not isinstance(item, dict)]
     log = records([node_fact(1, "n1"), node_fact(2, "n2"), *logged(frames)])
-    steps = [step for step, _ in steps_of(log, 3)]
+    steps = [step for step, _ in split_updates(log, 3)]
     shared.empty()
     shared.apply(steps)
     expected = answers(shared.store)

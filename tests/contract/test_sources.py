@@ -12,16 +12,16 @@ from typing import get_args
 import pytest
 
 from gpulse.errors import ClosedError
-from gpulse.model.codec import Decoder, Encoder
 from gpulse.model.frame import Frame
-from gpulse.model.health import Code
-from gpulse.model.metric import CATALOGUE, Scope, Values
+from gpulse.model.metric_catalog import CATALOG, Scope, Values
+from gpulse.model.recording_codec import RecordingDecoder, RecordingEncoder
+from gpulse.model.source_health import HealthCode
 from gpulse.sampling.recorder import Recorder
-from gpulse.sources.base import Source
-from gpulse.sources.machine import LocalMachine
-from gpulse.sources.nvml.cadence import Cadence
-from gpulse.sources.recording import Recording, ReplaySource
-from gpulse.sources.simulated import DemoMachine
+from gpulse.sources.demo_machine import DemoMachine
+from gpulse.sources.frame_source import Source
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.nvml.read_timing import Cadence
+from gpulse.sources.recording_reader import Recording, ReplaySource
 from tests.fakes.nvml import FakeNvml
 
 TRACES = sorted((Path(__file__).parents[1] / "data" / "traces").glob("*.jsonl.gz"))
@@ -132,7 +132,7 @@ def test_names_are_the_catalogues(frames: list[Frame]) -> None:
         for frame in frames
         for scope, _, values in readings(frame)
         for name in values
-        if name not in CATALOGUE[scope] or CATALOGUE[scope][name].derived
+        if name not in CATALOG[scope] or CATALOG[scope][name].derived
     }
 
     assert set() == strange
@@ -158,7 +158,7 @@ def test_ratios_are_between_nothing_and_all(frames: list[Frame]) -> None:
         for frame in frames
         for scope, _, values in readings(frame)
         for name, value in values.items()
-        if CATALOGUE[scope][name].kind == "ratio" and not 0 <= value <= 1
+        if CATALOG[scope][name].kind == "ratio" and not 0 <= value <= 1
     }
     shares = [
         process.sm_ratio
@@ -179,7 +179,7 @@ def test_counters_never_run_backwards(frames: list[Frame]) -> None:
     for frame in frames:
         for scope, subject, values in readings(frame):
             for name, value in values.items():
-                if CATALOGUE[scope][name].kind == "counter":
+                if CATALOG[scope][name].kind == "counter":
                     if value < known.get((scope, subject, name), value):
                         backwards.add((scope, subject, name))
                     known[scope, subject, name] = value
@@ -243,9 +243,9 @@ def test_instances_follow_their_gpu(frames: list[Frame]) -> None:
 
 def test_health_speaks_in_known_codes(frames: list[Frame]) -> None:
     """Every entry has a code of the model, words, and names that the catalogue knows."""
-    names = {name for metrics in CATALOGUE.values() for name in metrics}
+    names = {name for metrics in CATALOG.values() for name in metrics}
     for entry in (entry for frame in frames for entry in frame.health):
-        assert entry.code in get_args(Code)
+        assert entry.code in get_args(HealthCode)
         assert entry.detail
         assert set(entry.metrics) <= names
         assert entry.since <= time.time() + 1
@@ -253,7 +253,7 @@ def test_health_speaks_in_known_codes(frames: list[Frame]) -> None:
 
 def test_frames_survive_being_recorded(frames: list[Frame]) -> None:
     """What is written and read back is equal, to the last digit."""
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = RecordingEncoder(), RecordingDecoder()
     back = [frame for given in frames for line in encoder.lines(given) if (frame := decoder.feed(line))]
 
     assert frames == back

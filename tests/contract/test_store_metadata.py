@@ -14,13 +14,11 @@ import pytest
 from gpulse.model.job import Job
 from gpulse.model.session import Session
 from gpulse.store.federated import FederatedStore
-from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Entry
-from gpulse.store.metadata.postgres import connect, prepare
-from gpulse.store.metadata.postgres_apply import NodeIds
-from gpulse.store.metadata.postgres_copy import copy_metadata
+from gpulse.store.local import LocalStore, OfflineStore
+from gpulse.store.log.record_payloads import LogEntry
+from gpulse.store.metadata.postgres_connection import connect, prepare_schema
+from gpulse.store.metadata.postgres_replication import NodeIds, copy_metadata
 from gpulse.store.metadata.postgres_store import PostgresStore
-from gpulse.store.offline import OfflineStore
 from gpulse.store.store import Store
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import config_of
@@ -28,7 +26,7 @@ from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
 
 _STORES = ("local", "offline", "federated")
-_POSTGRES = pytest.param("postgres", marks=pytest.mark.requires("PostgreSQL"))
+_POSTGRES = pytest.param("postgres", marks=[pytest.mark.requires("PostgreSQL"), pytest.mark.slow])
 END = BEGIN + 600.0
 SESSION = Session("s1", "run", BEGIN + 1.0, BEGIN, 1000, state="finished", end=END)
 
@@ -40,13 +38,13 @@ def _fill(lab: Lab) -> None:
     finding = {"id": "gpu_hot", "severity": "warning", "label": "0"}
     lab.archive.commit(
         [
-            Entry.of_fact(
+            LogEntry.of_fact(
                 "event", time=BEGIN + 10.0, kind="findings", node=1, detail={"findings": [finding]}
             ),
-            Entry.of_fact("event", time=BEGIN + 40.0, kind="findings", node=1, detail={"findings": []}),
-            Entry.of_fact("event", time=BEGIN + 20.0, kind="rack_moved", node=2, detail={"rack": "a"}),
-            Entry.of_fact("event", time=BEGIN + 30.0, kind="rack_moved", node=None, detail={"rack": "b"}),
-            Entry.of_fact("session", **SESSION.to_dict()),
+            LogEntry.of_fact("event", time=BEGIN + 40.0, kind="findings", node=1, detail={"findings": []}),
+            LogEntry.of_fact("event", time=BEGIN + 20.0, kind="rack_moved", node=2, detail={"rack": "a"}),
+            LogEntry.of_fact("event", time=BEGIN + 30.0, kind="rack_moved", node=None, detail={"rack": "b"}),
+            LogEntry.of_fact("session", **SESSION.to_dict()),
         ]
     )
     lab.fill(range(0, 300, 5), ada, jobs=(job,))
@@ -84,7 +82,7 @@ def postgres(stores: dict[str, Store]) -> Iterator[Store]:
         config = config_of(server, server.make_database())
         store = PostgresStore(config, nodes=local.nodes, number_of=lambda *machine: numbers.get(machine))
         with closing(store), closing(connect(config, timeout_seconds=20.0)) as connection:
-            prepare(config, connection)
+            prepare_schema(config, connection)
             copy_metadata(
                 local.metadata.file,
                 config,

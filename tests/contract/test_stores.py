@@ -1,4 +1,4 @@
-"""What every home for samples must answer alike: a head's disk, engines, and both together."""
+"""What every home for samples must answer alike: a head's disk, databases, and both together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gpulse.errors import GpulseError, UsageError
-from gpulse.model.metric import Scope
+from gpulse.model.metric_catalog import Scope
 from gpulse.store.federated import FederatedStore
 from gpulse.store.history import reader
-from gpulse.store.incomplete import noticing
+from gpulse.store.incomplete_answers import collect_missing
 from gpulse.store.local import LocalStore
 from gpulse.store.store import Samples, Series, SeriesKey, Statistic, Store
-from gpulse.store.tsdb import split_query
+from gpulse.store.tsdb import series_query
 from gpulse.store.tsdb.promql import PromqlClient
 from gpulse.store.tsdb.store import TsdbStore
 from tests.contract.store_lab import (
@@ -34,8 +34,10 @@ from tests.contract.store_lab import (
     sealed,
     series_of,
 )
-from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
+from tests.integration.tsdb_servers import Prometheus, TsdbProcess, VictoriaMetrics
 from tests.queries import query
+
+pytestmark = pytest.mark.slow
 
 _STORES = ("disk", "victoria-metrics", "prometheus", "federated")
 
@@ -43,11 +45,11 @@ _STORES = ("disk", "victoria-metrics", "prometheus", "federated")
 class Homes:
     """The same samples in every home."""
 
-    def __init__(self, stored: Stored, disk: LocalStore, engines: dict[str, EngineProcess]) -> None:
+    def __init__(self, stored: Stored, disk: LocalStore, databases: dict[str, TsdbProcess]) -> None:
         self.truth: Store = stored.whole
         self.recent = stored.recent
-        self.engines = engines
-        self.clients = {name: PromqlClient(process.engine) for name, process in engines.items()}
+        self.databases = databases
+        self.clients = {name: PromqlClient(process.tsdb) for name, process in databases.items()}
         samples = {
             name: TsdbStore(client, stored.whole.nodes, labels={"cluster": "lab"})
             for name, client in self.clients.items()
@@ -70,8 +72,8 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
     ):
         series = list(series_of(stored.whole))
         others = [({**labels, "cluster": "another"}, [(END - 1, -1e9)]) for labels, _ in series]
-        for engine in (victoria, prometheus):
-            engine.write([*series, *others])
+        for tsdb in (victoria, prometheus):
+            tsdb.write([*series, *others])
         victoria.write(series)  # what was sent twice is there twice, and must count once
         homes = Homes(stored, disk, {"victoria-metrics": victoria, "prometheus": prometheus})
         for client in homes.clients.values():
@@ -97,7 +99,7 @@ def known(series: list[Series]) -> dict[SeriesKey, tuple[list[float], list[float
 
 
 def cut(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
-    """Times as engines know them."""
+    """Times as databases know them."""
     found: list[float] = (np.rint(times * 1e6).astype(np.int64) // 1000 / 1000).tolist()
     return found
 
@@ -137,7 +139,7 @@ def test_a_point_stands_for_the_samples_of_its_step_alone(
 def test_steps_tell_means_extremes_and_when_they_ended(
     store: Store, homes: Homes, start: float, end: float, step: float
 ) -> None:
-    """Of every metric and subject that is known in them, also of those longer than an engine looks back."""
+    """Of every metric and subject that is known in them, also of those longer than a time-series database looks back."""
 
     asked: Any = {"start": BEGIN + start, "end": END + end, "step": step}
     for scope in ("gpu", "host", "network"):
@@ -165,25 +167,25 @@ def check_alike(one: Series, other: Series) -> None:
 def test_a_scan_gives_whole_rows_in_the_order_of_time(
     store: Store, homes: Homes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One for each subject and moment, whichever of the metrics are known then, in stretches."""
+    """One for each subject and moment, whichever of the metrics are known then, in several parts."""
 
     metrics = METRICS["gpu"]
     asked: Any = {"start": BEGIN + 3.0, "end": END}
-    monkeypatch.setattr(reader, "_MAX_STRETCH_US", 130_000_000)
-    monkeypatch.setattr(split_query, "_MAX_STRETCH_MS", 130_000)
+    monkeypatch.setattr(reader, "_MAX_SCAN_US", 130_000_000)
+    monkeypatch.setattr(series_query, "_MAX_SCAN_MS", 130_000)
     expected = rows(list(homes.truth.scan(query("gpu", metrics, **asked))))
-    stretches = list(store.scan(query("gpu", metrics, **asked)))
+    parts = list(store.scan(query("gpu", metrics, **asked)))
 
-    assert expected == rows(stretches)
-    assert len(stretches) >= 9
-    moments = np.concatenate([stretch.times for stretch in stretches])
+    assert expected == rows(parts)
+    assert len(parts) >= 9
+    moments = np.concatenate([part.times for part in parts])
     assert (np.diff(moments) >= 0).all()
 
 
-def rows(stretches: list[Samples]) -> dict[tuple[float, SeriesKey], list[str]]:
+def rows(parts: list[Samples]) -> dict[tuple[float, SeriesKey], list[str]]:
     """The values of all metrics, by moment and subject; none is there twice."""
     found = {}
-    for samples in stretches:
+    for samples in parts:
         columns = [samples.values[metric].tolist() for metric in METRICS["gpu"]]
         for moment, series, *values in zip(
             cut(samples.times), samples.series.tolist(), *columns, strict=True
@@ -242,12 +244,12 @@ def test_a_long_time_of_which_there_is_little_is_no_trouble(store: Store) -> Non
 
 @pytest.mark.parametrize("name", ["victoria-metrics", "prometheus"])
 def test_what_was_written_just_now_is_told_as_it_is(homes: Homes, name: str) -> None:
-    """Engines that make up their newest points are not asked for them."""
+    """Time-series databases that make up their newest points are not asked for them."""
 
     now = math.floor(time.time())
     samples = [(now - 150.0 + second, float(second)) for second in range(150)]
     labels = {"__name__": "gpulse_host_load1", "node": NODES[2], "cluster": "lab"}
-    homes.engines[name].write([(labels, samples)])
+    homes.databases[name].write([(labels, samples)])
     asked: Any = {"start": now - 150.0, "end": now + 10.0}
 
     for step in (1.0, 5.0, 30.0):
@@ -286,17 +288,17 @@ def test_what_makes_no_sense_is_refused(store: Store, ask: Callable[[Store], obj
 
 
 def test_what_is_no_series_is_only_on_disk(homes: Homes) -> None:
-    """Processes never get into an engine."""
+    """Processes never get into a time-series database."""
 
     asked: Any = {"start": BEGIN, "end": END}
     assert homes.truth.series(query("process", "gpu_memory_bytes", **asked))
     for name in ("victoria-metrics", "prometheus"):
-        engine = homes.by_name[name]
-        assert [] == engine.series(query("process", "gpu_memory_bytes", **asked))
-        assert [] == list(engine.scan(query("process", ["gpu_memory_bytes"], **asked)))
-        assert [] == engine.series(query("process", ["gpu_memory_bytes"], step=60.0, **asked))
-        assert [] == engine.gpu_holders(query(**asked))
-        assert [] == engine.gpu_time(query(**asked))
+        tsdb = homes.by_name[name]
+        assert [] == tsdb.series(query("process", "gpu_memory_bytes", **asked))
+        assert [] == list(tsdb.scan(query("process", ["gpu_memory_bytes"], **asked)))
+        assert [] == tsdb.series(query("process", ["gpu_memory_bytes"], step=60.0, **asked))
+        assert [] == tsdb.gpu_holders(query(**asked))
+        assert [] == tsdb.gpu_time(query(**asked))
 
 
 @pytest.mark.parametrize("name", ["victoria-metrics", "prometheus"])
@@ -306,7 +308,7 @@ def test_nobody_waits_past_a_deadline(homes: Homes, name: str) -> None:
     late = query("gpu", "power_watts", start=BEGIN, end=END, deadline=time.monotonic() - 1.0)
     with pytest.raises(GpulseError, match="did not answer within 0 s"):
         homes.by_name[name].series(late)
-    with noticing() as incomplete:
+    with collect_missing() as incomplete:
         found = FederatedStore(homes.recent, homes.by_name[name], now=lambda: END).series(late)
 
     assert [FRAMES - HALF] * 6 == [len(series.times) for series in found]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpulse import Recording, Sampler, snapshot
-from gpulse.model.metric import CATALOGUE
-from gpulse.sources.machine import LocalMachine
-from gpulse.sources.nvml.cadence import close_up
+from gpulse.model.metric_catalog import CATALOG
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.nvml.read_timing import detailed_cadence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 _WORKLOAD = Path(__file__).with_name("workload.py")
@@ -48,7 +48,7 @@ def test_an_idle_gpu_has_its_readings() -> None:
             "sm_clock_hertz",
         ):
             assert gpu.get(name) is not None, name
-        assert gpu.values.keys() <= CATALOGUE["gpu"].keys()
+        assert gpu.values.keys() <= CATALOG["gpu"].keys()
         assert all(0 <= value <= 1 for name, value in gpu.values.items() if name.endswith("_ratio"))
 
 
@@ -91,7 +91,7 @@ def test_gpm_shows_tensor_cores_at_work(training: subprocess.Popen[str]) -> None
 def test_counters_grow_and_rates_are_believable(training: subprocess.Popen[str]) -> None:
     """Energy between two frames is power times time, give or take the driver's averaging."""
 
-    with Sampler(LocalMachine(cadence=close_up()), interval_seconds=1.0) as sampler:
+    with Sampler(LocalMachine(cadence=detailed_cadence()), interval_seconds=1.0) as sampler:
         frames = [frame for frame, _ in zip(sampler, range(12), strict=False)]
     first, last = frames[1].gpus[0], frames[-1].gpus[0]
     joules = (last.get("energy_joules_total") or 0) - (first.get("energy_joules_total") or 0)

@@ -59,7 +59,7 @@ def test_it_trains_until_somebody_opens_the_gpu(harvest: Process) -> None:
     """Neither its own opens nor `nvidia-smi` end it, anybody else's does, and it comes back."""
 
     harvest.said("ready")
-    pid = int(harvest.said("train runs").rpartition("process ")[2].rstrip(")"))
+    pid = int(harvest.said("train started").rpartition("pid ")[2].rstrip(")"))
     smi = shutil.which("nvidia-smi")
     if smi is not None:
         subprocess.run([smi], stdout=subprocess.DEVNULL, check=True)
@@ -71,15 +71,15 @@ def test_it_trains_until_somebody_opens_the_gpu(harvest: Process) -> None:
     finally:
         os.close(descriptor)
     harvest.said("has opened GPU 0")
-    harvest.said("nothing of train is left")
-    until(lambda: harvest.text.count("train runs") == 2, "a second start")
+    harvest.said("all processes of train are gone")
+    until(lambda: harvest.text.count("train started") == 2, "a second start")
 
 
 def test_its_process_has_its_job(harvest: Process) -> None:
     """A look shows the context of a harvested process as the harvest's."""
 
     harvest.said("ready")
-    pid = int(harvest.said("train runs").rpartition("process ")[2].rstrip(")"))
+    pid = int(harvest.said("train started").rpartition("pid ")[2].rstrip(")"))
     frame = subprocess.run(
         [sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=30, check=True
     )

@@ -516,13 +516,21 @@ def loader_all24(run: Run) -> None:
     _starved(run, patches(512, 8, 128), CPUS * 3 // 2, 0.60, effective=CPUS - 1)
 
 
-@kind("host_single_thread", also=("input_too_few_workers",))
+@kind("input_main_process", also=("host_single_thread", "input_too_few_workers"))
 def loader_main(run: Run) -> None:
     """num_workers=0, transforms of images, GPU wanted 55 % of the time."""
     training = images(64, 3, 192, 160)
     each = warm(training.step)
     torch.set_num_threads(1)
     fed(run, training, 0, cpu=each * 0.45 / 0.55)
+
+
+@kind("input_main_process", also=("host_many_threads",))
+def loader_main_threads(run: Run) -> None:
+    """num_workers=0, transforms on all cores, GPU wanted less than half of the time."""
+    training = images(64, 3, 192, 160)
+    warm(training.step)
+    fed(run, training, 0, threads=CPUS)
 
 
 @kind("host_single_thread", also=("input_too_few_workers",))
@@ -764,7 +772,7 @@ def pageable_1g(run: Run) -> None:
     _copying(run, patches(768, 6, 64).step, 0.05, lambda: data.to(DEVICE))
 
 
-@kind("pcie_copy_bound", also=("host_single_thread",))
+@kind("pcie_copy_bound", also=("host_single_thread", "input_main_process", "host_many_threads"))
 def pageable_fresh(run: Run) -> None:
     """384 MB of fresh pageable memory a step (first touched, then copied) beside 40 ms of compute."""
     _copying(run, images(64, 3, 192, 160).step, 0.04, lambda: torch.ones(tiny(96, 1) * MIB).to(DEVICE))
@@ -1203,6 +1211,18 @@ def service_pause(run: Run) -> None:
     _pausing(run, gpt(1024, 8, 8, 1024).step, 6.0, lambda: time.sleep(2.0))
 
 
+@kind("periodic_stall", seconds=20.0)
+def short_pauses(run: Run) -> None:
+    """The program sleeps for 1.2 s in every 3 s."""
+    _pausing(run, gpt(1024, 8, 8, 1024).step, 3.0, lambda: time.sleep(1.2))
+
+
+@kind("periodic_stall", also=("host_wait_unattributed",), seconds=20.0)
+def shorter_pauses(run: Run) -> None:
+    """The program sleeps for 0.8 s in every 3 s."""
+    _pausing(run, gpt(1024, 8, 8, 1024).step, 3.0, lambda: time.sleep(0.8))
+
+
 @kind("periodic_stall", also=("host_single_thread",), seconds=20.0)
 def host_eval_threads(run: Run) -> None:
     """1.5 s of matrix products on all cores in every 5 s."""
@@ -1275,6 +1295,69 @@ def hang(run: Run) -> None:
     sync()
 
 
+_POLL = r"""
+extern "C" __global__ void poll(volatile int* flag, long long cycles) {
+    long long until = clock64() + cycles;
+    while (*flag == 0 && clock64() < until) {}
+}
+"""
+
+
+def _hanging(run: Run, *, blocks: int, on_host: bool) -> None:
+    """Train for ten seconds, then poll a flag that nobody sets, as a rank does that waits for the others."""
+    import cupy  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415  only these kinds need it
+
+    training = gpt(1024, 8, 16, 1024)
+    kernel = cupy.RawKernel(_POLL, "poll")
+    flag = torch.zeros(1, dtype=torch.int32, device="cpu" if on_host else DEVICE, pin_memory=on_host)
+    warm(training.step)
+    run.begin()
+    while run.elapsed < 10.0:
+        training.step()
+        sync()
+        run.steps += 1
+    run.mark("hang")
+    kernel((blocks,), (512,), (cupy.uint64(flag.data_ptr()), cupy.int64((run.seconds - 10.0) * 1.98e9)))
+    cupy.cuda.Device().synchronize()
+    sync()
+
+
+@kind("collective_hang", seconds=50.0)
+def hang_after_training(run: Run) -> None:
+    """Ten seconds of training, then 24 blocks poll a flag in GPU memory."""
+    _hanging(run, blocks=24, on_host=False)
+
+
+@kind("collective_hang", seconds=50.0)
+def hang_on_host_flag(run: Run) -> None:
+    """Ten seconds of training, then 2 blocks poll a flag in host memory."""
+    _hanging(run, blocks=2, on_host=True)
+
+
+@kind("thin_kernels", seconds=30.0)
+def thin_after_training(run: Run) -> None:
+    """Ten seconds of training, then one small matrix product after the other in a graph."""
+    training = gpt(1024, 8, 16, 1024)
+    a = torch.randn(tiny(256, 16), tiny(256, 16), device=DEVICE)
+
+    def chain() -> None:
+        b = a
+        for _ in range(400):
+            b = torch.tanh(b @ a)
+
+    small = _graphed(chain)
+    warm(training.step)
+    run.begin()
+    while run.elapsed < 10.0:
+        training.step()
+        sync()
+        run.steps += 1
+    run.mark("thin")
+    while run.going():
+        small()
+        sync()
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Demand and sharing
 
@@ -1322,6 +1405,12 @@ def idle_allocated(run: Run) -> None:
     run.begin()
     time.sleep(run.seconds)
     del held
+
+
+@kind("gpu_idle_allocated", seconds=20.0, hogs=3 * CPUS)
+def idle_beside_hogs(run: Run) -> None:
+    """20 GiB held by a process that sleeps, beside 48 spinning neighbours."""
+    idle_allocated(run)
 
 
 @kind("gpu_contention", processes=2, seconds=12.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,16 +13,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
 from gpulse.cluster import wire
+from tests.integration import commands
 
-PATIENCE_SECONDS = 60.0
-EAGER = {"gpulse.cluster.agent.backoff:GOOD_SECONDS": 0.0, "gpulse.cluster.agent.backoff:FIRST_SECONDS": 0.3}
+PATIENCE_SECONDS = 120.0
+EAGER = {
+    "gpulse.cluster.agent.head_selection:STABLE_SECONDS": 0.0,
+    "gpulse.cluster.agent.head_selection:FIRST_DELAY_SECONDS": 0.3,
+}
 """Agents that count every connection as a good one, and so never wait for more than a third of a second to try again."""
 _UNBOUNDED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 SEALING = ("--seal-after", "1s")
@@ -32,25 +37,41 @@ _GIVEN: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody uses now, and that was not given to anybody before."""
+    """A port that nobody uses now, and that was not given to anybody before.
+
+    It is below those that the system gives to connections, one of which could have it a moment later.
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        end = max(int(file.read().split()[0]), 20_000)
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in _GIVEN:
-            _GIVEN.add(port)
-            return port
+        port = random.SystemRandom().randrange(10_000, end)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _GIVEN:
+                _GIVEN.add(port)
+                return port
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Wait for something that another process does; what it came to."""
+def until(
+    condition: Callable[[], Any],
+    what: str,
+    seconds: float = PATIENCE_SECONDS,
+    *,
+    max_pause_seconds: float = 0.05,
+) -> Any:
+    """Wait for something that another process does; what it came to.
+
+    The pauses grow, because asking a head costs CPU time that what is waited for needs as well.
+    """
     deadline = time.monotonic() + seconds
+    pause_seconds = 0.01
     while True:
         found = condition()
         if found:
             return found
         assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
-        time.sleep(0.02)
+        time.sleep(pause_seconds)
+        pause_seconds = min(1.5 * pause_seconds, max_pause_seconds)
 
 
 def is_gone(pid: int) -> bool:
@@ -60,19 +81,6 @@ def is_gone(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return text.rpartition(")")[2].split()[0] == "Z"
-
-
-def program(tuned: Mapping[str, Any]) -> list[str]:
-    """`python -m gpulse`, or the same with other constants, such as `gpulse.cluster.agent.backoff:GOOD_SECONDS`."""
-    if not tuned:
-        return [sys.executable, "-m", "gpulse"]
-    lines = ["import importlib"]
-    for path, value in tuned.items():
-        module, _, name = path.partition(":")
-        lines.append(
-            f"module = importlib.import_module({module!r}); module.{name}; module.{name} = {value!r}"
-        )
-    return [sys.executable, "-c", "\n".join([*lines, "from gpulse.cli.entry import main", "main()"])]
 
 
 class Process:
@@ -86,18 +94,34 @@ class Process:
         tuned: Mapping[str, float] | None = None,
         prefix: Sequence[str] = (),
         command: Sequence[str] | None = None,
+        module: str = "gpulse",
+        unset: Sequence[str] = (),
     ) -> None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("GPULSE_")}
-        environment |= {"PYTHONUNBUFFERED": "1", **(env or {})}
-        self.popen = subprocess.Popen(
-            [*prefix, *(command or program(tuned or {})), *arguments],
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL if command is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        """Start it with the environment of the tests, without the variables that begin so, and with `env`."""
+        left_out = ("GPULSE_", "LC_", *unset)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
+        environment |= {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **(env or {})}
+        if command is None and not prefix:
+            self.popen = commands.start(
+                *arguments,
+                module=module,
+                env=environment,
+                cwd=cwd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                tuned=tuned,
+            )
+        else:
+            self.popen = subprocess.Popen(
+                [*prefix, *(command or commands.fresh_program(tuned or {})), *arguments],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL if command is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         self._is_told = False
         self.lines: list[str] = []
         self._news = threading.Condition()
@@ -189,7 +213,11 @@ class HeadProcess(Process):
             prefix=prefix,
         )
         if wait:
-            self.said("listening for agents on")
+            try:
+                self.said("listening for agents on")
+            except BaseException:  # nobody else knows of it yet
+                self.kill()
+                raise
 
     def ask(
         self, path: str, body: Any = None, *, method: str | None = None, headers: dict[str, str] | None = None
@@ -243,6 +271,8 @@ class AgentProcess(Process):
     ) -> None:
         self.name = name
         self.state_dir = directory / f"agent-{name}"
+        memory = directory.with_name(f"{directory.name}-memory")
+        memory.mkdir(exist_ok=True)
         super().__init__(
             "agent",
             f"{host}:{port}",
@@ -253,6 +283,7 @@ class AgentProcess(Process):
             env={
                 "XDG_STATE_HOME": str(directory / "state"),
                 "XDG_CONFIG_HOME": str(directory / "config"),
+                "XDG_RUNTIME_DIR": str(memory),
                 **(env or {}),
             },
             tuned=tuned,
@@ -288,7 +319,7 @@ def talk(address: str, messages: Iterable[bytes]) -> tuple[grpc.StatusCode, str,
     heard: list[bytes] = []
     channel: Any = grpc.insecure_channel(address, options=_UNBOUNDED)
     with channel:
-        stream = channel.stream_stream(wire.STREAM)(iter(messages), timeout=30)
+        stream = channel.stream_stream(wire.STREAM)(iter(messages), timeout=PATIENCE_SECONDS)
         return *_outcome(lambda: heard.extend(stream)), heard
 
 
@@ -300,7 +331,9 @@ def call(
     channel: Any = grpc.insecure_channel(address, options=_UNBOUNDED)
     with channel:
         method = channel.unary_unary(path)
-        code, why = _outcome(lambda: heard.append(method(data, metadata=tuple(metadata), timeout=30)))
+        code, why = _outcome(
+            lambda: heard.append(method(data, metadata=tuple(metadata), timeout=PATIENCE_SECONDS))
+        )
     return code, why, b"".join(heard)
 
 

@@ -11,16 +11,19 @@ import subprocess
 import sys
 import termios
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import pytest
 
+from tests.integration.command_server import Command, CommandServer, ForkedProcess
+
 BIN = Path(sys.executable).parent
 TRACES = Path(__file__).parents[1] / "data" / "traces"
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 120.0
 STUBBORN = (
     sys.executable,
     "-c",
@@ -51,6 +54,111 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**base, **(extra or {})}
 
 
+Started: TypeAlias = subprocess.Popen[Any] | ForkedProcess
+_FUNCTIONS = {
+    "gpulse": "gpulse.cli.entry:main",
+    "gsprof": "gpulse.cli.gsprof:main",
+    "bmon": "gpulse.cli.main:run_bmon",
+    "gpu_mon": "gpulse.cli.harvest:run_gpu_mon",
+}
+"""What the programs that are installed call."""
+_DAEMONS = frozenset({"agent", "connect", "head", "start"})
+"""Commands that need what heads and agents import."""
+_SERVERS: list[CommandServer] = []
+_UNBUFFERED = "PYTHONUNBUFFERED"
+_OWN_PATH = ("PYTHONPATH", str(Path(__file__).parents[2]))
+"""Which such a process has as well."""
+_STARTS: Counter[tuple[tuple[str, str], ...]] = Counter()
+"""How often programs were started with the same variables of those that are read only at the start."""
+
+
+@contextmanager
+def serving_commands() -> Iterator[None]:
+    """Let `run` and `start` fork a process that has imported gpulse."""
+    with CommandServer() as server:
+        _SERVERS.append(server)
+        try:
+            yield
+        finally:
+            _SERVERS.remove(server)
+
+
+def _find_server(env: Mapping[str, str]) -> tuple[CommandServer | None, dict[str, str]]:
+    """Return the server; None where only a new program will do, and where its like is started for the first time."""
+    start_env = {
+        name: value for name, value in env.items() if _is_read_at_start(name) and name != _UNBUFFERED
+    }
+    if not _SERVERS or _odd(env) not in (_odd(environment()), _odd(os.environ)):
+        return None, start_env
+    key = tuple(sorted(start_env.items()))
+    _STARTS[key] += 1
+    return (_SERVERS[-1] if _STARTS[key] > 1 else None), start_env
+
+
+def _is_read_at_start(name: str) -> bool:
+    """Whether only a new program reads an environment variable: the linker and the interpreter do."""
+    return name.startswith(("LD_", "PYTHON", "LC_", "LANG", "MALLOC"))
+
+
+def _odd(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a process which serves many commands cannot have for one of them."""
+    return {
+        name: value
+        for name, value in env.items()
+        if _is_read_at_start(name)
+        and name not in ("LD_LIBRARY_PATH", _UNBUFFERED)
+        and (name, value) != _OWN_PATH
+    }
+
+
+def start(
+    *arguments: str | Path,
+    module: str = "gpulse",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: int | IO[Any] = subprocess.DEVNULL,
+    stdout: int | IO[Any] = subprocess.DEVNULL,
+    stderr: int | IO[Any] = subprocess.DEVNULL,
+    text: bool = False,
+    tuned: Mapping[str, Any] | None = None,
+) -> Started:
+    """Start `python -m gpulse`, or another module, in a process of its own; `tuned`: see `fresh_program`."""
+    given = dict(os.environ if env is None else env)
+    words = [*(fresh_program(tuned) if tuned else (sys.executable, "-m", module)), *map(str, arguments)]
+    server, start_env = _find_server(given)
+    if server is None:
+        return subprocess.Popen(
+            words, env=given, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=text
+        )
+    is_daemon = module.startswith("tests.") or bool(arguments and str(arguments[0]) in _DAEMONS)
+    command = Command(
+        argv=[module, *map(str, arguments)],
+        program=words,
+        env=given,
+        cwd=str(cwd or Path.cwd()),
+        start_env=start_env,
+        function={"gpulse": "gpulse.cli.entry:main", "dask": "dask.__main__:main"}.get(
+            module, f"{module}:main"
+        ),
+        imports="dask" if module == "dask" else "daemons" if is_daemon else "commands",
+        tuned=tuned or {},
+    )
+    return server.start(command, (stdin, stdout, stderr), _PATIENCE_SECONDS, text=text)
+
+
+def fresh_program(tuned: Mapping[str, Any]) -> list[str]:
+    """`python -m gpulse`, or the same with other constants, such as `gpulse.cluster.agent.head_selection:STABLE_SECONDS`."""
+    if not tuned:
+        return [sys.executable, "-m", "gpulse"]
+    lines = ["import importlib"]
+    for path, value in tuned.items():
+        module, _, name = path.partition(":")
+        lines.append(
+            f"module = importlib.import_module({module!r}); module.{name}; module.{name} = {value!r}"
+        )
+    return [sys.executable, "-c", "\n".join([*lines, "from gpulse.cli.entry import main", "main()"])]
+
+
 def run(
     *arguments: str | Path,
     program: str = "gpulse",
@@ -58,9 +166,24 @@ def run(
     cwd: Path | None = None,
 ) -> Ended:
     """Run a command to its end, without a terminal and without input."""
+    given = environment(env)
+    words = [str(BIN / program), *map(str, arguments)]
+    server, start_env = _find_server(given)
+    if server is not None and program in _FUNCTIONS:
+        command = Command(
+            argv=words,
+            program=[sys.executable, *words],
+            env=given,
+            cwd=str(cwd or Path.cwd()),
+            start_env=start_env,
+            function=_FUNCTIONS[program],
+            imports="daemons" if arguments and str(arguments[0]) in _DAEMONS else "commands",
+        )
+        code, out, err = server.run(command, _PATIENCE_SECONDS)
+        return Ended(code, out.decode(), err.decode())
     done = subprocess.run(
-        [BIN / program, *arguments],
-        env=environment(env),
+        words,
+        env=given,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,8 @@ from tests.integration.cluster import Process, free_port, until
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
-_DASK = Path(sys.executable).parent / "dask"
+_AMBIENT = ("CUDA_", "DASK_")
+"""Nothing of the environment of whoever runs the tests says how dask or CUDA are set."""
 # The one thread that dask starts when it must and never ends is no test's own.
 _offload_executor.submit(int).result()
 
@@ -119,20 +119,14 @@ class DaskMachine:
             *command,
             cwd=self.directory,
             env={**self.environment, **env},
-            prefix=self._without_ambient(env),
-            command=[sys.executable, str(_DASK)],
+            module="dask",
+            unset=_AMBIENT,
         )
         process.name = name
         self._stack.callback(process.end, signal.SIGKILL)
         if gently:
             self._stack.callback(process.end)
         return process
-
-    def _without_ambient(self, env: Mapping[str, str]) -> list[str]:
-        """Nothing of the environment of whoever runs the tests says how dask or CUDA are set."""
-        given = {*self.environment, *env}
-        ambient = [key for key in os.environ if key.startswith(("CUDA_", "DASK_")) and key not in given]
-        return ["env", *(part for key in ambient for part in ("-u", key))]
 
     @contextmanager
     def client(self, **given: Any) -> Iterator[Any]:
@@ -147,7 +141,7 @@ class DaskMachine:
             *arguments,
             cwd=self.directory,
             env={"MPLBACKEND": "agg", **self.environment, **(env or {})},
-            prefix=self._without_ambient(env or {}),
+            unset=_AMBIENT,
             command=[sys.executable, str(path)],
         )
         try:

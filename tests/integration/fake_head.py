@@ -20,9 +20,9 @@ import grpc
 import grpc.aio
 
 from gpulse.cluster import wire
-from gpulse.cluster.head.decode import MAX_RUNS
+from gpulse.cluster.head.message_decoder import MAX_RUNS
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, Durable, HeadMessage, Hello, Settings, Welcome
-from gpulse.model.columns import layout_id, split
+from gpulse.model.packed_columns import layout_id, split_packed_frames
 
 
 def say(**event: Any) -> None:
@@ -98,7 +98,7 @@ class FakeHead:
 
     def _take(self, batch: Batch, layouts: set[int]) -> None:
         data = zlib.decompress(batch.frames) if batch.zipped else batch.frames
-        frames = list(split(data))
+        frames = list(split_packed_frames(data))
         if len(frames) != batch.count:
             say(kind="wrong", why="count")
         unknown = sum(block.layout not in layouts for frame in frames for block in frame.blocks)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.nvml import FakeNvml
+from tests.integration import commands
 from tests.integration.cluster import Process, is_gone, until
 
 WORK = """\
@@ -109,14 +110,9 @@ class HarvestMachine:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`gpulse harvest …` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "gpulse", "harvest", *arguments, "--dev-dir", str(self.dev)],
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        words = ("harvest", *arguments, "--dev-dir", str(self.dev))
+        ended = commands.run(*words, env=self.environment)
+        return subprocess.CompletedProcess(words, ended.code, ended.out, ended.err)
 
     def status(self) -> dict[str, Any]:
         """What `gpulse harvest status --json` says of the only harvest."""
@@ -129,10 +125,10 @@ class HarvestMachine:
         begun = self.published()["time"]
         until(lambda: self.published()["time"] > begun + 0.45, "two looks")
 
-    def keeper(self) -> int:
-        """The keeper of the only run, once that is told."""
-        keeper: dict[str, int] = until(lambda: self.published()["runs"][0]["keeper"], "a keeper")
-        return keeper["pid"]
+    def supervisor(self) -> int:
+        """The supervisor of the only run, once that is told."""
+        supervisor: dict[str, int] = until(lambda: self.published()["runs"][0]["supervisor"], "a supervisor")
+        return supervisor["pid"]
 
     def published(self) -> dict[str, Any]:
         """What the only harvest tells everybody."""

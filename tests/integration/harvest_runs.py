@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpulse.harvest.running.runner import Runner
-from gpulse.harvest.running.told import Gone, Process, Started, Told
-from gpulse.harvest.running.tree import Tree
+from gpulse.harvest.events import ProcessId, ProgramGone, ProgramStarted, RunEvent
 from gpulse.harvest.settings import Program
+from gpulse.harvest.supervise.process_tree import MachineProcessTree
+from gpulse.harvest.supervise.runner import Runner
 from gpulse.sources.procfs import Roots
 
 MARK = "ledger-of-a-test"
@@ -47,8 +47,8 @@ def rest(*words):
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
-_News = TypeVar("_News", bound=Told)
-TREE = Tree()
+_News = TypeVar("_News", bound=RunEvent)
+TREE = MachineProcessTree()
 
 
 def python(code: str, *arguments: str) -> tuple[str, ...]:
@@ -56,12 +56,12 @@ def python(code: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", PRELUDE + code, *arguments)
 
 
-def there(process: Process) -> bool:
+def there(process: ProcessId) -> bool:
     """True while this very process has not ended."""
     return TREE.is_there(process)
 
 
-def wait_for(*processes: Process) -> None:
+def wait_for(*processes: ProcessId) -> None:
     """Wait until they have ended, whoever their parent is; nothing else happens in this process meanwhile."""
     for process in processes:
         try:
@@ -79,7 +79,7 @@ class Lab:
     """A runner, what it told, and what its programs wrote."""
 
     def __init__(self, pipe: Path, output: asyncio.StreamReader) -> None:
-        self.told: asyncio.Queue[Told] = asyncio.Queue()
+        self.told: asyncio.Queue[RunEvent] = asyncio.Queue()
         self.runner = Runner(mark=MARK, report=self.told.put_nowait, roots=Roots())
         self.pipe = pipe
         self.output = output
@@ -104,10 +104,10 @@ class Lab:
         assert isinstance(news, kind), news
         return news
 
-    async def started(self, code: str, **options: Any) -> Started:
+    async def started(self, code: str, **options: Any) -> ProgramStarted:
         """Start a program and wait until it runs."""
         self.start(code, **options)
-        return await self.next(Started)
+        return await self.next(ProgramStarted)
 
     async def line(self) -> str:
         """The next line that somebody writes."""
@@ -121,9 +121,9 @@ class Lab:
             lines.append(line)
         return lines
 
-    async def processes(self, count: int) -> dict[str, Process]:
+    async def processes(self, count: int) -> dict[str, ProcessId]:
         """The next processes that say a word and their number."""
-        found: dict[str, Process] = {}
+        found: dict[str, ProcessId] = {}
         for _ in range(count):
             word, number = (await self.line()).split()
             process = TREE.find(int(number))
@@ -133,8 +133,8 @@ class Lab:
 
     async def gone(self, run: str = "run") -> None:
         """Wait until the runner says that nothing is left of a run."""
-        while (news := await asyncio.wait_for(self.told.get(), SECONDS)) != Gone(run):
-            assert not isinstance(news, Gone), news
+        while (news := await asyncio.wait_for(self.told.get(), SECONDS)) != ProgramGone(run):
+            assert not isinstance(news, ProgramGone), news
 
 
 @asynccontextmanager

@@ -6,9 +6,7 @@ import json
 import re
 import shlex
 import signal
-import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,13 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.commands import Ended, environment
+from tests.integration.cluster import free_port
+from tests.integration.commands import Ended, Started, environment, run, start
 
-PATIENCE_SECONDS = 60.0
-_PROGRAMS = {
-    "gpulse": [sys.executable, "-m", "gpulse"],
-    "gsprof": [sys.executable, "-m", "gpulse.cli.compat.gsprof"],
-}
+PATIENCE_SECONDS = 120.0
+_MODULES = {"gpulse": "gpulse", "gsprof": "gpulse.cli.gsprof"}
 _HOSTS = re.compile(r"(?:<head-node-ip>|master-node|localhost|profiler-host):(\d+)")
 
 
@@ -33,8 +29,8 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port, self.http_port = _free_ports()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.port, self.http_port = free_port(), free_port()
+        self._processes: list[Started] = []
         home = directory / "home"
         home.mkdir()
         self.environment = environment(
@@ -53,26 +49,30 @@ class Place:
 
     def run(self, line: str, **more: str) -> Ended:
         """Run a command to its end, whatever that is."""
+        words, env = self._words(line), {**self.environment, **more}
+        if words[0] in _MODULES:
+            return run(*words[1:], program=words[0], env=env, cwd=self.directory)
         done = subprocess.run(
-            self._words(line),
+            words,
             cwd=self.directory,
-            env={**self.environment, **more},
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
         return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def begin(self, line: str, until: str) -> subprocess.Popen[bytes]:
+    def begin(self, line: str, until: str) -> Started:
         """Start a command that stays, and wait until it says that it is up."""
         log = self.directory / f"log-{len(self._processes)}.txt"
+        program, *arguments = self._words(line)
         with log.open("wb") as file:
-            child = subprocess.Popen(
-                self._words(line),
+            child = start(
+                *arguments,
+                module=_MODULES[program],
                 cwd=self.directory,
                 env=self.environment,
-                stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
             )
@@ -86,11 +86,11 @@ class Place:
         wait_for(is_up, f"{line} to say {until!r}")
         return child
 
-    def head(self, line: str = "gsprof start --port 8090 --http-port 8091") -> subprocess.Popen[bytes]:
+    def head(self, line: str = "gsprof start --port 8090 --http-port 8091") -> Started:
         """Start a head."""
         return self.begin(line, "listening for agents")
 
-    def agent(self, line: str = "gsprof connect localhost:8090 --resilient") -> subprocess.Popen[bytes]:
+    def agent(self, line: str = "gsprof connect localhost:8090 --resilient") -> Started:
         """Start an agent on a simulated machine, and wait until the head has frames of it."""
         before = self.frames()
         child = self.begin(f"{line} --demo", "connected")
@@ -106,7 +106,7 @@ class Place:
         """A file that was written here."""
         return json.loads((self.directory / name).read_bytes())
 
-    def end(self, child: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
+    def end(self, child: Started, number: int = signal.SIGTERM) -> int:
         """End a process; its exit code."""
         child.send_signal(number)
         return child.wait(PATIENCE_SECONDS)
@@ -129,8 +129,7 @@ class Place:
         ports = {"8090": str(self.port), "8091": str(self.http_port)}
         here = _HOSTS.sub(lambda match: f"localhost:{ports.get(match[1], match[1])}", line)
         here = re.sub(r"(port )(\d+)", lambda match: match[1] + ports.get(match[2], match[2]), here)
-        program, *arguments = shlex.split(here)
-        return [*_PROGRAMS.get(program, [program]), *arguments]
+        return shlex.split(here)
 
 
 @contextmanager
@@ -150,10 +149,3 @@ def wait_for(is_there: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             pytest.fail(f"waited {PATIENCE_SECONDS} s for {what}")
         time.sleep(0.05)
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

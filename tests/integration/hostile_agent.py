@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpulse.model.device import DevicePath
 from gpulse.model.frame import Frame
-from gpulse.model.health import Health
 from gpulse.model.process import ProcessReading
-from gpulse.sources import simulated
+from gpulse.model.source_health import Health
+from gpulse.sources import demo_machine
 
 
 def markup(what: str) -> str:
@@ -22,7 +23,13 @@ def hostile(frame: Frame) -> Frame:
             driver=markup("driver"), cuda=markup("cuda"), kernel=markup("kernel"), cpu_model=markup("cpu")
         ),
         gpus=tuple(
-            gpu._replace(device=gpu.device._replace(name=markup("gpu"), serial=markup("serial")))
+            gpu._replace(
+                device=gpu.device._replace(
+                    name=markup("gpu"),
+                    serial=markup("serial"),
+                    adapter_paths=(DevicePath(markup("adapter"), "PIX"),),
+                )
+            )
             for gpu in frame.gpus
         ),
         disks=tuple(disk._replace(name=markup("disk"), model=markup("model")) for disk in frame.disks[:1]),
@@ -46,7 +53,7 @@ def _hostile(process: ProcessReading) -> ProcessReading:
     return process._replace(identity=identity)
 
 
-class HostileMachine(simulated.DemoMachine):
+class HostileMachine(demo_machine.DemoMachine):
     """The demo machine under other names."""
 
     def __init__(self, started: float, **given: Any) -> None:
@@ -60,5 +67,5 @@ class HostileMachine(simulated.DemoMachine):
 if __name__ == "__main__":
     from gpulse.cli.entry import main
 
-    simulated.DemoMachine = HostileMachine  # type: ignore[misc]
+    demo_machine.DemoMachine = HostileMachine  # type: ignore[misc]
     main()

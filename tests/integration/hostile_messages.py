@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from gpulse.cluster import wire
-from gpulse.cluster.wire_pb2 import AgentMessage, Batch, Goodbye, Hello, Layout, Run
-from gpulse.model.columns import Block, PackedFrame, layout_id
+from gpulse.cluster.wire_pb2 import AgentMessage, Batch, Goodbye, Hello, Layout, Run, StackAnswer
+from gpulse.model.packed_columns import ColumnBlock, PackedFrame, layout_id
 
 GPU = {"index": 0, "uuid": "GPU-hostile", "name": "NVIDIA Hostile"}
 COLUMNS = [["gpu_utilization_ratio", 1000, 1]]
@@ -54,6 +54,11 @@ SUBJECTS: dict[str, dict[str, Any]] = {
         "gpu_instance": None,
         "compute_instance": None,
         "facts": {"memory_total_bytes": 1 << 30, "power_limit_default_watts": 700.0},
+        "board_part_number": "1",
+        "cpu_affinity": "0-31",
+        "switch_links": 18,
+        "paths": [["GPU-other", "SYS", 18]],
+        "adapter_paths": [["mlx5_0", "PIX", None]],
     },
     "host": {},
     "disk": {"name": "sda", "kind": "ssd", "model": "m"},
@@ -64,6 +69,16 @@ SUBJECTS: dict[str, dict[str, Any]] = {
 }
 _OWNER = {"user": "u", "uid": 1, "job": "slurm:1", "container": "c", "pod": "p"}
 _EVIDENCE = {"signal": "s", "statistic": "mean", "value": 1.0, "comparison": ">", "threshold": 0.5}
+_LOCATION = {
+    "pid": 5,
+    "role": "main",
+    "file": "/home/u/train.py",
+    "line": 84,
+    "function": "f",
+    "share": 0.5,
+    "stacks": 40,
+    "doing": "json/encoder.py:258 encode",
+}
 _FINDING = {
     "id": "x",
     "family": "gpu_use",
@@ -81,6 +96,8 @@ _FINDING = {
     "ruled_out": ["y"],
     "advice": [{"do": "d", "why": "w", "confirm": "c"}],
     "url": None,
+    "where": [_LOCATION],
+    "where_note": "n",
 }
 _HEALTH = {
     "source": "nvml",
@@ -115,7 +132,14 @@ EVENTS: dict[str, dict[str, Any]] = {
         "array": "1_2",
     },
     "job_end": {"job": "slurm:1"},
-    "xid": {"uuid": "GPU-hostile", "gpu": "0", "code": 79, "errors": 1, "time": 1.0},
+    "xid": {
+        "uuid": "GPU-hostile",
+        "gpu": "0",
+        "code": 79,
+        "errors": 1,
+        "time": 1.0,
+        "holders": [{"pid": 5, "user": "u", "name": "n"}],
+    },
     "health": {"entries": [_HEALTH]},
     "findings": {"findings": [_FINDING], "verdict": "v"},
     "agent_started": {"version": "1", "pid": 5},
@@ -158,7 +182,7 @@ def layout(scope: str, subject: str, columns: Any = COLUMNS) -> bytes:
 
 def frame(blocks: Sequence[tuple[bytes, int]], events: bytes = b"", **given: Any) -> bytes:
     """A frame of blocks of these layouts and lengths."""
-    made = tuple(Block(layout_id(text), b"\1" * size) for text, size in blocks)
+    made = tuple(ColumnBlock(layout_id(text), b"\1" * size) for text, size in blocks)
     known = {"time_us": time.time_ns() // 1000, "monotonic_us": 10**9, **given}
     return PackedFrame(known["time_us"], known["monotonic_us"], made, events).to_bytes()
 
@@ -171,7 +195,7 @@ def batch(name: str, number: int, frames: Sequence[bytes], **given: Any) -> Agen
 
 def attacks() -> Iterator[Attack]:
     """Everything, each as an agent of its own."""
-    for name, messages in (*_hellos(), *_layouts(), *_events(), *_frames()):
+    for name, messages in (*_hellos(), *_layouts(), *_events(), *_frames(), *_stacks()):
         yield Attack(name, [message.SerializeToString() for message in messages])
 
 
@@ -283,14 +307,19 @@ def _told(name: str, texts: Sequence[bytes]) -> list[AgentMessage]:
     return messages
 
 
+def _paths(document: dict[str, Any]) -> Iterator[str]:
+    """The fields of a document and of the objects in it, as `_with` takes them."""
+    for field, value in document.items():
+        yield field
+        held = value[0] if isinstance(value, list) and value else value
+        if isinstance(held, dict):
+            yield from (f"{field}.{inner}" for inner in _paths(held))
+
+
 def _events() -> _Messages:
     for kind, event in EVENTS.items():
         document = {"event": kind, **event}
-        paths = [*event, "other"]
-        for field, value in event.items():
-            held = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else value
-            if isinstance(held, dict):
-                paths += [f"{field}.{name}" for name in held]
+        paths = [*_paths(event), "other"]
         texts = ["", json.dumps(document)]
         texts += [_with(document, path, text) for path in paths for text in ODD.values()]
         name = f"events of the kind {kind}"
@@ -303,6 +332,16 @@ def _events() -> _Messages:
     frames = [frame([(_GOOD, 8)], text.encode()) for text in odd]
     messages = [hello(name), AgentMessage(layout=Layout(text=_GOOD))]
     yield name, [*messages, *(batch(name, number, [one]) for number, one in enumerate(frames, 1))]
+
+
+def _stacks() -> _Messages:
+    """Answers to requests that nobody made."""
+    texts = [*(text.encode("utf-8", "replace") for text in ODD.values()), b"[" * 100_000, b"\xff" * (5 << 20)]
+    name = "stacks"
+    answers = [StackAnswer(id=number, processes=text) for number, text in enumerate(texts)]
+    answers += [StackAnswer(id=(1 << 64) - 1, refusal="\x1b" * 1_000_000)]
+    messages = [hello(name, stacks=True), *(AgentMessage(stacks=answer) for answer in answers)]
+    yield name, [*messages, AgentMessage(layout=Layout(text=_GOOD)), batch(name, 1, [frame([(_GOOD, 8)])])]
 
 
 def _frames() -> _Messages:

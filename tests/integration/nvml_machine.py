@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.health import Health
-from gpulse.sources.base import HealthLog
-from gpulse.sources.machine import LocalMachine
-from gpulse.sources.nvml.cadence import Cadence, Patience
-from gpulse.sources.nvml.reader import GpuReader
+from gpulse.model.source_health import Health
+from gpulse.sources.frame_source import HealthLog
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.nvml.gpu_reader import GpuReader
+from gpulse.sources.nvml.read_timing import Cadence, DriverTimeouts
 from tests.fakes.nvml import FakeNvml
 
-QUICK = Cadence(second=0.05, gpm=0.1, graphics=0.1, shares=0.05, slow=0.1)
+QUICK = Cadence(second=0.05, gpm=0.1, graphics=0.1, shares=0.05, slow=0.1, pcie=0.05)
 """Every group often; a value is held for twice its period and a second."""
-IMPATIENT = Patience(start=1.0, call=1.0, survey=0.05, retry=0.05)
+IMPATIENT = DriverTimeouts(start=1.0, call=1.0, survey=0.05, retry=0.05)
 TICK_PATIENCE = 1.0
 """Like the patience with a call, a bound that only a call which hangs reaches: on a busy machine a healthy one may
 wait for a CPU for some tenths of a second, and would count as hung with less."""
@@ -55,10 +55,10 @@ class Gpus:
 
 @contextmanager
 def reading(
-    *, cadence: Cadence = QUICK, patience: Patience = IMPATIENT, watch_xids: bool = False
+    *, cadence: Cadence = QUICK, timeouts: DriverTimeouts = IMPATIENT, watch_xids: bool = False
 ) -> Iterator[Gpus]:
     """The fake driver's GPUs, given back afterwards."""
-    reader = GpuReader(cadence, watch_xids=watch_xids, patience=patience)
+    reader = GpuReader(cadence, watch_xids=watch_xids, timeouts=timeouts)
     try:
         yield Gpus(reader)
     finally:
@@ -70,12 +70,12 @@ def machine(
     *,
     interval_seconds: float = 0.25,
     cadence: Cadence = QUICK,
-    patience: Patience = IMPATIENT,
+    timeouts: DriverTimeouts = IMPATIENT,
     watch_xids: bool = False,
 ) -> Iterator[LocalMachine]:
     """This machine with the fake driver's GPUs, given back afterwards."""
     local = LocalMachine(
-        interval_seconds=interval_seconds, cadence=cadence, patience=patience, watch_xids=watch_xids
+        interval_seconds=interval_seconds, cadence=cadence, timeouts=timeouts, watch_xids=watch_xids
     )
     try:
         yield local

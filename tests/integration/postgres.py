@@ -72,7 +72,14 @@ class PostgresServer:
         """Start it, again perhaps, and wait until it answers."""
         options = [
             *(f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories="),
-            *("fsync=off", "shared_buffers=32MB", "max_wal_size=64MB", "min_wal_size=32MB", *self._settings),
+            *(
+                "fsync=off",
+                "dynamic_shared_memory_type=mmap",
+                "shared_buffers=32MB",
+                "max_wal_size=64MB",
+                "min_wal_size=32MB",
+                *self._settings,
+            ),
         ]
         arguments = [word for option in options for word in ("-c", option)]
         until(lambda: not self._uses_data(), "the processes of the server before have ended")

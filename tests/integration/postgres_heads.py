@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from gpulse.cluster.head.finding_operations import FindingResponses
 from gpulse.cluster.head.fleet import Fleet
-from gpulse.cluster.head.sessions import Sessions
+from gpulse.cluster.head.session_lifecycle import SessionRegistry
 from gpulse.cluster.head.shared_database import SharedDatabase
-from gpulse.model.columns import PackedFrame
+from gpulse.model.packed_columns import PackedFrame
 from gpulse.model.session import Session
 from gpulse.store.federated import FederatedStore
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch, Entry, FrameEvents
-from gpulse.store.metadata.postgres import DatabaseConfig, database_config
-from gpulse.store.metadata.postgres_writer import News
-from gpulse.store.registry import node_fact
+from gpulse.store.log.record_payloads import FrameBatch, FrameEvents, LogEntry
+from gpulse.store.metadata.postgres_connection import DatabaseConfig, parse_database_url
+from gpulse.store.metadata.postgres_writer import DatabaseChanges
+from gpulse.store.node_registry import node_fact
 from tests.integration.cluster import until
 from tests.integration.postgres import PASSWORD, PostgresServer
 from tests.queries import query
@@ -29,7 +30,7 @@ RUN = bytes(range(16))
 
 def config_of(server: PostgresServer, database: str) -> DatabaseConfig:
     """Where a database of a server is."""
-    return database_config(server.url(database), PASSWORD, 10 << 30)
+    return parse_database_url(server.url(database), PASSWORD, 10 << 30)
 
 
 class SmallHead:
@@ -39,22 +40,24 @@ class SmallHead:
         self.time = START
         self._is_ended = False
         self.archive = LocalStore(str(directory))
-        self.sessions = Sessions(self.archive.sessions())
+        self.sessions = SessionRegistry(self.archive.sessions())
         self.fleet = Fleet(self.archive.nodes(), {}, self.archive.layouts)
         self.fleet.restore(self.archive, self.time)
-        self._noted: list[Entry] = []
-        self._news: list[News] = []
+        self.responses = FindingResponses()
+        self._noted: list[LogEntry] = []
+        self._news: list[DatabaseChanges] = []
         self.shared = SharedDatabase(
             self.archive,
             config,
             fleet=self.fleet,
             sessions=self.sessions,
+            responses=self.responses,
             notes=self,
             changed=lambda: None,
             now=lambda: self.time,
             resume=resume,
         )
-        self.shared.writer._heard = self._news.append
+        self.shared.writer._on_changes = self._news.append
         self.store = FederatedStore(
             self.archive, None, self.shared.store, now=lambda: self.time, register=self.fleet.register
         )
@@ -69,13 +72,13 @@ class SmallHead:
 
     def note(self, fact: str, **fields: Any) -> None:
         """Write a fact with the next commit."""
-        self._noted.append(Entry.of_fact(fact, **fields))
+        self._noted.append(LogEntry.of_fact(fact, **fields))
 
     def event(self, kind: str, node: int | None, **detail: Any) -> None:
         """Write down that something happened."""
         self.note("event", time=self.time, kind=kind, node=node, detail=detail)
 
-    def commit(self, *entries: Entry) -> None:
+    def commit(self, *entries: LogEntry) -> None:
         """Have what was noted on disk, and these."""
         noted, self._noted = [*self._noted, *entries], []
         if noted:
@@ -96,7 +99,7 @@ class SmallHead:
         count = len(self._news)
         until(lambda: len(self._news) >= count + 2, "news")
         while self._news:
-            self.shared._take(self._news.pop(0))
+            self.shared._apply_changes(self._news.pop(0))
         self.commit()
         self.settle()
 
@@ -117,9 +120,9 @@ class SmallHead:
         moment = START + sequence
         text = json.dumps(events).encode() if events else b""
         packed = PackedFrame(round(moment * 1e6), 0, (), text).to_bytes()
-        batch = Batch(run, node, sequence, 1, round(moment * 1e6), 0, packed)
+        batch = FrameBatch(run, node, sequence, 1, round(moment * 1e6), 0, packed)
         happened = (FrameEvents(node, run, sequence, moment, text),) if events else ()
-        self.commit(Entry.of_batch(batch, happened))
+        self.commit(LogEntry.of_batch(batch, happened))
 
     def session(self, name: str = "run", **changes: Any) -> Session:
         """A session begins."""
@@ -136,7 +139,7 @@ class SmallHead:
 
     def keep(self, session: Session) -> None:
         """A session is another one by now."""
-        self.commit(Entry.of_fact("session", **session.to_dict()))
+        self.commit(LogEntry.of_fact("session", **session.to_dict()))
 
     def kinds(self) -> list[str]:
         """Everything that happened, as the database has it."""

@@ -70,7 +70,7 @@ class Proxy:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20.0)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60.0)
 
     def _now(self, step: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(step)

@@ -1,4 +1,4 @@
-"""A head's archive that is sent to an engine, and what the engine has then."""
+"""A head's archive that is sent to a time-series database, and what the database has then."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from typing import Any
 
 import cramjam
 
-from gpulse.model.columns import Layout, layout_id
-from gpulse.model.metric import CATALOGUE
-from gpulse.model.series import EXPOSED, subject_label
+from gpulse.model.metric_catalog import CATALOG
+from gpulse.model.packed_columns import ColumnLayout, layout_id
+from gpulse.model.series_labels import EXPOSED_SCOPES, subject_label_name
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Entry
+from gpulse.store.log.record_payloads import LogEntry
 from gpulse.store.tsdb.config import TsdbConfig
-from gpulse.store.tsdb.durable_mark import Wakes
-from gpulse.store.tsdb.forwarder import Forwarder
-from gpulse.store.tsdb.send_process import Sender
-from gpulse.store.tsdb.wire import series_labels, shown_labels, split_series
+from gpulse.store.tsdb.send_process import DurableMark, Sender
+from gpulse.store.tsdb.send_supervisor import TsdbForwarder
+from gpulse.store.tsdb.write_request import format_labels, series_labels, split_series
 from tests.integration.cluster import until
-from tests.integration.engines import EngineProcess
+from tests.integration.tsdb_servers import TsdbProcess
 from tests.queries import query
 from tests.unit.history_frames import BEGIN, Fleet
 
@@ -34,35 +33,35 @@ Found = dict[tuple[str, str, str], dict[int, float]]
 """By metric, node and subject the values, by milliseconds."""
 
 
-class SenderThread(Forwarder):
+class SenderThread(TsdbForwarder):
     """A forwarder whose process is a thread of the test, so that a test can change its constants."""
 
     def start(self) -> None:
         """Begin to send."""
-        self._wakes = Wakes(self._woken)
-        sender = Sender(self._data_dir, self._config, self._wakes, self._hear)
+        self._durable = DurableMark(self._announced)
+        sender = Sender(self._data_dir, self._config, self._durable, self._update_state)
         self._sending = threading.Thread(target=sender.run)
         self._sending.start()
 
     def wake(self, position: int) -> None:
         """Say that records up to here are on disk."""
         super().wake(position)
-        if hasattr(self, "_wakes"):
-            self._wakes.hear(position)
+        if hasattr(self, "_durable"):
+            self._durable.advance(position)
 
     def close(self) -> None:
         """End the thread."""
-        self._wakes.end()
+        self._durable.end()
         self._sending.join()
 
 
 class Lab:
-    """An archive, filled second by second, whose log goes to an engine."""
+    """An archive, filled second by second, whose log goes to a time-series database."""
 
     def __init__(
         self,
         directory: Path,
-        engine: TsdbConfig,
+        tsdb: TsdbConfig,
         *,
         nodes: int = 3,
         limit_bytes: int = 1 << 30,
@@ -74,24 +73,24 @@ class Lab:
         self.second = begin
         self._told: set[int] = set()
         self.archive = LocalStore(str(directory), layouts=self.fleet.layouts)
-        kind = SenderThread if in_thread else Forwarder
-        self.forwarder = kind(str(directory), engine, limit_bytes=limit_bytes)
+        kind = SenderThread if in_thread else TsdbForwarder
+        self.forwarder = kind(str(directory), tsdb, limit_bytes=limit_bytes)
         self.archive.forward_to(self.forwarder)
         self.forwarder.start()
 
     def tick(self, seconds: int = 1, *, shift_us: int = 0) -> None:
         """Some more seconds of all nodes come and are committed, from clocks that are wrong by so much."""
         batches = [self.fleet.batch(node, self.second, seconds, shift=shift_us) for node in self.nodes]
-        self.archive.commit([*self._facts(), *(Entry.of_batch(batch, ()) for batch in batches)])
+        self.archive.commit([*self._facts(), *(LogEntry.of_batch(batch, ()) for batch in batches)])
         self.second += seconds
 
-    def _facts(self) -> list[Entry]:
+    def _facts(self) -> list[LogEntry]:
         """What is said once, and the layouts that are new."""
         new = self.fleet.texts.keys() - self._told
         nodes = () if self._told or self.second else self.nodes
         self._told |= new
         entries = [
-            Entry.of_fact(
+            LogEntry.of_fact(
                 "node",
                 id=node,
                 name=f"host-{node}",
@@ -103,22 +102,23 @@ class Lab:
             for node in nodes
         ]
         return entries + [
-            Entry.of_fact("layout", id=str(number), text=self.fleet.texts[number].decode()) for number in new
+            LogEntry.of_fact("layout", id=str(number), text=self.fleet.texts[number].decode())
+            for number in new
         ]
 
     def learn(self, text: bytes) -> int:
         """Make a layout known to the archive; its number."""
         number = layout_id(text)
-        self.fleet.layouts[number] = Layout.from_json(text)
+        self.fleet.layouts[number] = ColumnLayout.from_json(text)
         return number
 
     def sent_some(self, seconds: int) -> None:
-        """Wait until the engine has some seconds more."""
+        """Wait until the database has some seconds more."""
         goal = self.archive.accepted + seconds * len(self.nodes)
         until(lambda: self.forwarder.reached >= goal, "more is sent")
 
     def sent(self) -> None:
-        """Wait until the engine has everything."""
+        """Wait until the database has everything."""
         until(self.is_sent, f"everything is sent: {self.forwarder.state()}")
 
     def is_sent(self) -> bool:
@@ -138,9 +138,9 @@ class Lab:
 
 
 @contextmanager
-def lab_in(directory: Path, engine: TsdbConfig, **given: Any) -> Iterator[Lab]:
+def lab_in(directory: Path, tsdb: TsdbConfig, **given: Any) -> Iterator[Lab]:
     """A lab for one test."""
-    lab = Lab(directory, engine, **given)
+    lab = Lab(directory, tsdb, **given)
     try:
         yield lab
     finally:
@@ -148,11 +148,11 @@ def lab_in(directory: Path, engine: TsdbConfig, **given: Any) -> Iterator[Lab]:
 
 
 def stored(archive: LocalStore) -> Found:
-    """Everything that the archive has and an engine should."""
+    """Everything that the archive has and a time-series database should."""
     names = {number: node.name for number, node in archive.nodes().items()}
     found: Found = {}
-    for scope in EXPOSED:
-        for metric in CATALOGUE[scope].values():
+    for scope in EXPOSED_SCOPES:
+        for metric in CATALOG[scope].values():
             for series in archive.series(query(scope, metric.name, start=0, end=1e11)):
                 values = {
                     round(time * 1e6) // 1000: value * metric.prometheus_factor
@@ -164,14 +164,16 @@ def stored(archive: LocalStore) -> Found:
     return found
 
 
-def held(engine: EngineProcess, *, start: float = BEGIN - 10, end: float = BEGIN + 3000) -> Found:
-    """Everything that an engine has, facts of GPUs and nodes aside."""
-    engine.settle()
+def held(tsdb: TsdbProcess, *, start: float = BEGIN - 10, end: float = BEGIN + 3000) -> Found:
+    """Everything that a time-series database has, facts of GPUs and nodes aside."""
+    tsdb.settle()
     found: Found = {}
-    scopes = {metric.prometheus: (scope, metric) for scope in EXPOSED for metric in CATALOGUE[scope].values()}
-    for labels, values in raw(engine, '{__name__=~"gpulse_.+"}', start, end):
+    scopes = {
+        metric.prometheus: (scope, metric) for scope in EXPOSED_SCOPES for metric in CATALOG[scope].values()
+    }
+    for labels, values in raw(tsdb, '{__name__=~"gpulse_.+"}', start, end):
         if labels["__name__"] in scopes:
-            label = subject_label(scopes[labels["__name__"]][0])
+            label = subject_label_name(scopes[labels["__name__"]][0])
             key = labels["__name__"], labels["node"], labels[label] if label else ""
             assert key not in found, key
             found[key] = values
@@ -179,11 +181,11 @@ def held(engine: EngineProcess, *, start: float = BEGIN - 10, end: float = BEGIN
 
 
 def raw(
-    engine: EngineProcess, selector: str, start: float, end: float
+    tsdb: TsdbProcess, selector: str, start: float, end: float
 ) -> list[tuple[dict[str, str], dict[int, float]]]:
-    """Samples as they are in an engine, by series."""
+    """Samples as they are in a time-series database, by series."""
     query = {"query": f"{selector}[{math.ceil(end - start)}s]", "time": f"{end:.3f}", "nocache": "1"}
-    document = json.loads(engine.get(f"/api/v1/query?{urllib.parse.urlencode(query)}"))
+    document = json.loads(tsdb.get(f"/api/v1/query?{urllib.parse.urlencode(query)}"))
     answer = []
     for series in document["data"]["result"]:
         times = [round(time * 1000) for time, _ in series["values"]]
@@ -194,7 +196,7 @@ def raw(
     return answer
 
 
-class FakeEngine:
+class FakeTsdb:
     """An HTTP server that takes remote write, or does not."""
 
     def __init__(self) -> None:
@@ -240,7 +242,7 @@ class FakeEngine:
         self._thread.start()
 
     @property
-    def engine(self) -> TsdbConfig:
+    def tsdb(self) -> TsdbConfig:
         """Where it is."""
         url = f"http://127.0.0.1:{self._server.server_port}"
         return TsdbConfig(f"{url}/api/v1/write", url)
@@ -252,7 +254,7 @@ class FakeEngine:
             return self.status, self.text.encode()
         series = list(split_series(bytes(cramjam.snappy.decompress_raw(body))))
         for one in series:
-            if not self.wanted(shown_labels(series_labels(one))):
+            if not self.wanted(format_labels(series_labels(one))):
                 return 400, b"label value too long"
         self.taken += series
         return 204, b""
@@ -261,7 +263,7 @@ class FakeEngine:
         """How many samples it took, by series."""
         found: dict[str, int] = {}
         for series in self.taken:
-            name = shown_labels(series_labels(series))
+            name = format_labels(series_labels(series))
             found[name] = found.get(name, 0) + 1
         return found
 
@@ -273,9 +275,9 @@ class FakeEngine:
 
 
 @contextmanager
-def fake_engine() -> Iterator[FakeEngine]:
+def fake_tsdb() -> Iterator[FakeTsdb]:
     """A fake for one test."""
-    fake = FakeEngine()
+    fake = FakeTsdb()
     try:
         yield fake
     finally:

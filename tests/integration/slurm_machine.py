@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.integration.cluster import free_port, until
+from tests.integration.job_cgroups import creating_job_cgroups
 
 GPUS = 4
 GPU_MAJOR = 195
@@ -194,10 +195,11 @@ def slurm_machine(**more: str) -> Iterator[SlurmMachine]:
     # A place that other users can reach, with a name short enough for a socket.
     folder = Path(tempfile.mkdtemp(prefix="gpulse-slurm-"))
     folder.chmod(0o755)
-    machine = SlurmMachine(folder, more)
-    try:
-        machine.start()
-        yield machine
-    finally:
-        machine.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    with creating_job_cgroups():
+        machine = SlurmMachine(folder, more)
+        try:
+            machine.start()
+            yield machine
+        finally:
+            machine.close()
+            shutil.rmtree(folder, ignore_errors=True)

@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from gpulse.cluster.agent.buffer import read_notes
-from gpulse.cluster.agent.ledger import RunNote
-from gpulse.cluster.agent.spool import FRAME, NOTES, SEGMENT_NOTES
-from gpulse.store.history.blocks import run_number
+from gpulse.cluster.agent.frame_buffer import parse_run_states
+from gpulse.cluster.agent.run_index import AgentRunState
+from gpulse.cluster.agent.spool import FRAME, RUN_STATES, SEGMENT_RUN_STATES
+from gpulse.store.history.frame_blocks import run_number
 from gpulse.store.local import LocalStore
-from gpulse.store.log.reader import Cursor
-from gpulse.store.log.records import BATCH, Batch
+from gpulse.store.log.reader import LogCursor
+from gpulse.store.log.record_payloads import BATCH, FrameBatch
 from gpulse.store.store import StoredEvent, StoredNode
 from tests.queries import query
 
@@ -82,11 +82,11 @@ def read_stored(data_dir: Path) -> Stored:
 def logged(data_dir: Path) -> dict[bytes, int]:
     """How far each run is in the log, read without touching anything; the order of its frames is checked."""
     last: dict[bytes, int] = {}
-    with Cursor(f"{data_dir}/log") as cursor:
+    with LogCursor(f"{data_dir}/log") as cursor:
         for record in cursor:
             if record.kind != BATCH:
                 continue
-            batch = Batch.from_bytes(record.payload)
+            batch = FrameBatch.from_bytes(record.payload)
             assert batch.first > last.get(batch.run, 0), (
                 "a frame is in the log a second time, or out of order"
             )
@@ -97,7 +97,7 @@ def logged(data_dir: Path) -> dict[bytes, int]:
 class Taken(NamedTuple):
     """What an agent took, by its own spool, read after its end."""
 
-    runs: Mapping[bytes, RunNote]
+    runs: Mapping[bytes, AgentRunState]
     """The runs that it has not been told to forget, oldest first."""
     kept: Mapping[bytes, set[int]]
     """The frames that are in the spool."""
@@ -105,12 +105,12 @@ class Taken(NamedTuple):
 
 def read_taken(state_dir: Path) -> Taken:
     """Read an agent's spool that no agent holds."""
-    runs: Mapping[bytes, RunNote] = {}
+    runs: Mapping[bytes, AgentRunState] = {}
     kept: dict[bytes, set[int]] = {}
-    with Cursor(f"{state_dir}/spool") as cursor:
+    with LogCursor(f"{state_dir}/spool") as cursor:
         for record in cursor:
-            if record.kind in (NOTES, SEGMENT_NOTES):
-                runs, _ = read_notes(record.payload)
+            if record.kind in (RUN_STATES, SEGMENT_RUN_STATES):
+                runs, _ = parse_run_states(record.payload)
             elif record.kind == FRAME:
                 kept.setdefault(record.payload[:16], set()).add(
                     int.from_bytes(record.payload[16:24], "little")
@@ -136,7 +136,8 @@ def check_complete(found: Stored, taken: Taken, name: str) -> None:
 
 def check_order(frames: Mapping[int, float]) -> None:
     """Numbers without a hole from 1 on, and times in their order."""
-    assert list(frames) == list(range(1, len(frames) + 1))
+    holes = sorted({*range(1, max(frames, default=0) + 1)} - {*frames})
+    assert not holes, f"{holes} of {len(frames) + len(holes)} frames are not stored"
     check_times(frames)
 
 

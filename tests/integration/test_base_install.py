@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.errors import requirement
+from gpulse.errors import pip_requirement
 from tests.integration.base_install import base_install
 from tests.integration.commands import Ended, run
 
@@ -47,15 +47,15 @@ def test_figures_need_no_extra(recorded: Path, plain: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("program", "arguments", "feature", "extra"),
     [
-        ("gpulse", ["report", "run.json", "--plot", "run.png"], "a picture", "plot"),
-        ("gsprof", ["stat", "--data", "run.json", "--plot", "run.pdf"], "a picture", "plot"),
-        ("gpulse", ["why", "--demo", "--plot", "why.svg"], "a picture", "plot"),
+        ("gpulse", ["report", "run.json", "--plot", "run.png"], "drawing charts", "plot"),
+        ("gsprof", ["stat", "--data", "run.json", "--plot", "run.pdf"], "drawing charts", "plot"),
+        ("gpulse", ["why", "--demo", "--plot", "why.svg"], "drawing charts", "plot"),
         ("gpulse", ["head", "--port", "0"], "a head", "head"),
         ("gsprof", ["start", "--port", "0"], "a head", "head"),
         ("gpulse", ["demo"], "gpulse demo", "head"),
         ("gpulse", ["session", "recover", "--list", "--data-dir", "."], "reading the data of a head", "head"),
         ("gpulse", ["dask", "status", "tcp://127.0.0.1:1"], "`gpulse dask`", "dask"),
-        ("gpulse", ["dask", "plot", ".", "-o", "x.png"], "a picture", "dask"),
+        ("gpulse", ["dask", "plot", ".", "-o", "x.png"], "drawing charts", "dask"),
     ],
 )
 def test_what_needs_an_extra_says_how_to_get_it(
@@ -69,4 +69,4 @@ def test_what_needs_an_extra_says_how_to_get_it(
     said, tried = ended.err.splitlines()
     assert f"{program}: {feature} needs packages that are not installed" == said
     assert tried.startswith("  try: ")
-    assert tried.endswith(f"pip install {requirement(extra)}")
+    assert tried.endswith(f"pip install {pip_requirement(extra)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,25 @@ def test_a_machine_without_a_driver_is_not_broken() -> None:
     assert 0 == ended.code
     assert "limited  driver " in ended.out
     assert "gpulse --demo" in ended.out
+
+
+def test_what_a_diagnosis_can_tell_is_said_beforehand(fake: FakeNvml, nvml_library: Path) -> None:
+    """By the GPUs with GPM and those without."""
+    everywhere = run("doctor", env={"COLUMNS": "400", **fake.env(nvml_library)})
+    fake.gpu(3).gpm_supported = 0
+    some = run("doctor", env={"COLUMNS": "400", **fake.env(nvml_library)})
+
+    assert ["full"] == re.findall(r"ok  diagnosis +(\S.*):", everywhere.out)
+    assert "GPU 0-2: full: " in some.out
+    assert "GPU 3: NVML only: " in some.out
+    assert "cannot be diagnosed: tensor_cores_unused" in some.out
+
+
+def test_without_a_driver_only_the_host_is_known() -> None:
+    """Its processes and memory can be judged, and nothing on the GPU."""
+    ended = run("doctor", env={"LD_LIBRARY_PATH": "/nonexistent", "COLUMNS": "400"})
+
+    assert "host only: " in ended.out
 
 
 def test_programs_get_json(fake: FakeNvml, nvml_library: Path) -> None:

@@ -20,33 +20,33 @@ TRACE = TRACES / "gpu_shared.jsonl.gz"
 @pytest.mark.parametrize(
     ("says", "arguments"),
     [
-        ("No such option '--nosuch'", "--nosuch"),
-        ("there is no command 'nosuch'; there are: ", "nosuch"),
-        ("--json and --csv exclude each other", "--json --csv --demo"),
-        ("--demo and --replay exclude each other", "--demo --replay x"),
+        ("there is no option '--nosuch'", "--nosuch"),
+        ("there is no command 'nosuch'; the commands are: ", "nosuch"),
+        ("--json and --csv cannot be used together", "--json --csv --demo"),
+        ("--demo and --replay cannot be used together", "--demo --replay x"),
         ("--at shows one moment of a recording", "--at 3 --demo"),
         ("--at shows one moment of a recording", "--replay x --at 3 -w"),
         ("--at takes seconds after the recording's start", "--replay x --at soon"),
         ("--at takes seconds after the recording's start", "--replay x --at nan"),
         ("--at takes seconds after the recording's start", "--replay x --at=-1"),
-        ("there is no GPU 99 here; there are: 0-7", "--demo --gpus 99"),
+        ("there is no GPU 99; available: 0-7", "--demo --gpus 99"),
         ("--gpus takes indices and UUIDs", "--demo --gpus foo"),
-        ("CSV holds one table", "--demo --csv -c -d"),
-        ("0 is not a number of seconds above 0", "--demo -w 0"),
-        ("-1 is not a number of seconds above 0", "record -o x.jsonl --interval=-1"),
-        ("nan is not a number of seconds above 0", "--demo -w nan"),
-        ("inf is not a number of seconds above 0", "--demo -w inf"),
-        ("0.001 s is no interval to sample at", "--demo -w 0.001"),
-        ("0 is not a number of seconds above 0", "record -o x.jsonl -i 0"),
-        ("inf is not a number of seconds above 0", "record -o x.jsonl -i inf"),
-        ("nan is not a number of seconds above 0", "record -o x.jsonl -t nan"),
+        ("CSV output holds only one table", "--demo --csv -c -d"),
+        ("0 is not a positive number of seconds", "--demo -w 0"),
+        ("-1 is not a positive number of seconds", "record -o x.jsonl --interval=-1"),
+        ("nan is not a positive number of seconds", "--demo -w nan"),
+        ("inf is not a positive number of seconds", "--demo -w inf"),
+        ("the sampling interval must be at least 0.05 s, not 0.001 s", "--demo -w 0.001"),
+        ("0 is not a positive number of seconds", "record -o x.jsonl -i 0"),
+        ("inf is not a positive number of seconds", "record -o x.jsonl -i inf"),
+        ("nan is not a positive number of seconds", "record -o x.jsonl -t nan"),
         ("Missing option '-o'", "record"),
-        ("cannot tell what to write into x.parquet", "record -o x.parquet --demo"),
-        ("--demo and --replay do not go with it", "record -o x.jsonl --demo -- true"),
-        ("CSV holds one table", "--demo --csv -a"),
-        ("--all goes with `gpulse` alone; `gpulse top` has no such option", "-a top"),
-        ("--gpus stands before the command; write it after: gpulse top --gpus", "--gpus 0 top"),
-        ("--json stands before the command; write it after: gpulse doctor --json", "--json doctor"),
+        ("cannot tell the format of x.parquet from its extension", "record -o x.parquet --demo"),
+        ("--demo and --replay cannot be used with a COMMAND", "record -o x.jsonl --demo -- true"),
+        ("CSV output holds only one table", "--demo --csv -a"),
+        ("`gpulse top` has no option --all; only `gpulse` without a command has it", "-a top"),
+        ("--gpus must come after the command: gpulse top --gpus", "--gpus 0 top"),
+        ("--json must come after the command: gpulse doctor --json", "--json doctor"),
     ],
 )
 def test_wrong_usage_ends_with_2(says: str, arguments: str, tmp_path: Path) -> None:
@@ -74,10 +74,13 @@ def test_a_verbs_usage_error_points_to_the_verbs_help() -> None:
         ("is not a recording", b"\x00\xff\xfe" * 100),
         ("is not a recording", b"[1, 2]\n"),
         ("is damaged", gzip.compress(b'{"trace": 1}', mtime=0)[:12]),
-        ("version 99; this gpulse reads version 1", b'{"format": "gpulse-recording", "version": 99}\n'),
-        ("holds no frame", b'{"format": "gpulse-recording", "version": 1}\n'),
         (
-            "line 2 is damaged: it is not a line of a recording\n  try: ",
+            "version 99; this version of gpulse reads version 1",
+            b'{"format": "gpulse-recording", "version": 99}\n',
+        ),
+        ("contains no frames", b'{"format": "gpulse-recording", "version": 1}\n'),
+        (
+            "line 2 is damaged: this is not a line of a gpulse recording\n  try: ",
             b'{"format": "gpulse-recording", "version": 1}\n{"frame": {}}\n{"frame": {}}\n',
         ),
     ],
@@ -119,7 +122,7 @@ def test_a_moment_after_the_end_is_a_usage_error() -> None:
     """With the recording's length."""
     ended = run("--replay", TRACE, "--at", "+1000")
 
-    assert (2, "gpulse: --at +1000 is after the recording's end at +34.2") == (
+    assert (2, "gpulse: --at +1000 is after the end of the recording, which is at +34.2") == (
         ended.code,
         ended.err.splitlines()[0],
     )
@@ -132,9 +135,9 @@ def test_databases_that_cannot_be_written_end_with_1(tmp_path: Path) -> None:
     with closing(sqlite3.connect(foreign)) as database:
         database.execute("CREATE TABLE mine (x)")
     wanted = {
-        tmp_path / "no" / "x.db": "unable to open database file",
+        tmp_path / "no" / "x.db": "No such file or directory",
         text: "file is not a database",
-        foreign: "is another program's database",
+        foreign: "the database belongs to another program",
     }
     ended = {path: run("--demo", "--sqlite", path) for path in wanted}
 
@@ -149,7 +152,7 @@ def test_a_full_disk_under_a_database_ends_with_1(tmp_path: Path) -> None:
     path = tmp_path / "looks.db"
     assert 0 == run("--demo", "--sqlite", path).code
     before = path.read_bytes()
-    command = f"ulimit -f {len(before) // 1024}; trap '' XFSZ; exec '{BIN}/gpulse' --demo --sqlite '{path}'"
+    command = f"export PYTHONDONTWRITEBYTECODE=1; ulimit -f {len(before) // 1024}; trap '' XFSZ; exec '{BIN}/gpulse' --demo --sqlite '{path}'"
     env = environment({"PYTHONDONTWRITEBYTECODE": "1"})  # the limit would cut our own bytecode off, too
     ended = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
 
@@ -169,7 +172,7 @@ def test_a_full_disk_under_standard_output_ends_with_1(options: str) -> None:
     assert 1 == ended.returncode
     assert [
         "gpulse: cannot use standard output: No space left on device",
-        "  try: make room on that disk, or choose another file",
+        "  try: free space on the disk, or choose another file",
     ] == ended.stderr.splitlines()
 
 
@@ -238,15 +241,15 @@ def test_a_bug_while_the_gpus_are_opened_early_is_reported_like_any_other() -> N
     """The early start lies outside of what turns errors into messages."""
     code = """
 import sys
-from gpulse.sources.nvml import reader
-reader.GpuReader.open = lambda self, now: {}["lost"]
+from gpulse.sources.nvml import gpu_reader
+gpu_reader.GpuReader.open = lambda self, now: {}["lost"]
 sys.argv = ["gpulse"]
 from gpulse.cli import entry
 entry.main()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
-    assert (1, "gpulse: this should not have happened: KeyError: 'lost'") == (
+    assert (1, "gpulse: unexpected error, probably a bug: KeyError: 'lost'") == (
         ended.returncode,
         ended.stderr.splitlines()[0],
     )
@@ -256,12 +259,12 @@ def test_a_bug_is_one_line_that_asks_for_a_report() -> None:
     """Even what nobody thought of ends without a traceback."""
     code = """
 import sys, click
-from gpulse.cli import shell
-sys.exit(shell.run(click.Command("x", callback=lambda: {}["lost"]), name="gpulse"))
+from gpulse.cli import common
+sys.exit(common.run(click.Command("x", callback=lambda: {}["lost"]), name="gpulse"))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
-    assert (1, "gpulse: this should not have happened: KeyError: 'lost'") == (
+    assert (1, "gpulse: unexpected error, probably a bug: KeyError: 'lost'") == (
         ended.returncode,
         ended.stderr.splitlines()[0],
     )
@@ -322,7 +325,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(command: str, full_disk: Path) 
 
     assert ended.code in (1, 2)
     assert f"{full_disk}/" in ended.err
-    assert "  try: make room on that disk, or choose another file" in ended.err.splitlines()
+    assert "  try: free space on the disk, or choose another file" in ended.err.splitlines()
     assert {"filler": bytes(4096)} == {
         path.name: path.read_bytes() for path in full_disk.iterdir() if not path.name.startswith("run.")
     }
@@ -332,9 +335,15 @@ def test_a_full_disk_is_said_and_nothing_is_left(command: str, full_disk: Path) 
 @pytest.mark.parametrize(
     ("hint", "command"),
     [
-        ("check the path, and create its directory first", "--replay /nowhere/run.jsonl"),
-        ("check the path, and create its directory first", "record --demo -t 1 -o /nowhere/run.jsonl"),
-        ("check the path, and create its directory first", "record --demo -t 1 -o /nowhere/run.csv"),
+        ("check the path; to write a file, create its directory first", "--replay /nowhere/run.jsonl"),
+        (
+            "check the path; to write a file, create its directory first",
+            "record --demo -t 1 -o /nowhere/run.jsonl",
+        ),
+        (
+            "check the path; to write a file, create its directory first",
+            "record --demo -t 1 -o /nowhere/run.csv",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_comes_with_what_to_do(hint: str, command: str) -> None:

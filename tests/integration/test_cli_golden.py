@@ -10,7 +10,7 @@ import pytest
 from gpulse.api import snapshot
 from gpulse.model.frame import Frame
 from gpulse.sampling.recorder import Recorder
-from gpulse.sources.simulated import DemoMachine
+from gpulse.sources.demo_machine import DemoMachine
 from tests.fakes.nvml import FakeNvml
 from tests.integration.commands import TRACES, run
 

@@ -79,7 +79,7 @@ def test_a_whole_life(machine: HarvestMachine) -> None:
 
         with machine.holding(0):
             gone(first)
-            told = harvest.said("stop fold-0")
+            told = harvest.said("stopping fold-0")
             assert f"(pid {os.getpid()}) has opened GPU 0" in told
             status = machine.status()
         assert 0 == status["exit"]
@@ -92,10 +92,10 @@ def test_a_whole_life(machine: HarvestMachine) -> None:
 
         again = machine.started("fold-0", 2)
         shown = machine.run("status", "--no-color")
-        assert "gave way" in shown.stdout
+        assert "GPUs given back" in shown.stdout
         refused = machine.run()
         assert 2 == refused.returncode
-        assert f"process {harvest.popen.pid}" in refused.stderr
+        assert f"pid {harvest.popen.pid}" in refused.stderr
         assert 0 == harvest.end(signal.SIGINT)
         assert all(map(is_gone, (first, second, again)))
     after = machine.status()
@@ -113,11 +113,11 @@ def test_files_of_gpu_mon_work_unchanged(machine: HarvestMachine) -> None:
     told = {"all": machine.told("all"), "zero": machine.told("zero"), "log": log}
     config.write_text(GPU_MON_ALL.format(**told), encoding="utf-8")
     code = f"""
-import gpulse.cli.harvest as harvest, gpulse.cli.compat.gpu_mon as gpu_mon
+import gpulse.cli.harvest as harvest
 from pathlib import Path
-real = harvest.start
-harvest.start = lambda **given: real(**given, dev_dir=Path({str(machine.dev)!r}))
-gpu_mon.main()
+real = harvest.run
+harvest.run = lambda **given: real(**given, dev_dir=Path({str(machine.dev)!r}))
+harvest.run_gpu_mon()
 """
     gpu_mon = Process(
         cwd=machine.directory,
@@ -152,10 +152,13 @@ def test_gpu_mon_writes_the_file_that_it_reads(machine: HarvestMachine) -> None:
 
     assert (
         2,
-        f"gpu_mon: {path}: there is no such file\n  try: gpu_mon --init, which writes one to begin with\n",
+        f"gpu_mon: there is no file {path}\n  try: write a configuration to start from with: gpu_mon --init\n",
     ) == (missing.code, missing.err)
-    assert (0, f"{path} is written: put your command into it, then run: gpu_mon\n") == written[:2]
-    assert (1, f"gpu_mon: {path} exists already\n  try: --force replaces it\n") == (again.code, again.err)
+    assert (0, f"wrote {path}; add your command to it, then run: gpu_mon\n") == written[:2]
+    assert (1, f"gpu_mon: {path} already exists\n  try: use --force to replace the file\n") == (
+        again.code,
+        again.err,
+    )
     assert (
         f"gpu_mon: {path}:{text.splitlines().index('cmd=my-program') + 1}: cmd: there is no program"
         in refused.err
@@ -170,9 +173,9 @@ def test_a_missing_configuration_names_the_command_that_writes_it(machine: Harve
     ]
 
     assert [
-        f"  try: gpulse harvest init {machine.directory}/a.toml, which writes one to begin with",
-        f"  try: gpulse harvest init --format ini {machine.directory}/b.conf, which writes one to begin with",
-        f"  try: gpulse harvest init --format ini {machine.directory}/c, which writes one to begin with",
+        f"  try: create one from a template with: gpulse harvest init {machine.directory}/a.toml",
+        f"  try: create one from a template with: gpulse harvest init --format ini {machine.directory}/b.conf",
+        f"  try: create one from a template with: gpulse harvest init --format ini {machine.directory}/c",
     ] == hints
 
 
@@ -187,13 +190,13 @@ def test_ignored_programs_and_flapping(machine: HarvestMachine) -> None:
         assert not is_gone(pid), harvest.text
         with machine.holding(0):
             gone(pid)
-        harvest.said("nothing of fold is left")
+        harvest.said("all processes of fold have ended")
         for _ in range(2):
             with machine.holding(0):
                 machine.looks()
             machine.looks()
         assert 1 == len(machine.starts("fold"))
-        assert "is left alone" in machine.status()["gpus"][0]["why"]
+        assert "is in cooldown" in machine.status()["gpus"][0]["why"]
         assert 0 == harvest.end()
 
 
@@ -209,14 +212,14 @@ def test_work_that_the_driver_lists_counts(machine: HarvestMachine) -> None:
         second = machine.started("fold", 2)
         machine.fake.unload_driver()
         gone(second)
-        assert "unknown" == machine.status()["gpus"][0]["state"]
+        until(lambda: "unknown" == machine.status()["gpus"][0]["state"], "the GPU's state is unknown")
         machine.fake.load_driver()
         machine.started("fold", 3)
         assert 0 == harvest.end()
 
 
 def test_killed_it_leaves_nothing_and_starts_no_second_copy(machine: HarvestMachine) -> None:
-    """Its keepers end what it ran; keepers that were killed too leave orphans, which the next harvest ends first."""
+    """Its supervisors end what it ran; supervisors that were killed too leave orphans, which the next harvest ends first."""
 
     machine.configure()
     with harvesting(machine) as harvest:
@@ -225,14 +228,14 @@ def test_killed_it_leaves_nothing_and_starts_no_second_copy(machine: HarvestMach
         gone(first)
     with harvesting(machine) as harvest:
         second = machine.started("fold", 2)
-        keeper = machine.keeper()
-        os.kill(keeper, signal.SIGSTOP)
+        supervisor = machine.supervisor()
+        os.kill(supervisor, signal.SIGSTOP)
         harvest.popen.kill()
         harvest.popen.wait()
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL)
         assert not is_gone(second)
         with harvesting(machine) as after:
-            after.said("left 1 of its processes behind")
+            after.said("1 process that an earlier harvest left running")
             gone(second)
             third = machine.started("fold", 3)
             assert "TWO AT ONCE" not in after.text
@@ -249,7 +252,7 @@ def test_a_change_of_the_file(machine: HarvestMachine) -> None:
         first = machine.started("fold")
         machine.config.write_text("[harvest]\ninterval_secs = 1\n", encoding="utf-8")
         harvest.popen.send_signal(signal.SIGHUP)
-        told = harvest.said("the configuration stays as it was")
+        told = harvest.said("the old one stays in effect")
         assert f"{machine.config}:2" in told
         assert not is_gone(first)
         machine.configure(machine.program("other", 1))
@@ -271,7 +274,7 @@ def test_people_at_a_terminal(machine: HarvestMachine) -> None:
         terminal.touch()
         os.chown(terminal, NOBODY_UID, -1)
         gone(pid)
-        assert "is at pts/1" in harvest.said("stop fold")
+        assert "is logged in and active at pts/1" in harvest.said("stopping fold")
         os.utime(terminal, (1, 1))
         machine.started("fold", 2)
         assert 0 == harvest.end()
@@ -325,7 +328,7 @@ def test_one_of_a_user_and_options_in_their_place(machine: HarvestMachine) -> No
         machine.started("fold")
         second = machine.run("--state-dir", str(machine.directory / "other"))
         assert 2 == second.returncode
-        assert f"(process {harvest.popen.pid})" in second.stderr
+        assert f"(pid {harvest.popen.pid})" in second.stderr
         assert 0 == harvest.end()
     stray = subprocess.run(
         [sys.executable, "-m", "gpulse", "harvest", "--once", "status"],
@@ -334,7 +337,7 @@ def test_one_of_a_user_and_options_in_their_place(machine: HarvestMachine) -> No
         check=False,
     )
     assert 2 == stray.returncode
-    assert "--once goes with `gpulse harvest` alone" in stray.stderr
+    assert "has no option --once; only `gpulse harvest`" in stray.stderr
 
 
 @pytest.mark.parametrize("nohup", [False, True])
@@ -369,13 +372,13 @@ def test_ctrl_c_while_orphans_are_ended(machine: HarvestMachine) -> None:
     )
     with harvesting(machine) as harvest:
         pid = machine.started("deaf")
-        keeper = machine.keeper()
-        os.kill(keeper, signal.SIGSTOP)
+        supervisor = machine.supervisor()
+        os.kill(supervisor, signal.SIGSTOP)
         harvest.popen.kill()
         harvest.popen.wait()
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL)
         with harvesting(machine) as after:
-            after.said("of its processes behind")
+            after.said("that an earlier harvest left running")
             assert not is_gone(pid)
             assert 130 == after.end(signal.SIGINT)
             assert is_gone(pid)
@@ -389,9 +392,11 @@ def test_dry_run_and_once(machine: HarvestMachine) -> None:
     dry = machine.run("--dry-run", "--once")
     assert 0 == dry.returncode
     assert "would start fold on GPU 0" in dry.stderr
-    assert ["GPU 0: would be harvested: fold", "GPU 1: waiting: no program is for it", "fold: would run"] == (
-        dry.stdout.splitlines()
-    )
+    assert [
+        "GPU 0: would be harvested: fold",
+        "GPU 1: waiting: no program is configured for it",
+        "fold: would run",
+    ] == (dry.stdout.splitlines())
     assert [] == machine.starts("fold")
     with machine.holding(0):
         once = machine.run("--once")
@@ -459,7 +464,7 @@ def test_without_a_driver(tmp_path: Path) -> None:
         )
 
     missing = run("-c", str(tmp_path / "none.toml"))
-    assert (2, True) == (missing.returncode, "there is no such file" in missing.stderr)
+    assert (2, True) == (missing.returncode, "no such file" in missing.stderr)
     assert 0 == run("init", str(tmp_path / "harvest.toml")).returncode
     if not os.path.exists("/dev/nvidia0"):
         no_driver = run("-c", str(tmp_path / "harvest.toml"))
@@ -490,7 +495,7 @@ def test_a_program_that_cannot_be_run_is_named_with_its_file(machine: HarvestMac
         "which does not exist; correct that line"
     )
     with harvesting(machine) as harvest:
-        harvest.said(f"program 0 was not started: {why}")
+        harvest.said(f"cannot start program 0: {why}")
         status = "".join(machine.run("status").stdout.split())  # long paths are wrapped anywhere
 
-    assert "".join(f"! 0: it could not be started: {why}".split()) in status
+    assert "".join(f"! 0: failed to start: {why}".split()) in status

@@ -1,4 +1,4 @@
-"""The wheel that people install: its commands, its data, its types."""
+"""The wheel that people install: its commands, its data, its types, its man pages."""
 
 from __future__ import annotations
 
@@ -38,3 +38,4 @@ def test_the_wheel_works_where_it_is_installed(tmp_path: Path) -> None:
     assert printed(fresh.parent / "bmon", "-h").startswith("Usage: bmon")
     assert str(site) in printed(fresh, "-c", "import gpulse; print(gpulse.__file__)")
     assert (site / "gpulse" / "py.typed").exists()
+    assert (tmp_path / "venv" / "share" / "man" / "man1" / "gpulse-why.1").exists()

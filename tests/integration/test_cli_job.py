@@ -57,7 +57,7 @@ def test_a_session_over_http_and_as_a_page(here: Place) -> None:
     page.write_text("old")
     ended = here.run(f"gpulse job training --head http://localhost:8091 --html {page}")
     assert ended.out.startswith("session training\nrunning, ")
-    assert f"written: {page}\n" == ended.err
+    assert f"wrote {page}\n" == ended.err
     assert "<polyline" in page.read_text()
     assert ["page.html"] == [name for name in os.listdir(here.directory) if "page" in name]
 

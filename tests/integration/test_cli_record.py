@@ -97,7 +97,7 @@ def test_an_existing_file_is_refused_before_the_command_runs(tmp_path: Path) -> 
     path.write_text("precious")
     ended = run("record", "-o", path, "--", "touch", tmp_path / "ran")
 
-    assert (1, f"gpulse: {path} exists already\n  try: choose another name, or remove it first\n") == (
+    assert (1, f"gpulse: {path} already exists\n  try: choose another name, or remove the file first\n") == (
         ended.code,
         ended.err,
     )
@@ -163,7 +163,7 @@ def test_the_second_signal_ends_the_recording_alone(
         recorder.send_signal(number)
 
         assert 128 + number == recorder.wait(60)
-        assert f"gpulse: the command (pid {pid}) goes on running\nrecorded " in err.read_text()
+        assert f"gpulse: the command (pid {pid}) is still running\nrecorded " in err.read_text()
         assert not any(entry.source == "recording" for frame in Recording(path) for entry in frame.health)
         os.kill(pid, 0)  # it is there
     finally:
@@ -174,12 +174,12 @@ def test_a_full_disk_does_not_end_the_command(tmp_path: Path) -> None:
     """The training is worth more than its recording; the code says that something failed."""
     path = tmp_path / "run.jsonl"
     inner = "trap '' XFSZ; sleep 1.6; echo trained"
-    script = f"ulimit -f 1; trap '' XFSZ; exec gpulse record -i 0.05 -o '{path}' -- sh -c \"{inner}\""
+    script = f"export PYTHONDONTWRITEBYTECODE=1; ulimit -f 1; trap '' XFSZ; exec gpulse record -i 0.05 -o '{path}' -- sh -c \"{inner}\""
     env = environment({"PYTHONDONTWRITEBYTECODE": "1"})  # the limit would cut our own bytecode off, too
     ended = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
 
     assert (1, "trained\n") == (ended.returncode, ended.stdout)
-    assert [f"gpulse: cannot write {path}: File too large; the command goes on"] == [
+    assert [f"gpulse: cannot write {path}: File too large; the command continues"] == [
         line for line in ended.stderr.splitlines() if "cannot write" in line
     ]
 
@@ -187,7 +187,7 @@ def test_a_full_disk_does_not_end_the_command(tmp_path: Path) -> None:
 def test_the_commands_code_is_ours_after_a_full_disk_too(tmp_path: Path) -> None:
     """A recording that failed does not hide how the training ended."""
     path = tmp_path / "run.jsonl"
-    script = f"ulimit -f 1; trap '' XFSZ; exec gpulse record -i 0.05 -o '{path}' -- sh -c 'sleep 1.6; exit 9'"
+    script = f"export PYTHONDONTWRITEBYTECODE=1; ulimit -f 1; trap '' XFSZ; exec gpulse record -i 0.05 -o '{path}' -- sh -c 'sleep 1.6; exit 9'"
     env = environment({"PYTHONDONTWRITEBYTECODE": "1"})
     ended = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
 

@@ -35,7 +35,7 @@ def test_figures(recorded: Path) -> None:
 
     assert (0, "") == (ended.code, ended.err)
     assert ended.out.startswith(
-        "training_run_1\n2026-11-15 10:00:00 to 10:00:30 UTC (30s), 30 frames of 1 s, "
+        "training_run_1\n2026-11-15 10:00:00 to 10:00:30 UTC (30s), 30 frames, one every 1 s, "
     )
 
 
@@ -66,10 +66,10 @@ def test_pictures(kind: str, recorded: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere.json"], 1, "No such file"),
-        (["cut.json"], 1, "cut off"),
+        (["nowhere.json"], 1, "no such file"),
+        (["cut.json"], 1, "incomplete"),
         (["training_run_1.json", "--plot", "x.docx"], 2, "cannot draw 'x.docx'"),
-        (["training_run_1.json", "--plot", "nowhere/x.png"], 2, "there is no folder"),
+        (["training_run_1.json", "--plot", "nowhere/x.png"], 2, "directory nowhere does not exist"),
         ([], 2, "Missing argument"),
     ],
 )

@@ -57,7 +57,7 @@ def test_watching_redraws_in_place_and_ends_on_ctrl_c() -> None:
 
     assert 130 == shown.child.returncode
     assert b"\x1b[3J" not in seen
-    assert b"taller window" in seen
+    assert b"enlarge the window" in seen
     assert 12 >= max(frame.count(b"\r\n") for frame in seen.split(b"\x1b[H"))
     assert seen.endswith(b"\r\n")
     assert b"Traceback" not in seen
@@ -109,4 +109,4 @@ def test_top_refuses_a_gpu_that_is_not_here() -> None:
         seen = shown.to_the_end()
 
     assert 2 == shown.child.returncode
-    assert b"gpulse: there is no GPU 99 here; there are: 0-7" in seen
+    assert b"gpulse: there is no GPU 99; available: 0-7" in seen

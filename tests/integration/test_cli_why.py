@@ -14,11 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
+from gpulse.cli.why import WATCH_SECONDS
+from gpulse.model.finding import Diagnosis, JudgedGpu, finding_from_document
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
 from gpulse.sampling.recorder import Recorder
-from gpulse.sources.recording import Recording
+from gpulse.sources.recording_reader import Recording
+from gpulse.terminal.diagnosis_verdict import verdict_lines
 from tests.fakes.nvml import FakeNvml
 from tests.integration.commands import (
     BIN,
@@ -36,7 +40,7 @@ LOADER = TRACES / "loader_all_cores.jsonl.gz"
 HEALTHY = TRACES / "healthy_graphs.jsonl.gz"
 _SOON = """
 from gpulse.diagnosis import thresholds
-thresholds.DEFAULTS = thresholds.DEFAULTS._replace(shortest_seconds=2.0)
+thresholds.DEFAULTS = thresholds.DEFAULTS._replace(min_seconds=2.0)
 from gpulse.cli.entry import main
 main()
 """
@@ -182,25 +186,35 @@ def test_a_neighbour_on_the_gpu_does_not_count_as_the_process(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("said", "arguments"),
     [
-        ("exclude each other", [HEALTHY, "--demo"]),
-        ("moments of a RECORDING", ["--from", "+3"]),
-        ("is no moment", [HEALTHY, "--from", "yesterday"]),
-        ("is no moment", [HEALTHY, "--to", "nan"]),
-        ("no COMMAND after --", ["--"]),
-        ("exclude each other", [HEALTHY, "--", "true"]),
-        ("exclude each other", ["--pid", "1", "--", "true"]),
+        ("cannot be used together", [HEALTHY, "--demo"]),
+        ("require a RECORDING", ["--from", "+3"]),
+        ("is not a time", [HEALTHY, "--from", "yesterday"]),
+        ("is not a time", [HEALTHY, "--to", "nan"]),
+        ("a COMMAND is missing after --", ["--"]),
+        ("cannot be used together", [HEALTHY, "--", "true"]),
+        ("cannot be used together", ["--pid", "1", "--", "true"]),
         ("there is no file", ["nowhere.jsonl.gz"]),
-        ("not a number of seconds", ["--window", "0"]),
-        ("no interval to sample at", ["-i", "0.001"]),
+        ("not a positive number of seconds", ["--window", "0"]),
+        ("the sampling interval must be at least 0.05 s", ["-i", "0.001"]),
         ("cannot draw", [HEALTHY, "--plot", "picture.doc"]),
         ("there is no GPU 9", ["--demo", "--gpus", "9"]),
-        ("there is no folder nodir", [HEALTHY, "--plot", "nodir/why.png"]),
+        ("directory nodir does not exist", [HEALTHY, "--plot", "nodir/why.png"]),
         ("--to +5 is before --from +20", [HEALTHY, "--from", "+20", "--to", "+5"]),
         ("--to 5 is before --from +20", [HEALTHY, "--from", "+20", "--to", "5"]),
         ("'--pid'", ["--pid", "-5"]),
         ("'--pid'", ["--pid", "0"]),
         ("/dev/zero is not a file", ["/dev/zero"]),
         ("is not a file", [TRACES]),
+        ("--compare and --pid cannot be used together", ["--compare", LOADER, HEALTHY, "--pid", "1"]),
+        ("--compare and a RECORDING", ["--compare", LOADER, HEALTHY, LOADER]),
+        ("--compare and --plot and --verbose", ["--compare", LOADER, HEALTHY, "-v", "--plot", "a.png"]),
+        ("--compare and a COMMAND", ["--compare", LOADER, HEALTHY, "--", "true"]),
+        ("--compare and --no-lines", ["--compare", LOADER, HEALTHY, "--no-lines"]),
+        ("--no-lines and a RECORDING cannot be used together", [HEALTHY, "--no-lines"]),
+        ("--no-lines and --demo cannot be used together", ["--demo", "--no-lines"]),
+        ("requires 2 arguments", ["--compare", LOADER]),
+        ("there is no file missing.jsonl.gz", ["--compare", LOADER, "missing.jsonl.gz"]),
+        ("is not a file", ["--compare", TRACES, LOADER]),
     ],
 )
 def test_what_makes_no_sense_is_refused(said: str, arguments: list[str | Path]) -> None:
@@ -247,10 +261,10 @@ def test_the_way_to_more_data_fits_what_was_judged(fake: FakeNvml, nvml_library:
     machine = run("why", "--window", "1", env=fake.env(nvml_library))
     driverless = run("why", env={"LD_LIBRARY_PATH": "/nonexistent"})
 
-    assert "Next     -> give more of it: --from, --to; or record longer" in part.out
-    assert "Next     -> let it run longer" in command.out
+    assert "Next     -> choose a longer range with --from and --to, or record longer" in part.out
+    assert "Next     -> let the command run longer" in command.out
     assert "Next     -> watch longer: gpulse why --window 60" in machine.out
-    assert "Next     -> gpulse doctor" in driverless.out
+    assert "Next     -> run `gpulse doctor`" in driverless.out
     assert 3 == sum("--window" not in ended.out for ended in (part, command, driverless))
 
 
@@ -368,7 +382,7 @@ def test_a_command_that_goes_on_is_judged_and_left_alone(
         child.send_signal(number)
 
         assert 3 == child.wait(60)
-        assert f"gpulse: the command (pid {pid}) goes on running" in err.read_text()
+        assert f"gpulse: the command (pid {pid}) is still running" in err.read_text()
         assert "was never seen on a GPU" in json.loads(out.read_text())["verdict"]
         os.kill(pid, 0)  # it is there
     finally:
@@ -398,7 +412,7 @@ def test_a_process_on_no_gpu_is_refused(fake: FakeNvml, nvml_library: Path) -> N
     ended = run("why", "--pid", str(os.getpid()), env=fake.env(nvml_library))
 
     assert 2 == ended.code
-    assert "is on no GPU" in ended.err
+    assert "does not use a GPU" in ended.err
 
 
 def test_without_a_driver_nothing_is_waited_for() -> None:
@@ -406,7 +420,7 @@ def test_without_a_driver_nothing_is_waited_for() -> None:
     ended = run("why", env={"LD_LIBRARY_PATH": "/nonexistent"})
 
     assert 3 == ended.code
-    assert "no NVIDIA driver here" in ended.out
+    assert "no NVIDIA driver" in ended.out
 
 
 def test_idle_gpus_are_fine(fake: FakeNvml, nvml_library: Path) -> None:
@@ -420,8 +434,50 @@ def test_idle_gpus_are_fine(fake: FakeNvml, nvml_library: Path) -> None:
     )
 
     assert 0 == done.returncode
-    assert "idle: nothing runs" in done.stdout
+    assert "idle: nothing is running" in done.stdout
     assert done.stderr.startswith("watching this machine for 3 s")
+
+
+def test_a_gpu_without_gpm_is_judged_by_its_power(fake: FakeNvml, nvml_library: Path) -> None:
+    """Always busy at little power: small kernels, which is inferred, and the level says why."""
+    for name, value in {"gpm_supported": 0, "util_gpu": 100, "power_mw": 150_000}.items():
+        setattr(fake.gpu(0), name, value)
+    fake.gpu(0).clocks[:] = [1980, 1980, 3201, 1545]
+    fake.set_field(0, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, code=pynvml.NVML_ERROR_NOT_SUPPORTED)
+    fake.add_process(0, os.getpid(), 2**30)
+    done = subprocess.run(
+        [sys.executable, "-c", _SOON, "why", "--window", "4", "--json"],
+        env=environment(fake.env(nvml_library)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    document = json.loads(done.stdout)
+
+    assert (1, "nvml_only") == (done.returncode, document["level"])
+    assert [("thin_kernels", True)] == [(item["id"], item["inferred"]) for item in document["findings"]]
+    assert "inferred from" in document["verdict"]
+
+
+def test_a_sure_verdict_ends_the_watching(fake: FakeNvml, nvml_library: Path) -> None:
+    """Without a time of its own, it watches for no longer than needed; with one, for all of it."""
+    documents = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", _SOON, "why", "--json", *options],
+                env=environment(fake.env(nvml_library)),
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout
+        )
+        for options in ((), ("--window", "6"))
+    ]
+    early, whole = (document["end"] - document["start"] for document in documents)
+
+    assert 3.9 <= early < WATCH_SECONDS - 1
+    assert whole >= 5.5
+    assert documents[0]["verdict"] == documents[1]["verdict"]
 
 
 def test_ctrl_c_ends_the_watching_with_a_verdict(fake: FakeNvml, nvml_library: Path) -> None:
@@ -458,6 +514,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
         assert 1 == ended.code
         assert (tmp_path / name).read_bytes().startswith(magic)
+        assert f"wrote {tmp_path / name}" in ended.err
 
 
 def test_a_picture_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
@@ -465,7 +522,14 @@ def test_a_picture_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> 
     picture = tmp_path / "why.html"
     picture.write_text("old")
     ended = subprocess.run(
-        ["bash", "-c", 'ulimit -f 1; exec "$0" why "$1" --plot "$2"', BIN / "gpulse", LOADER, picture],
+        [
+            "bash",
+            "-c",
+            'export PYTHONDONTWRITEBYTECODE=1; ulimit -f 1; exec "$0" why "$1" --plot "$2"',
+            BIN / "gpulse",
+            LOADER,
+            picture,
+        ],
         env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -476,17 +540,70 @@ def test_a_picture_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> 
 
     assert 2 == ended.returncode
     assert "input_cpu_bound" in ended.stdout
-    assert f"gpulse: the picture could not be written: {picture}: File too large" in ended.stderr
+    assert f"gpulse: cannot write the plot {picture}: File too large" in ended.stderr
     assert "old" == picture.read_text()
     assert [picture] == list(tmp_path.iterdir())
 
 
 def test_the_readme_shows_what_is_printed() -> None:
-    """Its sample is the recording of the demo machine's GPU 2, up to the dots."""
+    """Its sample is the diagnosis of a program on an H200, as kept in its JSON, up to the dots."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     sample = readme.partition("$ gpulse why\n")[2].partition("         ...\n")[0]
-
-    ended = run("why", ROOT / "src/gpulse/sources/demo/launch_bound.jsonl.gz")
+    document = json.loads((ROOT / "tests/data/readme_why.json").read_text())
+    diagnosis = Diagnosis(
+        document["verdict"],
+        tuple(map(finding_from_document, document["findings"])),
+        judged=tuple(JudgedGpu(**judged) for judged in document["judged"]),
+        start=document["start"],
+        end=document["end"],
+        frames=document["frames"],
+    )
+    printed = "\n".join(verdict_lines(diagnosis, 120, lambda _, text: text, verbose=False))
 
     assert sample
-    assert sample == ended.out[: len(sample)]
+    assert printed.startswith(sample)
+
+
+def test_a_comparison_says_whether_it_helped() -> None:
+    """The verdict first; the exit code tells scripts: 0 better, 1 worse."""
+    better = run("why", "--compare", LOADER, HEALTHY)
+    worse = run("why", "--compare", HEALTHY, LOADER)
+
+    assert (0, 1) == (better.code, worse.code)
+    first, verdict, *_ = better.out.splitlines()
+    assert "Better" == first
+    assert re.fullmatch(r"GPU utilization rose from [\d.]+% to \d+%: input_cpu_bound is gone.*", verdict)
+    assert "data-loading workers busy" in better.out
+    assert worse.out.startswith("Worse\nGPU utilization fell from")
+    assert "input_cpu_bound is new" in worse.out
+    assert "" == better.err
+
+
+def test_a_recording_compared_with_itself() -> None:
+    """Nothing changed, which is not worse."""
+    ended = run("why", "--compare", HEALTHY, HEALTHY, "--json")
+    document = json.loads(ended.out)
+
+    assert 0 == ended.code
+    assert ("no_clear_change", "No clear change") == (document["outcome"], document["title"])
+    assert {"unknown", "no_clear_change", "not_compared"} >= {row["change"] for row in document["quantities"]}
+
+
+def test_parts_of_recordings_are_compared() -> None:
+    """--from and --to are about both; a part that is too short has no figures, and the exit code is 3."""
+    short = run("why", "--compare", LOADER, HEALTHY, "--from", "+14", "--to", "+19")
+    beyond = run("why", "--compare", LOADER, HEALTHY, "--from", "+100000")
+    other = run("why", "--compare", LOADER, HEALTHY, "--gpus", "7")
+
+    assert [3, 3, 2] == [short.code, beyond.code, other.code]
+    assert short.out.startswith("Not enough data\n")
+    assert "the recording ends at +" in beyond.out
+
+
+def test_a_broken_recording_is_not_compared(tmp_path: Path) -> None:
+    """It is neither better nor worse: the exit code is 3."""
+    ended = run("why", "--compare", LOADER, corrupt(tmp_path / "a.jsonl.gz", b"nothing"))
+
+    assert 3 == ended.code
+    assert "" == ended.out
+    assert "a.jsonl.gz" in ended.err

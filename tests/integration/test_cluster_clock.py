@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_head_clock(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
     agent = cluster.agent("node", head.port, tuned=EAGER)
     more_frames(head)
     clock.set(seconds)
-    head.said("clock was set by")
+    head.said("clock was changed by")
     more_frames(head, 5)
     head.post("/profiling/start", {"name": "after"})
     more_frames(head)
@@ -148,6 +149,42 @@ def test_head_clock(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
     end = time.time() + max(0.0, seconds)
     assert abs(max(frames.values()) - end) < 10.0
     assert session_rows(head, "after") > 5
+
+
+@pytest.mark.slow
+def test_head_clock_set_back_before_a_restart(cluster: Cluster, tmp_path: Path) -> None:
+    """Ten minutes forward, ten back, and a restart: a session goes on, and its file has frames from before and after."""
+
+    clock = Clock(tmp_path / "clock")
+    options = ("--freq", "50", "--auto-resume")
+    head = cluster.head(*options, env=clock.env)
+    agent = cluster.agent("node", head.port, tuned=EAGER)
+    more_frames(head)
+    clock.set(600.0)
+    head.said("clock was changed by")
+    more_frames(head, 5)
+    head.post("/profiling/start", {"name": "kept"})
+    more_frames(head)
+    clock.set(0.0)
+    until(lambda: head.text.count("clock was changed by") == 2, "the step back")
+    more_frames(head, 5)
+    assert head.end() == 0, head.text
+    head = cluster.head(*options, port=head.port, http_port=head.http_port, env=clock.env)
+    assert "behind the newest data" in head.text
+    more_frames(head)
+    (session,) = head.post("/profiling/stop", {"name": "kept"})["sessions"]
+    assert session["frame_count"] > 20
+    assert agent.end() == 0, agent.text
+    assert head.end() == 0, head.text
+    found = read_stored(head.data_dir)
+    ((_, frames),) = found.of("node").items()
+    times = list(frames.values())
+    # On a busy machine the delay of the first message after the start counts as a difference of the clocks.
+    assert all(later > earlier - 60.0 for earlier, later in pairwise(times))
+    assert max(times) - min(times) < 900.0
+    steps = [round(event.detail["seconds"] / 60.0) for event in found.said("head_clock_step")]
+    assert steps == [10, -10, -10]
+    assert session_rows(head, "kept") > 20
 
 
 def session_rows(head: HeadProcess, name: str) -> int:

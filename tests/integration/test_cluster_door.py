@@ -18,14 +18,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
-from gpulse.model.columns import layout_id
-from gpulse.store.format import prepare_format
+from gpulse.model.packed_columns import layout_id
+from gpulse.store.format_version import prepare_format
 from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
-from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.log.record_payloads import BATCH, FACT, FrameBatch, encode_fact
 from tests.integration.cluster import SEALING, Cluster, HeadProcess, cluster_in, talk, until
 from tests.integration.hostile_messages import GPU, ODD, Attack, attacks, frame, layout, run_of
-from tests.integration.remote_lab import FakeEngine, fake_engine
+from tests.integration.remote_lab import FakeTsdb, fake_tsdb
 from tests.integration.test_cluster_hostile import no_number, raw
 from tests.queries import query
 
@@ -114,7 +114,7 @@ def check_sealing(head: HeadProcess) -> None:
     """What came is sealed again and again."""
     for _ in range(2):
         before = _history_bytes(head)
-        until(partial(_has_grown, head, before), "sealing", 30)
+        until(partial(_has_grown, head, before), "sealing")
     storage = head.get("/status")["storage"]
     assert "ok" == storage["state"], storage
 
@@ -128,21 +128,21 @@ def _has_grown(head: HeadProcess, before: int) -> bool:
     return _history_bytes(head) > before
 
 
-def check_sent(engine: FakeEngine) -> None:
+def check_sent(tsdb: FakeTsdb) -> None:
     """New samples of the neighbour are sent."""
-    engine.taken.clear()
+    tsdb.taken.clear()
     words = f"node='{_NEIGHBOUR}'"
-    until(lambda: any(words in series for series in engine.samples()), "remote write", 30)
+    until(lambda: any(words in series for series in tsdb.samples()), "remote write")
 
 
-def check_round(head: HeadProcess, engine: FakeEngine) -> None:
+def check_round(head: HeadProcess, tsdb: FakeTsdb) -> None:
     """Everything that a head does."""
     try:
         check_answers(head)
         check_scrape(head)
         check_live(head)
         check_sealing(head)
-        check_sent(engine)
+        check_sent(tsdb)
     except (OSError, TimeoutError) as error:
         raise AssertionError(f"{error!r}: {head.text[-5000:]}") from error
     assert not [line for line in head.lines if "Traceback" in line], head.text[-5000:]
@@ -158,26 +158,26 @@ def check_neighbour(data: Path) -> None:
     assert sequences == set(range(1, max(sequences) + 1))
 
 
-def busy_head(cluster: Cluster, engine: FakeEngine, **given: Any) -> HeadProcess:
+def busy_head(cluster: Cluster, tsdb: FakeTsdb, **given: Any) -> HeadProcess:
     """A head that does everything a head can do."""
-    write = ("--remote-write", f"{engine.engine.query_url}/receive")
+    write = ("--remote-write", f"{tsdb.tsdb.query_url}/receive")
     return cluster.head(*SEALING, "--freq", "100", *write, **given)
 
 
 def endured(directory: Path, chosen: Sequence[Attack]) -> None:
     """A head hears all of it, works, starts again, and works."""
     directory.mkdir()
-    with cluster_in(directory) as cluster, fake_engine() as engine:
-        head = busy_head(cluster, engine)
+    with cluster_in(directory) as cluster, fake_tsdb() as tsdb:
+        head = busy_head(cluster, tsdb)
         agent = cluster.agent(_NEIGHBOUR, head.port)
         agent.said("connected to")
         for attack in chosen:
             said(head, attack)
-        check_round(head, engine)
+        check_round(head, tsdb)
         assert 0 == head.end(), head.text[-3000:]
-        head = busy_head(cluster, engine, port=head.port)
+        head = busy_head(cluster, tsdb, port=head.port)
         until(lambda: "healthy" == head.nodes().get(_NEIGHBOUR), "the neighbour comes back")
-        check_round(head, engine)
+        check_round(head, tsdb)
         told = head.get("/api/v1/events?from=0&kinds=gap,frames_dropped,records_unreadable,unreadable_record")
         assert [] == [event for event in told["events"] if event.get("node") in (_NEIGHBOUR, None)]
         agent.end(signal.SIGTERM)
@@ -224,7 +224,7 @@ def test_a_log_of_an_earlier_version_costs_its_bad_records_alone(tmp_path: Path)
     events += [
         f'[{{"event":"frames_dropped","run":"?","frames":{value}}}]'.encode() for value in ODD.values()
     ]
-    with cluster_in(tmp_path) as cluster, fake_engine() as engine:
+    with cluster_in(tmp_path) as cluster, fake_tsdb() as tsdb:
         prepare_format(str(tmp_path / "data"))
         with Log(tmp_path / "data" / "log") as log:
             for number in (1, 2, 3):
@@ -234,38 +234,40 @@ def test_a_log_of_an_earlier_version_costs_its_bad_records_alone(tmp_path: Path)
                     "host": f"old-{number}",
                     "machine": f"m{number}",
                 }
-                log.append(FACT, fact_bytes("node", time=now, facts={"driver": "1"}, labels={}, **known))
-                log.append(FACT, fact_bytes("run", run=run_of(f"old-{number}").hex(), node=number, time=now))
+                log.append(FACT, encode_fact("node", time=now, facts={"driver": "1"}, labels={}, **known))
+                log.append(FACT, encode_fact("run", run=run_of(f"old-{number}").hex(), node=number, time=now))
             for text in (good, huge, nan):
-                log.append(FACT, fact_bytes("layout", id=str(layout_id(text)), text=text.decode()))
+                log.append(FACT, encode_fact("layout", id=str(layout_id(text)), text=text.decode()))
             for number, text in ((1, good), (2, huge), (3, nan)):
-                log.append(FACT, fact_bytes("devices", node=number, layout=str(layout_id(text)), time=now))
+                log.append(FACT, encode_fact("devices", node=number, layout=str(layout_id(text)), time=now))
             log.append(FACT, f'{{"fact":"node","id":4,"facts":{deep}}}'.encode())
-            log.append(FACT, fact_bytes("node", id=10**400, name="\ud800", host="h", machine="m", time=now))
-            log.append(FACT, fact_bytes("run", run="no run", node="x", time=now, boot="b" * (15 << 20)))
+            log.append(FACT, encode_fact("node", id=10**400, name="\ud800", host="h", machine="m", time=now))
+            log.append(FACT, encode_fact("run", run="no run", node="x", time=now, boot="b" * (15 << 20)))
             log.append(FACT, b'{"fact":"layout"')
             log.append(BATCH, b"too short")
-            log.append(BATCH, Batch(run_of("cut"), 1, 1, 1, round(now * 1e6), 0, b"cut off").to_bytes())
+            log.append(BATCH, FrameBatch(run_of("cut"), 1, 1, 1, round(now * 1e6), 0, b"cut off").to_bytes())
             for number, text in ((1, good), (1, missing), (2, huge), (3, nan)):
                 frames = frame([(text, 8)])
                 run, first = run_of(f"old-{number}"), 1 + (text is missing)
-                log.append(BATCH, Batch(run, number, first, 1, round(now * 1e6), 0, frames).to_bytes())
+                log.append(BATCH, FrameBatch(run, number, first, 1, round(now * 1e6), 0, frames).to_bytes())
             for place, happened in enumerate(events, 10):
                 frames = frame([(good, 8)], happened)
-                log.append(BATCH, Batch(run_of("old-1"), 1, place, 1, round(now * 1e6), 0, frames).to_bytes())
+                log.append(
+                    BATCH, FrameBatch(run_of("old-1"), 1, place, 1, round(now * 1e6), 0, frames).to_bytes()
+                )
             log.sync()
-        head = busy_head(cluster, engine)
+        head = busy_head(cluster, tsdb)
         agent = cluster.agent(_NEIGHBOUR, head.port)
         agent.said("connected to")
-        check_round(head, engine)
+        check_round(head, tsdb)
         told = head.get("/api/v1/events?from=-10m")["events"]
         found = {event["kind"] for event in told}
         assert {"unreadable_record", "unreadable_event", "unreadable_fact", "records_unreadable"} <= found
         assert {"old-1", "old-2", "old-3", _NEIGHBOUR} <= set(head.nodes())
         assert 0 == head.end()
-        head = busy_head(cluster, engine, port=head.port)
+        head = busy_head(cluster, tsdb, port=head.port)
         until(lambda: "healthy" == head.nodes().get(_NEIGHBOUR), "the neighbour comes back")
-        check_round(head, engine)
+        check_round(head, tsdb)
         agent.end(signal.SIGTERM)
         assert 0 == head.end()
         check_neighbour(head.data_dir)

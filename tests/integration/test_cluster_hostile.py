@@ -21,7 +21,7 @@ import pytest
 
 from gpulse.cluster import wire
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, Hello, Layout, Reply, Request, Run
-from gpulse.model.columns import Block, PackedFrame, layout_id
+from gpulse.model.packed_columns import ColumnBlock, PackedFrame, layout_id
 from tests.integration.cluster import (
     SEALING,
     AgentProcess,
@@ -48,7 +48,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def head(shared: Cluster) -> HeadProcess:
     """The head that is attacked; it seals all the time, so that what it took in has to be sealed as well."""
-    tuned = {"gpulse.web.protocol:PatientHttp.request_seconds": 2.0}
+    tuned = {"gpulse.web.server:TimeoutHttpProtocol.request_seconds": 2.0}
     return shared.head("--freq", "100", *SEALING, tuned=tuned)
 
 
@@ -116,7 +116,7 @@ def check_answers(head: HeadProcess) -> None:
 
 def no_number(word: str) -> None:
     """What NaN and infinities in an answer come to."""
-    pytest.fail(f"JSON has no {word}")
+    pytest.fail(f"not valid JSON {word}")
 
 
 def raw(head: HeadProcess, *pieces: bytes) -> tuple[int, bytes]:
@@ -161,7 +161,7 @@ def layout(**fields: Any) -> bytes:
 def frame(text: bytes, numbers: bytes = bytes(4), **fields: Any) -> bytes:
     """A frame of one block."""
     known = {"time_us": time.time_ns() // 1000, "monotonic_us": 10**9, "events": b"", **fields}
-    blocks = (Block(layout_id(text), numbers),)
+    blocks = (ColumnBlock(layout_id(text), numbers),)
     return PackedFrame(known["time_us"], known["monotonic_us"], blocks, known["events"]).to_bytes()
 
 
@@ -401,6 +401,51 @@ def test_events(head: HeadProcess, events: bytes) -> None:
     messages = (AgentMessage(layout=Layout(text=text)), batch(run, frame(text, events=events)))
     code, words = said(head, hello("hostile", run), *messages)
     assert code is grpc.StatusCode.OK, words
+
+
+def resident_bytes(head: HeadProcess) -> int:
+    """The memory of the head's process."""
+    status = Path(f"/proc/{head.popen.pid}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def test_limits_by_node(tmp_path: Path) -> None:
+    """Layouts and events without end are refused with a reason; the head's memory stays bounded, and it starts again."""
+    with cluster_in(tmp_path) as made:
+        head = made.head()
+        _send_without_end(head)
+        head.end()
+        again = made.head()
+        assert ["greedy"] == [node["name"] for node in again.get("/status")["nodes"]]
+        run, text = next(_RUNS), layout()
+        sent = AgentMessage(layout=Layout(text=text)), batch(run, frame(text))
+        assert said(again, hello("greedy", run), *sent)[0] is grpc.StatusCode.OK
+        until(lambda: again.get("/metrics/latest")["client_data"], "frames after the restart")
+
+
+def _send_without_end(head: HeadProcess) -> None:
+    run, good = next(_RUNS), layout()
+    messages = [AgentMessage(layout=Layout(text=good))]
+    for number in range(60):
+        subjects = [{"pid": 8192 * number + place, "kind": "x" * 80} for place in range(8192)]
+        text = layout(scope="process", subjects=subjects, wide=[["gpu_memory_bytes", 1, 1]], narrow=[])
+        messages.append(AgentMessage(layout=Layout(text=text)))
+    many = b"[" + b",".join([b'{"event":"process","pid":5}'] * 100_000) + b"]"
+    messages += [
+        batch(run, frame(good, events=many)),
+        batch(run, frame(good), first=2),
+    ]
+    told, before = len(head.lines), resident_bytes(head)
+    code, words = said(head, hello("greedy", run), *messages)
+
+    assert code is grpc.StatusCode.OK, words
+    assert resident_bytes(head) - before < 300 << 20
+    for reason in (
+        "the column layouts of this node exceed the head's limit of 64 MiB per node",
+        "the frame has 100,000 events, more than the limit of 4,096",
+    ):
+        until(lambda: any(reason in line for line in head.lines[told:]), reason)  # noqa: B023
+    until(lambda: "greedy" in head.get("/metrics/latest")["client_data"], "the frames of the greedy node")
 
 
 def test_huge_message(head: HeadProcess) -> None:

@@ -19,7 +19,7 @@ from tests.integration.proxy import Proxy
 from tests.integration.stored import check_complete, check_times, logged, read_stored, read_taken
 from tests.prerequisites import require
 
-_SMALL_SPOOL = {**EAGER, "gpulse.cluster.agent.spool:LEAST_LIMIT_BYTES": 0}
+_SMALL_SPOOL = {**EAGER, "gpulse.cluster.agent.spool:MIN_LIMIT_BYTES": 0}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def spooled(agent: AgentProcess) -> int:
 
 def told_dropped(agent: AgentProcess) -> int:
     """How many frames the agent says it had no room for."""
-    return max((int(number) for number in re.findall(r"no room for (\d+)", agent.text)), default=0)
+    return max((int(number) for number in re.findall(r"dropped so far: (\d+)", agent.text)), default=0)
 
 
 def is_fresh(head: HeadProcess, name: str) -> bool:
@@ -90,7 +90,7 @@ def test_cut(cluster: Cluster, head: HeadProcess, proxy: Proxy) -> None:
     assert head.nodes()["whole"] == "healthy"
     proxy.heal()
     until(lambda: is_fresh(head, "cut"), "the agent to catch up")
-    assert "kept frames" in agent.said("sent ")
+    assert "frames from the spool" in agent.said("sent ")
     check_nothing_lost(head, agent, other)
 
 
@@ -118,7 +118,7 @@ def test_cut_again_and_again(cluster: Cluster, head: HeadProcess, proxy: Proxy) 
 def test_silence(cluster: Cluster) -> None:
     """A way that holds everything back for a while makes the node late, and then healthy again; nothing is lost."""
 
-    head = cluster.head("--freq", "50", tuned={"gpulse.cluster.head.membership:LATE_SECONDS": 2.0})
+    head = cluster.head("--freq", "50", tuned={"gpulse.cluster.head.fleet:LATE_SECONDS": 2.0})
     with Proxy(head.port) as proxy:
         agent = cluster.agent("cut", proxy.port, "--memory-frames", "20", tuned=EAGER)
         until(lambda: is_fresh(head, "cut"), "the agent")
@@ -184,12 +184,12 @@ def test_earlier_run_gone(cluster: Cluster) -> None:
     port = free_port()
     options = ("--memory-frames", "20", "--spool-limit", "128KiB", "--interval", "0.05")
     agent = cluster.agent("node", port, *options, tuned=_SMALL_SPOOL)
-    agent.said("not connected to")
+    agent.said("cannot connect to")
     until(lambda: spooled(agent) >= 20, "frames in the spool")
     assert agent.end() == 0
     ((run, note),) = read_taken(agent.state_dir).runs.items()
     agent = cluster.agent("node", port, *options, tuned=_SMALL_SPOOL)
-    agent.said("not connected to")
+    agent.said("cannot connect to")
     until(lambda: run not in read_taken(agent.state_dir).kept, "the earlier run to be pushed out")
     head = cluster.head("--freq", "50", port=port)
     until(lambda: is_fresh(head, "node"), "the agent to catch up")
@@ -294,7 +294,7 @@ def test_real_network(tmp_path: Path) -> None:
         before = max_stored(head)
         called("ip", "-n", made.agent, "link", "set", made.agent_device, "up")
         until(lambda: max_stored(head) >= before + 60, "the agent to catch up")
-        until(lambda: "kept frames" in agent.text, "it to say so")
+        until(lambda: "frames from the spool" in agent.text, "it to say so")
         check_nothing_lost(head, agent)
 
 

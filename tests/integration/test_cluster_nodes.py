@@ -81,8 +81,8 @@ def test_namesakes(cluster: Cluster, head: HeadProcess, tmp_path: Path) -> None:
         "twin", head.port, *machine(tmp_path, "two"), "--state-dir", str(tmp_path / "second")
     )
     second.said("as twin#2")
-    assert "shown as twin#2" in second.said("the head says: ")
-    assert "shown as twin#2" in first.said("the head says: ")
+    assert "shown as twin#2" in second.said("warning from the head: ")
+    assert "shown as twin#2" in first.said("warning from the head: ")
     until(lambda: frames_of(head, "twin") and frames_of(head, "twin#2"), "frames of both")
     assert {"twin", "twin#2"} <= set(head.nodes())
     conflicts = until(lambda: head.get("/api/v1/events?kinds=name_conflict")["events"], "the event")
@@ -104,9 +104,9 @@ def test_same_machine_twice(cluster: Cluster, head: HeadProcess, tmp_path: Path)
     first = cluster.agent("single", head.port, *options)
     first.said("connected to")
     elsewhere = ("--state-dir", str(tmp_path / "second"))
-    hasty = {"gpulse.cluster.agent.link:_PLACE_SECONDS": 1.5}
+    hasty = {"gpulse.cluster.agent.connection:_MAX_DISPLACED_SECONDS": 1.5}
     second = cluster.agent("single", head.port, *options, *elsewhere, tuned=hasty)
-    assert "another agent of single is connected already" in second.said("refuses")
+    assert "another agent is already connected as single" in second.said("refused")
     assert second.popen.wait(30) == 1
     assert head.nodes()["single"] == "healthy"
     assert "single#2" not in head.nodes()
@@ -246,8 +246,8 @@ def test_states(cluster: Cluster) -> None:
     """A node that falls silent is late, then lost, and healthy again when it speaks; each of it is an event."""
 
     tuned = {
-        "gpulse.cluster.head.membership:LATE_SECONDS": 1.0,
-        "gpulse.cluster.head.membership:LOST_SECONDS": 2.0,
+        "gpulse.cluster.head.fleet:LATE_SECONDS": 1.0,
+        "gpulse.cluster.head.fleet:LOST_SECONDS": 2.0,
     }
     head = cluster.head("--freq", "100", tuned=tuned)
     agent = cluster.agent("node", head.port)

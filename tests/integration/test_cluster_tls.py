@@ -55,7 +55,7 @@ def test_agents_with_a_certificate_come_in_and_others_do_not(cluster: Cluster) -
     )
     known.said("connected to")
     stranger = cluster.agent("stranger", head.port, "--tls-ca", "ca.pem")
-    stranger.said("not connected")
+    stranger.said("cannot connect")
 
     head.said("known is connected")
     assert "stranger is connected" not in head.text
@@ -71,6 +71,6 @@ def test_an_agent_without_tls_is_told(cluster: Cluster) -> None:
     assert plain.popen.wait(30.0) == 1
     assert "TLS" in plain.text
     distrustful = cluster.agent("distrustful", head.port, "--tls")
-    distrustful.said("not connected")
+    distrustful.said("cannot connect")
     trusting = cluster.agent("trusting", head.port, "--tls-ca", "ca.pem")
     trusting.said("connected to")

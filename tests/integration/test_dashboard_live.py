@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocket, WebSocketRoute, expect
+from playwright.sync_api import Browser, Page, ViewportSize, WebSocket, WebSocketRoute, expect
 
 from tests.fakes.nvml import FakeNvml
 from tests.integration.browser import Tab, browsing, serve_static, tab
@@ -23,8 +23,8 @@ from tests.integration.cluster import EAGER, Cluster, HeadProcess, Process, clus
 from tests.integration.hostile_agent import markup
 
 IMPATIENT = {
-    "gpulse.cluster.head.membership:LATE_SECONDS": 1.5,
-    "gpulse.cluster.head.membership:LOST_SECONDS": 3.5,
+    "gpulse.cluster.head.fleet:LATE_SECONDS": 1.5,
+    "gpulse.cluster.head.fleet:LOST_SECONDS": 3.5,
 }
 NODE = markup("node")
 PROGRAM = markup("program")
@@ -107,25 +107,29 @@ def _card(node: str) -> str:
     return f'article[data-node="{node}"]'
 
 
+CARDS = "?density=cards"
+
+
 def test_values_change_in_place(window: Tab, lab: Lab) -> None:
     """A reading that changes on the node changes on the page, in the row that was there before."""
-    page = window.go()
+    page = window.go(query=CARDS)
     window.is_live()
     row = page.locator(f'{_card("driver-1")} tr[data-gpu="0"]')
-    expect(row).to_contain_text("9.0 / 140 GiB")
+    expect(row.locator(".c-memory")).to_have_text("9.0")
+    expect(page.locator(f"{_card('driver-1')} thead")).to_contain_text("Memory, of 140 GiB")
     row.evaluate("row => { window.sameRow = row }")
     lab.driver.gpu(0).memory_used = 100 * _GIB
     lab.driver.gpu(0).power_mw = lab.driver.gpu(0).power_average_mw = 612_000
-    expect(row).to_contain_text("100 / 140 GiB")
-    expect(row).to_contain_text("612 / 700 W")
+    expect(row.locator(".c-memory")).to_have_text("100.0")
+    expect(row).to_contain_text("612 W")
     assert row.evaluate("row => row === window.sameRow")
     lab.driver.gpu(0).memory_used = 9 * _GIB
 
 
 def test_a_gpu_and_its_job(window: Tab, lab: Lab) -> None:
     """Pid, user, program, memory and running time of the process on a GPU; dashes for what nobody knows."""
-    page = window.go()
-    job = page.locator(f'{_card("driver-1")} li[data-pid="{lab.pid}"]')
+    page = window.go(query=CARDS)
+    job = page.locator(f"{_card('driver-1')} tr", has=page.locator(f'[data-pid="{lab.pid}"]'))
     expect(job).to_contain_text(f"{PROGRAM} 600")
     expect(job).to_contain_text("8.0 GiB")
     expect(job).to_contain_text("root")
@@ -136,33 +140,36 @@ def test_a_gpu_and_its_job(window: Tab, lab: Lab) -> None:
 def test_an_agent_that_is_killed(window: Tab, lab: Lab) -> None:
     """Its node is late, then lost, and says since when."""
     agent = lab.cluster.agent("doomed", lab.head.port)
-    page = window.go()
-    card = page.locator(_card("doomed"))
-    expect(card).to_have_attribute("data-state", "healthy")
+    page = window.go(query="?density=rows")
+    row = page.locator(_card("doomed"))
+    expect(row).to_have_attribute("data-state", "healthy")
     agent.kill()
-    expect(card).to_have_attribute("data-state", "late")
-    expect(card.locator(".card-head")).to_contain_text("late")
-    expect(card).to_have_attribute("data-state", "lost")
+    expect(row).to_have_attribute("data-state", "late")
+    expect(row.locator(".row-sub")).to_contain_text("late")
+    expect(row).to_have_attribute("data-state", "lost")
     assert "lost" == lab.head.nodes()["doomed"]
-    expect(card.locator(".card-head")).to_have_text(re.compile(r"lost.*\d\d:\d\d:\d\d"))
+    expect(row.locator(".row-state")).to_have_text(re.compile(r"lost since \d\d:\d\d, last known values"))
+    expect(page.locator("#nodes > article").first).to_have_attribute("data-node", "doomed")
+    expect(page.locator(".finding-card").first).to_contain_text("doomed lost")
+    expect(page.locator("#findings-count")).to_have_attribute("data-severity", "critical")
 
 
 def test_a_node_that_was_never_heard_of(window: Tab) -> None:
-    """It is expected, so it has a card that says what is wrong."""
-    page = window.go()
-    card = page.locator(_card("never-there"))
-    expect(card).to_contain_text("never reported")
-    expect(page.locator(_card("demo-1"))).not_to_contain_text("never reported")
+    """It is expected, so it has a place that says what is wrong."""
+    for density in ("cards", "rows", "strips"):
+        page = window.go(query=f"?density={density}")
+        place = page.locator('[data-node="never-there"]')
+        expect(place).to_contain_text("missing")
+        expect(page.locator('[data-node="demo-1"]')).not_to_contain_text("missing")
 
 
 def test_names_that_are_markup(window: Tab) -> None:
     """Node, GPU, driver, disk, process, user, job: all are shown as text, and nothing runs."""
     page = window.page
     told = {
-        (): ("node", "gpu", "driver", "mount", "link", "user", "job", "container", "command"),
-        ("map",): (),
-        ("node", NODE): ("node", "kernel", "cpu", "mount", "link", "user", "health"),
-        ("gpu", NODE, "0"): ("node", "gpu", "user", "command"),
+        (): ("node", "driver", "mount", "link", "user", "job", "container", "command"),
+        ("node", NODE): ("node", "kernel", "cpu", "mount", "link", "user", "health", "adapter"),
+        ("gpu", NODE, "0"): ("node", "gpu", "user", "command", "serial"),
         ("user", markup("user")): ("user", "node"),
         ("job", markup("job")): ("job", "user"),
         ("findings",): (),
@@ -170,7 +177,7 @@ def test_names_that_are_markup(window: Tab) -> None:
         ("sessions",): (),
     }
     for parts, names in told.items():
-        window.go(*parts)
+        window.go(*parts, query="" if parts else CARDS)
         window.settled()
         for name in names:
             expect(page.locator("main")).to_contain_text(markup(name))
@@ -178,42 +185,127 @@ def test_names_that_are_markup(window: Tab) -> None:
         assert 0 == page.locator("img").count()
 
 
-def test_the_map(window: Tab) -> None:
-    """Every GPU has a place, with its name and numbers; one leads to its page, the mode lasts over a reload."""
-    page = window.go("map")
-    window.settled()
-    box = page.locator("#map")
-    box.focus()
-    page.keyboard.press("ArrowRight")
-    expect(page.locator(".map-tip")).to_contain_text("GPU")
-    page.goto("about:blank")
-    page.goto(window.address)
-    expect(box).to_be_visible()
-    expect(page.locator("#map-summary")).to_contain_text(re.compile(r"[0-9]+ GPUs"))
-    box.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    expect(page.locator('[data-page="gpu"] h1')).to_be_visible()
-
-
-def test_by_keyboard_alone(window: Tab) -> None:
-    """From the front page to a GPU without a mouse, with the focus to be seen on the way."""
-    page = window.go()
-    expect(page.locator(f'{_card("demo-1")} tr[data-gpu="0"]')).to_be_visible()
-    for _ in range(80):
+def test_the_fleet_by_keyboard(window: Tab) -> None:
+    """Tab and arrows lead to one cell, arrows to all others, E opens a node in place, Escape closes it, Enter leads to a GPU's page."""
+    page = window.go(query="?density=rows&sort=name")
+    expect(page.locator(f'{_card("demo-1")} .cell[data-gpu="7"]')).to_be_visible()
+    focused = page.locator("#nodes :focus")
+    assert page.evaluate("document.activeElement === document.body")
+    page.keyboard.press("ArrowDown")
+    expect(focused).to_have_attribute("href", re.compile("#/gpu/.*/0"))
+    page.locator("#sort").focus()
+    for _ in range(6):
         page.keyboard.press("Tab")
-        if page.evaluate("(document.activeElement.getAttribute('href') ?? '').startsWith('#/gpu/')"):
+        if focused.count():
             break
-    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline != "none"
+    assert 1 == page.locator('#nodes [tabindex="0"]').count()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.locator(f'{_card("demo-1")} .cell[data-gpu="0"]').focus()
+    page.keyboard.press("ArrowRight")
+    expect(focused).to_have_attribute("href", "#/gpu/demo-1/1")
+    expect(page.locator(".fleet-tip")).to_contain_text("demo-1 · GPU 1")
+    page.keyboard.press("ArrowDown")
+    expect(focused).to_have_attribute("href", re.compile("#/gpu/d(oomed|river-1)/1"))
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("e")
+    panel = page.locator(f"{_card('demo-1')} .node-panel")
+    expect(panel.get_by_role("table")).to_contain_text("Tensor")
+    expect(focused).to_have_attribute("href", "#/gpu/demo-1/1")
+    page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
+    page.keyboard.press("/")
+    page.keyboard.type("driver-1")
+    expect(page.locator(_card("demo-1"))).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(page.locator(_card("demo-1"))).to_be_visible()
+    page.locator(f'{_card("demo-1")} .cell[data-gpu="1"]').focus()
     page.keyboard.press("Enter")
     expect(page.locator('[data-page="gpu"] h1')).to_contain_text("GPU")
+
+
+def test_densities(window: Tab) -> None:
+    """Where the map was are strips; D leads to the next density; the choice is in the address and lasts over a reload."""
+    page = window.go("map", query="?metric=memory")
+    cell = page.locator('.strip-row[data-node="demo-1"] .cell[data-gpu="0"]')
+    expect(cell).to_be_visible()
+    assert "density=strips" in page.url
+    expect(page.locator("#metric")).to_have_value("memory")
+    box = cell.bounding_box()
+    assert box is not None
+    assert (22, 22) == (box["width"], box["height"])
+    cell.hover()
+    expect(page.locator(".fleet-tip")).to_contain_text("demo-1 · GPU 0")
+    cell.focus()
+    page.keyboard.press("e")
+    expect(page.locator(".fleet-sheet table")).to_contain_text("Tensor")
+    page.keyboard.press("Escape")
+    expect(page.locator(".fleet-sheet")).to_be_hidden()
+    page.keyboard.press("d")
+    expect(page.locator("article.node-card")).not_to_have_count(0)
+    page.get_by_role("button", name="Rows").click()
+    expect(page.locator(f"{_card('demo-1')} .cell .spark").first).to_be_attached()
+    assert "density=rows" in page.url
+    page.goto("about:blank")
+    page.goto(window.address)
+    expect(page.locator(".fleet-row").first).to_be_visible()
+    expect(page.get_by_role("button", name="Rows")).to_have_attribute("aria-pressed", "true")
+
+
+def test_totals_and_chips_filter(window: Tab) -> None:
+    """Numbers are links: they say what the cells show, and leave the rest out; a sort changes the order."""
+    page = window.go(query="?density=rows")
+    expect(page.locator(f'{_card("demo-1")} .cell[data-gpu="7"]')).to_be_visible()
+    chip = page.locator("[data-chip=free]")
+    expect(chip.locator("b")).not_to_have_text("0")
+    chip.click()
+    expect(chip).to_have_attribute("aria-current", "true")
+    assert "state=free" in page.url
+    shown = page.locator("#nodes .cell:not(.dim):visible")
+    until(lambda: int(chip.locator("b").inner_text()) == shown.count(), "as many cells as the number says")
+    assert {"free"} == set(shown.evaluate_all("cells => cells.map((cell) => cell.dataset.state)"))
+    expect(page.locator(".total[aria-current=true] .total-title")).to_have_text("Free")
+    page.locator("[data-chip=all]").click()
+    page.locator(".total[data-state=busy]").click()
+    expect(page.locator("[data-chip=busy]")).to_have_attribute("aria-current", "true")
+    assert "density=rows" in page.url
+    page.keyboard.press("Escape")
+    expect(page.locator("[data-chip=all]")).to_have_attribute("aria-current", "true")
+    page.locator("#sort").select_option("name")
+    names = page.locator("#nodes > article").evaluate_all("rows => rows.map((row) => row.dataset.node)")
+    named = [name for name in names if name != NODE]
+    assert sorted(named) == named
+
+
+def test_the_overview_on_a_phone(browser: Browser, lab: Lab) -> None:
+    """Eight cells in a row, large enough for a finger; filters fold; a node opens as a card; nothing is wider than the screen."""
+    phone: ViewportSize = {"width": 390, "height": 844}
+    with tab(browser, lab.head.http_port, viewport=phone, has_touch=True) as opened:
+        page = opened.go(query="?density=rows")
+        row = page.locator(_card("demo-1"))
+        expect(row.locator(".cell").nth(7)).to_be_visible()
+        script = "all => all.map((one) => one.getBoundingClientRect()).map(({y, width, height}) => [y, width, height])"
+        boxes = row.locator(".cell").evaluate_all(script)  # at once: what is above may grow
+        assert 1 == len({y for y, _, _ in boxes})
+        assert all(width >= 36 and height >= 36 for _, width, height in boxes)
+        assert [36, 36] == [height for _, _, height in row.locator("h2 a, .row-toggle").evaluate_all(script)]
+        expect(page.locator("#sort")).to_be_hidden()
+        page.get_by_role("button", name="Filter and sort").click()
+        expect(page.locator("#sort")).to_be_visible()
+        expect(page.locator("#fleet-filter")).to_be_hidden()
+        page.locator("#open-search").click()
+        expect(page.locator("#fleet-filter")).to_be_focused()
+        page.locator("#open-tools").click()
+        expect(page.get_by_label("Theme", exact=True)).to_be_visible()
+        row.locator(".row-toggle").click()
+        expect(row.locator(".node-panel tr.gpu").first).to_be_visible()
+        assert phone["width"] >= page.evaluate("document.documentElement.scrollWidth")
+        opened.quiet()
 
 
 def test_a_page_that_stays_open(browser: Browser, tmp_path: Path) -> None:
     """It keeps its one connection, and never says that the head was lost, however long slow requests may take."""
     with cluster_in(tmp_path) as cluster:
-        head = cluster.head(tuned={"gpulse.web.protocol:PatientHttp.request_seconds": 0.5})
+        head = cluster.head(tuned={"gpulse.web.server:TimeoutHttpProtocol.request_seconds": 0.5})
         cluster.agent("demo-1", head.port)
         until(lambda: head.nodes().get("demo-1") == "healthy", "the node is there")
         with tab(browser, head.http_port) as opened:
@@ -332,8 +424,8 @@ def test_a_head_that_is_killed_and_comes_back(browser: Browser, tmp_path: Path) 
             expect(card).to_be_visible()
             head.kill()
             expect(page.locator("#banner")).to_be_visible()
-            expect(page.locator("#banner")).to_contain_text("Lost the head")
-            expect(page.locator("#announcer")).to_contain_text("Lost the head")
+            expect(page.locator("#banner")).to_contain_text("Connection to the head lost")
+            expect(page.locator("#announcer")).to_contain_text("Connection to the head lost")
             expect(card).to_be_visible()
             cluster.head(port=head.port, http_port=head.http_port)
             opened.is_live()
@@ -354,8 +446,10 @@ def test_a_page_opened_while_the_head_is_down(browser: Browser, tmp_path: Path, 
             if is_cached:
                 page.route("**/pages/findings.js", serve_static)
             opened.go("findings")
-            expect(page.locator("main")).to_contain_text("This page could not be loaded.")
+            expect(page.locator("main")).to_contain_text("The head cannot be reached.")
             page.unroute_all()
             cluster.head(port=head.port, http_port=head.http_port)
+            expect(
+                page.locator('[data-page="findings"] h1')
+            ).to_be_visible()  # after the page has loaded itself anew
             opened.settled()
-            expect(page.locator('[data-page="findings"] h1')).to_be_visible()

@@ -1,20 +1,28 @@
-"""The dashboard's core by itself: numbers in words, addresses, states of GPUs, the filter, the map's layout."""
+"""The dashboard's core by itself: numbers in words, addresses, states of GPUs, the filter, the order of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from gpulse.cluster.head.answer_builder import build_hardware
+from gpulse.cluster.protocol.head_interface import LiveNode
+from gpulse.diagnosis.rule_registry import RULES_BY_ID, find_category, find_title
+from gpulse.model.device import Device, DevicePath, PcieLevel
+from gpulse.model.finding import Finding
+from gpulse.model.formatting import share
+from gpulse.terminal.diagnosis_verdict import confidence_word
 from tests.integration.browser import browsing, empty_page, in_fleet
+from tests.unit.gpu_state_cases import STATE_CASES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 DASH = "\u2013"
-FOLD = {"pid": 1, "user": "ada", "job": "harvest:fold"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +44,7 @@ def page() -> Iterator[Page]:
         ("f.bytesOf(null, 80 * 2 ** 30)", f"{DASH} / 80.0 GiB"),
         ("f.bytesOf(2 ** 39, 2 ** 40)", "512 / 1024 GiB"),
         ("f.rate(1.2e9)", "1.2 GB/s"),
-        ("f.percent(0.873)", "87 %"),
+        ("f.percent(0.873)", "87%"),
         ("f.percent(null)", DASH),
         ("f.watts(411.7)", "412 W"),
         ("f.celsius(61)", "61 °C"),
@@ -49,7 +57,7 @@ def page() -> Iterator[Page]:
         ("f.hours(44640)", "12.4 h"),
         ("f.joules(11520000)", "3.2 kWh"),
         ("f.joules(12000)", "12.0 kJ"),
-        ("f.metricValue('sm_active_ratio', 0.5)", "50 %"),
+        ("f.metricValue('sm_active_ratio', 0.5)", "50%"),
         ("f.metricValue('power_watts', null)", DASH),
         ("f.metricTitle('sm_active_ratio')", "SM active"),
         ("f.metricTitle('ecc_corrected_errors_total')", "ECC corrected errors"),
@@ -63,6 +71,22 @@ def test_numbers_in_words(page: Page, call: str, expected: str) -> None:
     assert expected == page.evaluate(f"import('/core/format.js').then((f) => {call})")
 
 
+@pytest.mark.parametrize("confidence", [1.0, 0.85, 0.84, 0.6, 0.59, 0.1])
+def test_confidence_has_the_words_of_the_terminal(page: Page, confidence: float) -> None:
+    """One finding is not certain on a page and sure in a terminal."""
+    script = f"import('/parts/findings-manual.js').then((m) => m.confidenceWord({confidence}))"
+
+    assert confidence_word(confidence) == page.evaluate(script)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.0004, 0.014, 0.0995, 0.5, 1.0])
+def test_percents_of_evidence_are_written_as_in_the_terminal(page: Page, value: float) -> None:
+    """Without a space before the sign."""
+    script = f"import('/parts/findings-manual.js').then((m) => m.written({value}, 'share'))"
+
+    assert share(value) == page.evaluate(script)
+
+
 @pytest.mark.parametrize("name", ["gpu-1", "a/b", "ü ?#%", "100%", "<img src=x>", ";rm -rf ~"])
 def test_an_address_keeps_a_name(page: Page, name: str) -> None:
     """Whatever a node is called, its address leads back to it."""
@@ -71,6 +95,66 @@ def test_an_address_keeps_a_name(page: Page, name: str) -> None:
         name,
     )
     assert {"page": "gpu", "parts": [name, "3:1"], "query": {"from": "-24h"}} == found
+
+
+def test_nvlinks_in_the_topology_do_not_meet(page: Page) -> None:
+    """Of lines at the same depth, one ends before the next begins; every pair of GPUs has one."""
+    order = [f"GPU-{index}" for index in range(8)]
+    pairs = [{"between": [one, other], "nvlinks": 1} for one, other in combinations(order, 2)]
+    arcs = page.evaluate(
+        "([pairs, order]) => import('/parts/topology.js').then((t) => t.placeArcs(pairs, order))",
+        [pairs, order],
+    )
+    spans = sorted(
+        (arc["depth"], *sorted(order.index(uuid) for uuid in arc["path"]["between"])) for arc in arcs
+    )
+
+    assert len(pairs) == len(spans)
+    assert all(depth < deeper or end < start for (depth, _, end), (deeper, start, _) in pairwise(spans))
+
+
+def test_devices_are_grouped_by_numa_node_and_pcie_switch(page: Page) -> None:
+    """A network adapter on the switch of a GPU stands with it, another one by itself under the nearest NUMA node."""
+    answer = build_hardware(topology_node())
+    script = """hardware => import('/parts/topology.js').then(({arrange, cellText}) => {
+      const {sockets, paths, hasSwitch} = arrange(hardware);
+      const cells = hardware.gpus.map((gpu) => cellText(paths, hardware.gpus[0].uuid, gpu.uuid));
+      return [hasSwitch, cells, sockets.map(({numa, clusters}) => [numa, clusters.map((one) =>
+        [one.gpus.map((gpu) => gpu.id), one.adapters, one.level, one.upward])])];
+    })"""
+    has_switch, cells, sockets = page.evaluate(script, msgspec.to_builtins(answer))
+
+    assert (False, ["X", "PIX", "PHB", "NV4"]) == (has_switch, cells)
+    assert [
+        [0, [[["0", "1"], ["mlx5_0"], "PIX", "PHB"], [["2"], [], None, "PHB"]]],
+        [1, [[["3"], [], None, None], [[], ["eth1"], None, "NODE"]]],
+    ] == sockets
+
+
+def topology_node() -> LiveNode:
+    """Two GPUs on one PCIe switch with an adapter, one on another host bridge, and one on another CPU with an adapter."""
+    levels: dict[tuple[int, int], PcieLevel] = {(0, 1): "PIX", (0, 2): "PHB", (1, 2): "PHB"}
+    adapters: list[dict[str, PcieLevel]] = [
+        {"mlx5_0": "PIX", "eth1": "SYS"},
+        {"mlx5_0": "PIX", "eth1": "SYS"},
+        {"mlx5_0": "PHB", "eth1": "SYS"},
+        {"mlx5_0": "SYS", "eth1": "NODE"},
+    ]
+    devices = [
+        Device(
+            *(index, f"GPU-{index}", "A"),
+            numa_node=index // 3,
+            paths=tuple(
+                DevicePath(
+                    f"GPU-{other}", levels.get((index, other), "SYS"), 4 if (index, other) == (0, 3) else 0
+                )
+                for other in range(index + 1, 4)
+            ),
+            adapter_paths=tuple(DevicePath(name, level) for name, level in adapters[index].items()),
+        )
+        for index in range(4)
+    ]
+    return LiveNode(1, "n", "lost", False, 0.0, None, {}, (), {}, "", devices)
 
 
 def test_words_of_an_address_change(page: Page) -> None:
@@ -87,28 +171,7 @@ def test_words_of_an_address_change(page: Page) -> None:
     assert [{"from": "-5m", "q": "a b"}, ["n", "0"], 0] == page.evaluate(script)
 
 
-@pytest.mark.parametrize(
-    ("values", "processes", "expected"),
-    [
-        ({"gpu_utilization_ratio": 0.5}, [{"pid": 1}], "busy"),
-        ({"gpu_utilization_ratio": 0.5}, [], "busy"),
-        ({"gpu_utilization_ratio": 0.0}, [{"pid": 1}], "idle"),
-        ({"gpu_utilization_ratio": 0.0, "memory_used_bytes": 9 << 30}, [], "idle"),
-        ({"gpu_utilization_ratio": 0.0, "memory_used_bytes": 500 << 20}, [], "free"),
-        ({"gpu_utilization_ratio": 0.0}, None, "free"),
-        ({"gpu_utilization_ratio": None}, None, "unknown"),
-        ({"gpu_utilization_ratio": None}, [], "free"),
-        ({"gpu_utilization_ratio": None}, [{"pid": 1}], "busy"),
-        ({"gpu_utilization_ratio": None, "sm_active_ratio": 0.0}, [{"pid": 1}], "idle"),
-        ({"gpu_utilization_ratio": 0.9}, [FOLD], "harvested"),
-        ({"gpu_utilization_ratio": 0.0}, [FOLD], "harvested"),
-        ({"gpu_utilization_ratio": 0.0, "harvest_state": 2}, [], "harvested"),
-        ({"gpu_utilization_ratio": 0.9, "harvest_state": 3}, [{"pid": 1}], "harvested"),
-        ({"gpu_utilization_ratio": 0.9, "harvest_state": 2}, [FOLD, {"pid": 2, "user": "bob"}], "busy"),
-        ({"gpu_utilization_ratio": 0.0, "harvest_state": 1}, [], "free"),
-        ({"gpu_utilization_ratio": 0.0, "harvest_state": 0}, [], "free"),
-    ],
-)
+@pytest.mark.parametrize(("values", "processes", "expected"), STATE_CASES)
 def test_the_state_of_a_gpu(
     page: Page, values: dict[str, float | None], processes: list[Any] | None, expected: str
 ) -> None:
@@ -143,12 +206,12 @@ def test_a_pause_between_two_steps_is_not_idleness(page: Page) -> None:
 def test_a_fresh_tab_sees_what_an_old_one_does(page: Page) -> None:
     """Until the head said what GPUs did just now nobody is called idle; afterwards the states are as everywhere."""
     script = """async ({core, fleet, gpus, update, process, wait}) => {
-      const {Recent} = await import('/core/recent.js');
+      const {Recent} = await import('/core/live.js');
       const asked = [];
       const before = window.fetch;
       let answer;
       window.fetch = (address) => new Promise((resolve) => { asked.push(address); answer = resolve; });
-      new Recent(fleet, Object.assign(new EventTarget(), {wish: {nodes: null}}));
+      new Recent(fleet, Object.assign(new EventTarget(), {subscription: {nodes: null}}));
       const states = () => [...fleet.gpus()].map(core.gpuState).join();
       const tell = () => update({node: 'n', values: {gpu_utilization_ratio: [0, 0, 0]}});
       fleet.take({type: 'hello', time: 1000, nodes: [{node: 'n', state: 'healthy', gpus: gpus(['0', '1', '2'])}]});
@@ -191,11 +254,11 @@ def test_a_gpu_with_a_fault_is_not_free(page: Page) -> None:
       update({node: 'n', gpus: gpus(['0', '1', '2', '2:0', '3']), values: {gpu_utilization_ratio: [0, 0.9, null, null, 0]},
         details: {processes: [[], [process('ada')], [], [], []], findings: [fault('0'), fault('1'), fault('2')]}});
       const found = new filter.Matcher(filter.fromQuery({state: 'faulty'})).gpus(fleet.nodes.get('n'));
-      return [[...fleet.gpus()].map(core.gpuState), filter.tallyText(filter.tally(fleet.gpus())), [...found].map((gpu) => gpu.label)];
+      return [[...fleet.gpus()].map(core.gpuState), filter.tally(fleet.gpus()), [...found].map((gpu) => gpu.label)];
     }"""
-    states, text, found = in_fleet(page, script)
+    states, counts, found = in_fleet(page, script)
     assert ["faulty", "busy", "faulty", "faulty", "free"] == states
-    assert "4 GPUs: 1 free, 1 busy, 2 faulty" == text
+    assert [4, 1, 1, 2] == [counts[name] for name in ("all", "free", "busy", "faulty")]
     assert {"0", "2:0"} <= set(found)
 
 
@@ -205,9 +268,9 @@ def test_a_lost_node_of_which_only_its_gpus_are_known(page: Page) -> None:
       fleet.take({type: 'hello', time: 1000, nodes: [{node: 'n', state: 'lost', gpus: gpus(['0', '1'])}]});
       update({node: 'n', state: 'lost', connected: false, time: null, seen: 400, values: {}});
       const node = fleet.nodes.get('n');
-      return [filter.tallyText(filter.tally(node.gpus)), node.gpus.map((gpu) => gpu.values), core.lastHeard(node, 1000)];
+      return [filter.tally(node.gpus).lost, node.gpus.map((gpu) => gpu.values), core.lastHeard(node, 1000)];
     }"""
-    assert ["2 GPUs: 0 free, 0 busy, 2 unknown or lost", [{}, {}], 400] == in_fleet(page, script)
+    assert [2, [{}, {}], 400] == in_fleet(page, script)
 
 
 def test_nodes_come_and_go(page: Page) -> None:
@@ -253,8 +316,8 @@ def test_the_filter(page: Page) -> None:
         (("q", "gpu-"),): (["gpu-1:0,1,2", "gpu-2:0"], True),
         (("state", "free"),): (["gpu-1:2", "gpu-2:0"], False),
         (("state", "idle"),): (["gpu-1:1"], False),
-        (("state", "findings"),): (["gpu-2:0"], False),
-        (("state", "away"),): (["gpu-2:0"], True),
+        (("state", "findings"),): (["gpu-2:0"], True),
+        (("state", "lost"),): ([], True),
         (("user", "grace"),): (["gpu-1:1"], False),
         (("user", "grac"),): ([], False),
         (("state", "nonsense"),): (["cpu-1:", "gpu-1:0,1,2", "gpu-2:0"], True),
@@ -268,10 +331,8 @@ def test_instances_count_and_not_what_they_are_parts_of(page: Page) -> None:
     script = """({filter, fleet, gpus, update, process}) => {
       update({node: 'n', gpus: gpus(['0', '0:0', '0:1', '1']), values: {gpu_utilization_ratio: [0.4, null, null, 0]},
         details: {processes: [[], [process('ada')], [], []]}});
-      const counts = filter.tally(fleet.gpus());
-      return [counts, filter.tallyText(counts)];
+      return filter.tally(fleet.gpus());
     }"""
-    counts, text = in_fleet(page, script)
     assert {
         "all": 3,
         "free": 2,
@@ -281,22 +342,38 @@ def test_instances_count_and_not_what_they_are_parts_of(page: Page) -> None:
         "faulty": 0,
         "unknown": 0,
         "lost": 0,
-    } == counts
-    assert "3 GPUs: 2 free, 1 busy" == text
+    } == in_fleet(page, script)
 
 
 def test_the_order_of_nodes(page: Page) -> None:
-    """As people count; or those with most free GPUs first."""
-    script = """({filter, fleet, gpus, update}) => {
-      for (const [node, free] of [['gpu-10', 1], ['gpu-2', 2], ['gpu-1', 0]]) {
-        update({node, gpus: gpus(['0', '1']), values: {gpu_utilization_ratio: [free > 0 ? 0 : 1, free > 1 ? 0 : 1]}});
+    """Lost, missing and faulty nodes first, then by the worst finding; or by what was chosen, and then as people count."""
+    script = """({filter, fleet, gpus, update, process}) => {
+      const finding = (id, severity) => ({id, severity, gpu: 0, label: '0', cause: null, summary: ''});
+      const told = [
+        ['gpu-10', [0, 1], 300, [[], [process('bob')]], []],
+        ['gpu-2', [0, 0], 100, [[], []], [finding('x', 'medium'), finding('y', 'low')]],
+        ['gpu-1', [1, 1], 200, [[process('ada')], [process('ada')]], [finding('x', 'high')]],
+        ['gpu-7', [0, 1], 0, [[], [process('carl')]], [finding('gpu_fault', 'critical')]],
+        ['gpu-9', [1, 1], 250, [[process('dora')], []], []],
+      ];
+      for (const [node, used, watts, processes, findings] of told) {
+        update({node, gpus: gpus(['0', '1']), values: {gpu_utilization_ratio: used, power_watts: [watts, null]},
+          details: {processes, findings}, state: node === 'gpu-9' ? 'lost' : 'healthy'});
       }
       fleet.take({type: 'update', nodes: [], missing: ['gpu-3']});
-      return ['name', 'free'].map((sort) => filter.order(fleet, {...filter.NO_FILTER, sort}));
+      const sorts = ['attention', 'name', 'free', 'load', 'findings', 'power', 'user'];
+      return Object.fromEntries(sorts.map((sort) => [sort,
+        filter.order(fleet, {...filter.NO_FILTER, sort}).map((name) => name.slice(4)).join(' ')]));
     }"""
-    by_name, by_free = in_fleet(page, script)
-    assert ["gpu-1", "gpu-2", "gpu-3", "gpu-10"] == by_name
-    assert ["gpu-2", "gpu-10", "gpu-1", "gpu-3"] == by_free
+    assert {
+        "attention": "9 3 7 1 2 10",
+        "name": "1 2 3 7 9 10",
+        "free": "2 10 1 7 9 3",
+        "load": "1 9 7 10 2 3",
+        "findings": "2 3 7 1 9 10",
+        "power": "10 9 1 2 3 7",
+        "user": "1 10 7 9 2 3",
+    } == in_fleet(page, script)
 
 
 def test_harvested_gpus_are_neither_free_nor_anybodys(page: Page) -> None:
@@ -312,7 +389,7 @@ def test_harvested_gpus_are_neither_free_nor_anybodys(page: Page) -> None:
         return [...fleet.nodes.values()].filter((node) => matcher.gpus(node) !== null).map((node) => node.name).join();
       };
       return [
-        filter.tallyText(filter.tally(fleet.gpus())),
+        Object.entries(filter.tally(fleet.gpus())).filter(([, count]) => count).map((pair) => pair.join(' ')).join(),
         [found({state: 'harvested'}), found({state: 'free'}), found({state: 'busy'}), found({user: 'ada'}), found({q: 'harvest:fold'})],
         filter.order(fleet, {...filter.NO_FILTER, sort: 'free'}).join(),
         filter.usersSeen(fleet).join(),
@@ -320,7 +397,7 @@ def test_harvested_gpus_are_neither_free_nor_anybodys(page: Page) -> None:
       ];
     }"""
     assert [
-        "3 GPUs: 0 free, 1 harvested (yours when you use it), 2 busy",
+        "all 3,harvested 1,busy 2",
         ["b", "", "a,c", "", "b,c"],
         "b,a,c",
         "bob",
@@ -329,43 +406,149 @@ def test_harvested_gpus_are_neither_free_nor_anybodys(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpus", "width", "height"),
-    [(125, 8, 1566, 760), (1250, 8, 1566, 760), (1, 1, 360, 300), (40, 16, 358, 500), (3, 8, 3800, 1900)],
+    ("nodes", "expected"),
+    [(1, "cards"), (4, "cards"), (5, "rows"), (60, "rows"), (61, "strips"), (1250, "strips")],
 )
-def test_the_map_fits(page: Page, nodes: int, gpus: int, width: int, height: int) -> None:
-    """Every GPU has a place inside the picture, and no two share one."""
-    script = """({nodes, gpus, width, height}) => import('/parts/heat-layout.js').then((m) => {
-      const found = m.layout(Array(nodes).fill(gpus), width, height);
-      return [found.size, found.height, found.cells.map((cell) => [cell.x, cell.y])];
-    })"""
-    size, tall, cells = page.evaluate(
-        script, {"nodes": nodes, "gpus": gpus, "width": width, "height": height}
+def test_density_follows_the_number_of_nodes(page: Page, nodes: int, expected: str) -> None:
+    """Few nodes are open, some are rows, many are strips."""
+    script = f"import('/parts/fleet-controls.js').then((m) => m.automaticDensity({nodes}))"
+    assert expected == page.evaluate(script)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["gpu-1.example.org", "gpu-2.example.org"], ["gpu-1", "gpu-2"]),
+        (["gpu-1.north", "gpu-1.south"], ["gpu-1.north", "gpu-1.south"]),
+        (["10.0.0.1", "10.0.0.2"], ["10.0.0.1", "10.0.0.2"]),
+    ],
+)
+def test_names_without_what_repeats(page: Page, names: list[str], expected: list[str]) -> None:
+    """A domain is left out only where nodes can still be told apart."""
+    script = "names => import('/parts/fleet-summary.js').then((m) => [...m.shortNames(names).values()])"
+    assert expected == page.evaluate(script, names)
+
+
+def test_every_finding_has_a_short_title(page: Page) -> None:
+    """None is the words of an id, and none is longer than a card."""
+    script = "ids => import('/parts/finding-titles.js').then((m) => ids.map((id) => m.shortTitle(id)))"
+    ids = sorted(RULES_BY_ID)
+    titles = page.evaluate(script, ids)
+    assert [] == [
+        title for rule, title in zip(ids, titles, strict=True) if rule.replace("_", " ") == title.lower()
+    ]
+    assert [] == [title for title in titles if len(title) > 30]
+
+
+def test_a_title_without_the_manual(page: Page) -> None:
+    """It is the short one, not the words of an id."""
+    script = "id => import('/parts/findings-manual.js').then((m) => m.findingTitle(m.emptyManual, id))"
+    assert "CPU limit throttles the job" == page.evaluate(script, "cgroup_cpu_throttled")
+
+
+@pytest.mark.parametrize(
+    ("values", "is_lost", "expected"),
+    [
+        ({"power_watts": 90}, True, "Unknown while the head cannot be reached."),
+        ({"power_watts": 90}, False, "Loading…"),
+        ({"ecc_enabled": None}, True, "The driver reports no memory error counters for this GPU."),
+        ({}, False, "The node has not reported since the head started."),
+    ],
+)
+def test_health_says_only_what_is_known(
+    page: Page, values: dict[str, float | None], is_lost: bool, expected: str
+) -> None:
+    """The driver is named only after the head has sent what the page requested."""
+    script = """async ([values, isLost]) => {
+      const [{healthPanel}, {render}] = await Promise.all([import('/parts/hardware.js'), import('/vendor/lit-html.js')]);
+      const root = document.createElement('div');
+      render(healthPanel(values, {isFaulty: false, isLost}), root);
+      return root.querySelector('p').textContent;
+    }"""
+    assert expected == page.evaluate(script, [values, is_lost])
+
+
+def test_findings_in_groups(page: Page) -> None:
+    """What does not report and what is broken comes first, then what costs the most GPUs; what is only worth knowing is left out."""
+    script = """async ({fleet, gpus, update}) => {
+      const {findingsOf, groupFindings} = await import('/parts/fleet-findings.js');
+      const finding = (id, severity, label, lost_ratio = null) => ({id, severity, gpu: 0, label, cause: null, summary: '', lost_ratio, family: id === 'gpu_fault' ? 'fault' : 'x'});
+      update({node: 'a', gpus: gpus(['0', '1']), details: {findings: [finding('one', 'high', '0', 0.9), finding('gpu_fault', 'critical', '1')]}});
+      update({node: 'b', gpus: gpus(['0', '1']), details: {findings: [finding('many', 'high', '0', 0.5), finding('many', 'high', '1', 0.5), finding('fine', 'info', '0')]}});
+      update({node: 'c', gpus: gpus(['0']), state: 'lost', details: {findings: []}});
+      fleet.take({type: 'update', nodes: [], missing: ['d']});
+      return groupFindings(findingsOf(fleet)).map(({id, severity, gpus}) => [id, severity, gpus]);
+    }"""
+    assert [
+        ["not_reporting", "critical", 2],
+        ["gpu_fault", "critical", 1],
+        ["many", "high", 2],
+        ["one", "high", 1],
+    ] == in_fleet(page, script)
+
+
+def test_trends_continue_what_the_head_remembers(page: Page) -> None:
+    """The past stands at its time, live values follow, and a step without values is a gap."""
+    script = """async ({fleet, gpus, update, wait}) => {
+      const {Trends} = await import('/parts/fleet-trends.js');
+      const trends = new Trends(fleet);
+      const before = window.fetch;
+      const past = Array.from({length: 60}, (_, at) => at / 100);
+      window.fetch = async () => new Response(JSON.stringify({start: 990 - 59 * 15, step_seconds: 15, metric: 'gpu_utilization_ratio', gpus: {n: {0: past}}}));
+      update({node: 'n', gpus: gpus(['0']), values: {gpu_utilization_ratio: [0.5]}});
+      await trends.load(new AbortController().signal);
+      window.fetch = before;
+      const [gpu] = fleet.gpus();
+      const last = (count) => trends.of(gpu).slice(-count);
+      const told = [trends.of(gpu).length, last(2)];
+      for (const value of [0.2, 0.4]) { update({node: 'n', values: {gpu_utilization_ratio: [value]}}); trends.take(['n']); }
+      told.push(last(2));
+      wait(45);
+      update({node: 'n', values: {gpu_utilization_ratio: [1]}});
+      trends.take(['n']);
+      return [...told, last(5)];
+    }"""
+    length, loaded, collected, later = in_fleet(page, script)
+    assert 60 == length
+    assert [0.58, None] == loaded
+    assert [0.58, pytest.approx(0.3)] == collected
+    assert [0.58, pytest.approx(0.3), None, None, 1] == later
+
+
+def test_every_fault_is_shown_as_one(page: Page) -> None:
+    """The page knows faults by the rule and its family, as the head does; nothing else is shown as critical."""
+    rules = [{"id": rule.id, "family": rule.family, "severity": "medium"} for rule in RULES_BY_ID.values()]
+    shown = page.evaluate("async (rules) => rules.map((await import('/core/fleet.js')).shownSeverity)", rules)
+    assert [find_category(rule["id"], rule["family"]) == "fault" for rule in rules] == [
+        severity == "critical" for severity in shown
+    ]
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "GPU 1: the driver reported Xid 94 (memory error contained to one program)",
+        "GPU 1: uncorrectable memory errors since the driver was loaded: 1",
+        "the GPU does not answer",
+    ],
+)
+def test_a_fault_has_its_cause_as_its_title(page: Page, summary: str) -> None:
+    """The same one as in the head's answers."""
+    fault = Finding("gpu_fault", "fault", "high", 1.0, summary, gpu=1, label="1")
+    given = {"id": fault.id, "label": fault.label, "summary": summary}
+    shown = page.evaluate(
+        "async (given) => (await import('/parts/finding-titles.js')).faultTitle(given)", given
     )
-    assert nodes * gpus == len(cells) == len({tuple(cell) for cell in cells})
-    assert all(0 <= x and x + size <= width and 0 <= y and y + size <= tall for x, y in cells)
-    assert tall <= height
-    lines = sorted({y for _, y in cells})
-    assert all(low + size <= high for low, high in pairwise(lines))
+    assert find_title(fault) == shown
 
 
-def test_arrows_lead_over_the_map(page: Page) -> None:
-    """Left and right from GPU to GPU, up and down from line to line, and never out of it."""
-    script = """import('/parts/heat-layout.js').then((m) => {
-      const map = m.place([8, 8, 8], 200, 20, 0);
-      const go = (from, ...keys) => keys.reduce((at, key) => m.neighbour(map, at, `Arrow${key}`), from);
-      const { x, y } = map.cells[10];
-      return [go(0, 'Left'), go(3, 'Right'), go(3, 'Down'), go(3, 'Down', 'Up'), go(20, 'Down'), go(23, 'Right'),
-        m.cellAt(map, x + 19, y + 19), m.cellAt(map, 1, 1)];
-    })"""
-    assert [0, 4, 11, 3, 20, 23, 10, -1] == page.evaluate(script)
-
-
-def test_cells_grow_with_the_screen(page: Page) -> None:
-    """64 GPUs fill most of a wall screen, and their names are as large as its letters."""
-    script = """import('/parts/heat-layout.js').then((m) => {
-      const found = m.layout(Array(8).fill(8), 3800, 1850, 19 / 14);
-      return [found.size, found.cells[0].y - found.groups[0].y];
-    })"""
-    size, label = page.evaluate(script)
-    assert size > 200
-    assert 19 == label
+def test_the_start_of_a_process_does_not_depend_on_the_range(page: Page) -> None:
+    """A process that held a GPU all the time has its own start in every range; one that took it later, the later time."""
+    starts = page.evaluate(
+        """async () => {
+          const {heldSince} = await import('/parts/timeline-items.js');
+          const process = {start_time: 1000, first_seen: 1030};
+          return [[1030, 0], [9005, 9000], [9005, 500]].map(([held, from]) => heldSince(process, {from: held}, from));
+        }"""
+    )
+    assert [1000, 1000, 9005] == starts

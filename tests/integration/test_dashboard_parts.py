@@ -1,16 +1,19 @@
-"""Parts and pages of the dashboard by themselves: quick access, times, charts, and what is said of things that are not there."""
+"""Parts and pages of the dashboard by themselves: filters, times, charts, and what is said of things that are not there."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import expect
 
+from gpulse.charts.style import COLORS, heat_ramp
 from tests.integration.browser import browsing, empty_page, in_fleet
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def page() -> Iterator[Page]:
 )
 def test_what_a_process_runs(page: Page, command: list[str], expected: str) -> None:
     """The script tells one from another, the interpreter does not."""
-    script = "command => import('/parts/program.js').then((m) => m.programWords({name: 'python3', command}).join(' '))"
+    script = "command => import('/parts/processes.js').then((m) => m.programWords({name: 'python3', command}).join(' '))"
     assert expected == page.evaluate(script, command)
 
 
@@ -51,7 +54,7 @@ def test_what_a_process_runs(page: Page, command: list[str], expected: str) -> N
 )
 def test_times_in_an_address(page: Page, query: dict[str, str], expected: list[float | None]) -> None:
     """Neither longer nor shorter than what can be chosen, and not from before there was anything."""
-    script = """query => import('/parts/range.js').then((m) => {
+    script = """query => import('/parts/time-range.js').then((m) => {
       const range = new m.Range({now: () => 1750000000, fallback: {length: 900, end: null}});
       range.read(query);
       return [range.length, range.end];
@@ -68,7 +71,7 @@ def test_a_plot_beside_one_that_is_empty(page: Page) -> None:
       stage.style.display = 'none';
       card.append(stage);
       document.body.append(card);
-      const board = {_soon: () => {}};
+      const board = {_soon: () => {}, widths: new Map()};
       const widths = [Board.prototype.widthOf.call(board, stage)];
       card.style.display = 'block';
       widths.push(Board.prototype.widthOf.call(board, stage));
@@ -80,16 +83,207 @@ def test_a_plot_beside_one_that_is_empty(page: Page) -> None:
 
 def test_lines_are_called_without_tricks(page: Page) -> None:
     """A disk whose name turns the reading direction does not turn the legend's."""
-    script = """import('/parts/chart-lines.js').then((m) => {
+    script = """import('/parts/chart-data.js').then((m) => {
       const spec = {each: {metric: 'x', name: (series) => series.subject, words: 'disks'}};
       return m.linesOf(spec, {times: [1], step: 1, series: [{node: 'n', subject: 'a\\u202eb', metric: 'x', values: [1]}]}).lines[0].title;
     })"""
     assert "a\ufffdb" == page.evaluate(script)
 
 
+START = 1_750_000_000
+_CHARTS = """async ({start, rows}) => {
+  const load = (tag, attributes) => new Promise((resolve) => {
+    const one = Object.assign(document.createElement(tag), attributes, {onload: resolve});
+    document.head.append(one);
+  });
+  await Promise.all([...['/vendor/uPlot.min.css', '/tokens.css', '/base.css', '/components.css', '/charts.css'].map(
+    (href) => load('link', {rel: 'stylesheet', href})), load('script', {src: '/vendor/uPlot.iife.min.js'})]);
+  const [{Board}, {Range}] = await Promise.all([import('/parts/chart-board.js'), import('/parts/time-range.js')]);
+  const times = rows[0].map((_, at) => start + 10 * at);
+  const range = new Range({now: () => start + 10_000, fallback: {length: 10 * rows[0].length, end: start + 10 * rows[0].length}});
+  const host = document.createElement('main');
+  document.body.append(host);
+  const board = new Board({range, host, why: () => 'nothing'});
+  const series = (metric, factor) => rows.map((values, place) => ({node: 'n', subject: `GPU-${place}`, gpu: String(place), metric,
+    values: values.map((value) => (value === null ? null : value * factor))}));
+  const spec = (id, unit, top) => ({id, title: id, unit, top, each: {metric: id, name: ({gpu}) => `GPU ${gpu}`}});
+  board.add(host, {specs: [spec('used', 'ratio', 1), spec('power', 'watts')], ask: async () => ({from: times[0],
+    to: times.at(-1) + 10, step: 10, times, series: [...series('used', 1), ...series('power', 500)]})});
+  await board.load();
+}"""
+_PIXELS = """(host, places) => {
+  const [canvas, over] = ['canvas', '.u-over'].map((name) => host.querySelector(name));
+  const [outer, inner] = [canvas, over].map((one) => one.getBoundingClientRect());
+  return places.map(([x, y]) => [...canvas.getContext('2d').getImageData(
+    inner.left - outer.left + x * inner.width, inner.top - outer.top + y * inner.height, 1, 1).data.slice(0, 3)]);
+}"""
+
+
+@pytest.fixture
+def charts(page: Page) -> Iterator[Page]:
+    """The page, emptied after charts were on it."""
+    yield page
+    page.goto("http://localhost/empty")
+
+
+def _draw(page: Page, rows: list[list[float | None]]) -> Locator:
+    page.evaluate(_CHARTS, {"start": START, "rows": rows})
+    chart = page.locator("[data-chart=used]")
+    expect(chart).to_have_attribute("data-state", "ready")
+    return chart
+
+
+def _draw_map(page: Page, rows: list[list[float | None]]) -> Locator:
+    chart = _draw(page, rows)
+    chart.get_by_role("button", name="Map of used").click()
+    expect(chart).to_have_attribute("data-kind", "map")
+    return chart
+
+
+def _hover(chart: Locator, x: float, y: float) -> None:
+    box = chart.locator(".u-over").bounding_box()
+    assert box is not None
+    chart.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+
+
+def test_few_series_are_lines(charts: Page) -> None:
+    """Three can be told apart: each has a key with its value, and can be hidden."""
+    chart = _draw(charts, [[0.5] * 10] * 3)
+    expect(chart).to_have_attribute("data-kind", "lines")
+    expect(chart.locator(".chart-line .chart-value")).to_have_text(["50%"] * 3)
+    chart.locator(".chart-line").first.click()
+    expect(chart.locator(".chart-line").first).to_have_attribute("aria-pressed", "false")
+
+
+def test_some_series_are_small_multiples(charts: Page) -> None:
+    """From four on each has a lane with its name and value, and the lanes are inside of the plot."""
+    chart = _draw(charts, [[place / 10] * 10 for place in range(5)])
+    expect(chart).to_have_attribute("data-kind", "multiples")
+    lanes = chart.locator(".chart-lanes li")
+    expect(lanes).to_have_text([f"GPU {place} {10 * place}%" for place in range(5)])
+    plot, last = chart.locator(".u-over").bounding_box(), lanes.last.bounding_box()
+    assert plot is not None
+    assert last is not None
+    assert last["y"] + last["height"] <= plot["y"] + plot["height"] + 1
+
+
+def _outlier() -> list[list[float | None]]:
+    """Fifteen GPUs that are alike, and one that is not, in the second half."""
+    rows: list[list[float | None]] = [[0.70 + 0.01 * (place % 3)] * 10 for place in range(16)]
+    rows[5] = [0.71 if at < 5 else 0.95 for at in range(10)]
+    return rows
+
+
+def test_many_series_are_a_band_with_outliers(charts: Page) -> None:
+    """Median, percentiles and the one that differs, in a legend that is smaller than the plot; single lines on demand."""
+    chart = _draw(charts, _outlier())
+    expect(chart).to_have_attribute("data-kind", "band")
+    keys = chart.locator(".chart-legend li")
+    expect(keys).to_have_text(
+        [
+            re.compile(r"median\s+71%"),
+            re.compile(r"5th to 95th.* of 15 GPUs\s+70 to 72%"),
+            re.compile(r"outlier GPU 5\s+95%"),
+        ]
+    )
+    legend, plot = chart.locator(".chart-legend").bounding_box(), chart.locator(".u-over").bounding_box()
+    assert legend is not None
+    assert plot is not None
+    assert legend["height"] < plot["height"] / 2
+    assert legend["width"] < plot["width"]
+    _hover(chart, 0.72, 0.5)
+    expect(chart.locator(".chart-at")).to_have_text(re.compile("^at "))
+    expect(chart.locator(".chart-time")).to_be_visible()
+    chart.get_by_role("button", name="Lines of used").click()
+    expect(chart).to_have_attribute("data-kind", "many")
+    charts.mouse.move(0, 0)
+    expect(chart.locator(".chart-legend")).to_have_text("lowest GPU 0 70%, highest GPU 5 95%")
+    _hover(chart, 0.75, 0.08)
+    expect(chart.locator(".chart-legend")).to_have_text("GPU 5 95%")
+
+
+def test_the_legend_has_values_right_after_a_zoom(charts: Page) -> None:
+    """Those of the last sample, until the pointer moves."""
+    chart = _draw(charts, [[0.5] * 10] * 2)
+    _hover(chart, 0.2, 0.5)
+    charts.mouse.down()
+    _hover(chart, 0.4, 0.5)
+    _hover(chart, 0.7, 0.5)
+    charts.mouse.up()
+    expect(chart.locator(".chart-line .chart-value")).to_have_text(["50%"] * 2)
+    expect(chart).to_have_attribute("data-at", "latest")
+    expect(chart.locator(".chart-time")).to_be_hidden()
+
+
+def test_many_series_as_a_heat_map(charts: Page) -> None:
+    """A row each in the colours of all heat maps, from the least to the most; what is missing is grey, what is sampled rarely is not."""
+    full: list[list[float | None]] = [[1.0] * 10 for _ in range(7)]
+    gap: list[float | None] = [0.0, 0.0, 0.0, None, None, None, 0.0, 0.0, 0.0, 0.0]
+    rare: list[float | None] = [0.0, None, None, 0.0, None, None, 0.0, None, None, 0.0]
+    chart = _draw_map(charts, [*full, gap, rare])
+    expect(chart.locator(".chart-key").first).to_have_text("0%100%")
+    expect(chart.locator(".chart-line")).to_have_count(0)
+    places = [
+        (0.41, 0.5 / 9),
+        (0.41, 6.5 / 9),
+        (0.15, 7.5 / 9),
+        (0.41, 7.5 / 9),
+        (0.65, 7.5 / 9),
+        (0.41, 8.5 / 9),
+    ]
+    no_data = [int(COLORS["gap"].light[at : at + 2], 16) for at in (1, 3, 5)]
+    low, high = list(heat_ramp()[0]), list(heat_ramp()[-1])
+    assert [high, high, low, no_data, low, low] == chart.evaluate(_PIXELS, places)
+
+
+def test_the_cursor_on_a_heat_map(charts: Page) -> None:
+    """Time, series and value where the pointer is, the same row in the other charts; all rows' range without one."""
+    rows: list[list[float | None]] = [[place / 10] * 10 for place in range(10)]
+    rows[4][3] = None
+    rows[4][4] = None
+    chart = _draw_map(charts, rows)
+    charts.get_by_role("button", name="Map of power").click()
+    said, other = chart.locator(".chart-value"), charts.locator("[data-chart=power] .chart-value")
+    expect(said).to_have_text("latest: 0% to 90%")
+    _hover(chart, 0.7, 0.25)
+    expect(said).to_have_text(_clock(charts, 7) + ", GPU 2: 20%")
+    expect(other).to_have_text(_clock(charts, 7) + ", GPU 2: 100 W")
+    expect(chart.locator(".chart-row")).to_be_visible()
+    _hover(chart, 0.3, 0.45)
+    expect(said).to_have_text(_clock(charts, 3) + ", GPU 4: no data")
+    charts.mouse.move(0, 0)
+    expect(said).to_have_text("latest: 0% to 90%")
+    expect(chart.locator(".chart-row")).to_be_hidden()
+
+
+def test_keys_and_table_of_a_heat_map(charts: Page) -> None:
+    """Arrows lead to every row and sample, and are spoken; the table has a column for each row."""
+    _draw_map(charts, [[place / 10] * 10 for place in range(10)])
+    stage = charts.get_by_role("slider", name="used")
+    expect(stage).to_have_accessible_description(
+        re.compile("Heat map of 10 rows; .* mean 45%, from 0% to 90%")
+    )
+    stage.focus()
+    for key in ("Home", "ArrowRight", "ArrowDown", "ArrowDown"):
+        charts.keyboard.press(key)
+    expect(stage).to_have_attribute("aria-valuetext", _clock(charts, 1) + ", GPU 1: 10%")
+    charts.keyboard.press("Shift+ArrowDown")
+    expect(stage).to_have_attribute("aria-valuetext", _clock(charts, 1) + ", GPU 9: 90%")
+    charts.keyboard.press("Escape")
+    expect(stage).to_have_attribute("aria-valuetext", "latest: 0% to 90%")
+    charts.get_by_role("button", name="Table of used").click()
+    heads = charts.get_by_role("region", name="used as a table").get_by_role("columnheader")
+    expect(heads).to_have_text(["Time", *(f"GPU {place}" for place in range(10))])
+
+
+def _clock(page: Page, sample: int) -> str:
+    script = "time => import('/core/format.js').then((m) => m.clock(time))"
+    return str(page.evaluate(script, START + 10 * sample))
+
+
 def test_what_moves_keeps_the_focus(page: Page) -> None:
     """Cards get another order, and one goes; the keyboard stays where it was."""
-    script = """import('/parts/dom.js').then((m) => {
+    script = """import('/core/dom.js').then((m) => {
       const box = m.h('div');
       const [a, b, c] = ['a', 'b', 'c'].map((name) => m.h('button', {}, name));
       document.body.append(box);
@@ -103,20 +297,20 @@ def test_what_moves_keeps_the_focus(page: Page) -> None:
     assert ["ca", "a"] == page.evaluate(script)
 
 
-_BAR = """async ({core, fleet, gpus, update, given}) => {
-  const {QuickBar} = await import('/parts/quickbar.js');
+_CONTROLS = """async ({core, fleet, gpus, update, given}) => {
+  const [{FleetControls}, {FleetSummary}] = await Promise.all([import('/parts/fleet-controls.js'), import('/parts/fleet-summary.js')]);
+  document.body.innerHTML = '<input id="fleet-filter">';
   for (const node of ['n1', 'n10', 'n2']) update({node, gpus: gpus(['0']), values: {}});
   const kept = new Map([['filter', {q: 'mine'}]]);
   const prefs = {read: (key, fallback) => kept.get(key) ?? fallback, write: (key, value) => kept.set(key, value)};
-  const jumps = [];
   const at = (address) => history.replaceState(null, '', address);
+  const summary = new FleetSummary(fleet);
+  summary.structure();
   const make = (address) => {
     at(address);
-    const bar = new QuickBar({fleet, prefs, toast: () => {}}, {changed: () => {}, jump: (name) => jumps.push(name)});
-    bar.structure();
-    return bar;
+    return new FleetControls({fleet, prefs, toast: () => {}, announce: () => {}}, summary, () => {});
   };
-  const answer = (new Function('return ' + given)())({make, at, kept, jumps});
+  const answer = (new Function('return ' + given)())({make, at, kept});
   at('/empty');
   return answer;
 }"""
@@ -125,44 +319,50 @@ _BAR = """async ({core, fleet, gpus, update, given}) => {
 def test_a_link_does_not_become_the_filter(page: Page) -> None:
     """What somebody else's link shows is not remembered, what is chosen here is; the bare address keeps what was chosen."""
     script = """({make, at, kept}) => {
-      const bar = make('#/?state=free');
-      const told = [bar.filter.state, kept.get('filter').q];
+      const controls = make('#/?state=free');
+      const told = [controls.filter.state, kept.get('filter').q];
       at('#/');
-      bar.rerouted();
-      told.push(bar.filter.state, bar.filter.q, location.hash);
-      bar.element.querySelector('#free-gpus').click();
+      controls.rerouted();
+      told.push(controls.filter.state, controls.filter.q, location.hash);
+      controls.element.querySelector('[data-chip=free]').click();
       told.push(JSON.stringify(kept.get('filter')));
       at('#/');
-      bar.rerouted();
-      told.push(bar.filter.state, JSON.stringify(kept.get('filter')));
-      bar.leave();
+      controls.rerouted();
+      told.push(controls.filter.state, JSON.stringify(kept.get('filter')));
+      controls.leave();
       return told;
     }"""
     chosen = '{"q":"mine","state":"free"}'
     expected = ["free", "mine", "all", "mine", "#/?q=mine", chosen, "free", chosen]
-    assert expected == in_fleet(page, _BAR, script)
+    assert expected == in_fleet(page, _CONTROLS, script)
 
 
-def test_jumping_to_a_name_that_begins_like_another(page: Page) -> None:
-    """Typing n1 waits, for n10 may be meant; Enter, the list, or a name that is the only one goes there."""
-    script = """({make, jumps}) => {
-      const bar = make('#/');
-      const field = bar.element.querySelector('#jump');
-      const type = (value, inputType) => {
-        field.value = value;
-        field.dispatchEvent(new InputEvent('input', {inputType}));
-      };
-      type('n1', 'insertText');
-      const told = [jumps.join()];
-      type('n10', 'insertText');
-      type('n1', 'insertReplacementText');
-      type('n2', 'insertText');
-      type('n1', 'insertText');
-      field.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}));
-      bar.leave();
-      return [...told, jumps.join()];
+def test_the_density_is_in_the_address(page: Page) -> None:
+    """Automatic at first; what is chosen lasts, and an address says otherwise."""
+    script = """({make, at, kept}) => {
+      const controls = make('#/');
+      const told = [controls.density];
+      controls.element.querySelector('[data-density=strips]').click();
+      told.push(controls.density, location.hash, kept.get('density'));
+      at('#/?density=rows&metric=power');
+      controls.rerouted();
+      told.push(controls.density, controls.metric, kept.get('density'));
+      at('#/?density=nonsense&metric=constructor');
+      controls.rerouted();
+      controls.leave();
+      return [...told, controls.density, controls.metric];
     }"""
-    assert ["", "n10,n1,n2,n1"] == in_fleet(page, _BAR, script)
+    assert [
+        "cards",
+        "strips",
+        "#/?q=mine&density=strips",
+        "strips",
+        "rows",
+        "power",
+        "strips",
+        "cards",
+        "utilization",
+    ] == in_fleet(page, _CONTROLS, script)
 
 
 def test_an_own_time_ends_with_back(page: Page) -> None:
@@ -210,16 +410,16 @@ def test_harvested_time_has_a_column_of_its_own(page: Page, harvested: int) -> N
     told = page.evaluate(script, harvested)
     if harvested:
         assert [
-            ["in use", "held, idle", "harvested", "free"],
-            ["1.00 25 %", "0.00 0 %", "2.00 50 %", "1.00 25 %"],
+            ["in use", "held idle", "harvested", "free"],
+            ["1.00 25%", "0.00 0%", "2.00 50%", "1.00 25%"],
             ["0.00", "2.00 3.0 kJ", "2.00 3.0 kJ"],
             ["1.0 kJ", "\N{EN DASH}", "1.0 kJ"],
-            ["Not all is known: <b>much</b> is gone."],
+            ["Incomplete: <b>much</b> is gone."],
         ] == told
     else:
         assert [
-            ["in use", "held, idle", "free"],
-            ["1.00 25 %", "0.00 0 %", "3.00 75 %"],
+            ["in use", "held idle", "free"],
+            ["1.00 25%", "0.00 0%", "3.00 75%"],
             [],
             ["1.0 kJ", "1.0 kJ"],
             [],
@@ -231,7 +431,7 @@ def test_names_in_the_table_of_jobs_are_whole(page: Page, is_long: bool) -> None
     """Where there is room for them; a word that is as long as no name should be does not push the others out."""
     script = """async isLong => {
       const {mount} = await import('/pages/who.js');
-      const sheets = ['/themes.css', '/style.css', '/tables.css'].map((href) => Object.assign(document.createElement('link'), {rel: 'stylesheet', href}));
+      const sheets = ['/tokens.css', '/base.css', '/components.css'].map((href) => Object.assign(document.createElement('link'), {rel: 'stylesheet', href}));
       const loaded = sheets.map((sheet) => new Promise((resolve) => { sheet.onload = resolve; }));
       document.head.append(...sheets);
       await Promise.all(loaded);
@@ -263,17 +463,17 @@ def test_names_in_the_table_of_jobs_are_whole(page: Page, is_long: bool) -> None
 
 
 def test_a_harvested_gpu_says_that_it_can_be_had(page: Page) -> None:
-    """Above the program that makes use of it."""
+    """Beside the program that makes use of it."""
     script = """async ({fleet, gpus, update, process}) => {
-      const {GpuRow} = await import('/parts/rows.js');
+      const {GpuLines} = await import('/parts/gpu-lines.js');
       update({node: 'n', gpus: gpus(['0']), values: {gpu_utilization_ratio: [0.9]},
         details: {processes: [[process('ada', {job: 'harvest:fold'})]]}});
-      const row = new GpuRow(fleet.nodes.get('n').gpus[0]);
-      row.update(1000);
-      const [values, jobs] = row.elements;
-      return [values.dataset.state, jobs.querySelector('.job-note').textContent, jobs.querySelector('.badge.harvest').textContent];
+      const lines = new GpuLines(fleet.nodes.get('n').gpus[0], () => {});
+      lines.update(1000);
+      const [row] = lines.elements;
+      return [row.dataset.state, row.querySelector('.c-finding').textContent, row.querySelector('.badge.harvest').textContent];
     }"""
-    assert ["harvested", "harvested: yours as soon as you use it", "harvest:fold"] == in_fleet(page, script)
+    assert ["harvested", "freed as soon as you use it", "harvest:fold"] == in_fleet(page, script)
 
 
 def test_a_user_without_a_name(page: Page) -> None:
@@ -283,7 +483,7 @@ def test_a_user_without_a_name(page: Page) -> None:
       mount(root, {parts: [], query: {}}, {});
       return root.textContent;
     })"""
-    assert "no such user" in page.evaluate(script)
+    assert "contains no user name" in page.evaluate(script)
 
 
 def test_what_a_user_holds_is_told_from_what_they_harvest(page: Page) -> None:
@@ -294,7 +494,7 @@ def test_what_a_user_holds_is_told_from_what_they_harvest(page: Page) -> None:
         details: {processes: [[process('ada')], [process('ada', {pid: 2, job: 'harvest:fold'})], [process('ada', {pid: 3, job: 'harvest:fold'})]]}});
       const root = document.createElement('div');
       document.body.append(root);
-      const app = {fleet, prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
+      const app = {fleet, live: new EventTarget(), prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
       const handle = mount(root, {parts: ['ada'], query: {}}, app);
       await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
       const stats = [...root.querySelectorAll('.stats dd')].slice(0, 2).map((one) => one.textContent.replace(/\\s+/g, ' ').trim());
@@ -303,7 +503,7 @@ def test_what_a_user_holds_is_told_from_what_they_harvest(page: Page) -> None:
       root.remove();
       return [stats, tables];
     }"""
-    assert [["1 GPU", "2 GPUs not their own"], [1, 2]] == in_fleet(page, script)
+    assert [["1 GPU", "2 GPUs counted separately"], [1, 2]] == in_fleet(page, script)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +524,7 @@ def test_harvested_time_is_shown_where_there_is_any(
       window.fetch = async () => { asked += 1; return new Response(JSON.stringify(answer), {headers: {'content-type': 'application/json'}}); };
       const root = document.createElement('div');
       document.body.append(root);
-      const app = {fleet, prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
+      const app = {fleet, live: new EventTarget(), prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
       const handle = mount(root, {parts: ['n', '0'], query: {from: '970', to: '1000'}}, app);
       const host = root.querySelector('[data-chart=harvested]');
       while (host.dataset.state === 'loading' || !asked) await new Promise((resolve) => setTimeout(resolve));
@@ -344,7 +544,7 @@ def test_a_gpu_that_a_node_does_not_have(page: Page) -> None:
       fleet.take({type: 'hello', time: 1000, nodes: [{node: 'n', state: 'healthy', gpus: gpus(['0', '1'])}]});
       const root = document.createElement('div');
       document.body.append(root);
-      const app = {fleet, prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
+      const app = {fleet, live: new EventTarget(), prefs: {read: (key, fallback) => fallback, write: () => {}}, announce: () => {}};
       const handle = mount(root, {parts: ['n', '99'], query: {}}, app);
       await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
       const said = root.querySelector('.empty')?.textContent.replace(/\\s+/g, ' ');
@@ -405,7 +605,7 @@ def test_findings_are_asked_for_when_they_are_others(page: Page) -> None:
 
 def test_xid_errors_stand_at_their_moments(page: Page) -> None:
     """Not at the step in which they came, nor between two of them, and only those of the time that is shown."""
-    script = """values => import('/parts/timeline-data.js').then((m) => m.xidMarks({
+    script = """values => import('/parts/timeline-items.js').then((m) => m.xidMarks({
       from: 100, to: 200, times: values.map((_, at) => 100 + 10 * at), series: [
         {metric: 'xid_last_timestamp_seconds', node: 'n', subject: 'u', gpu: '0', values},
         {metric: 'xid_last_code', node: 'n', subject: 'u', gpu: '0', values: values.map((value) => value > 140 ? 94 : 31)},
@@ -420,8 +620,8 @@ def test_xid_errors_stand_at_their_moments(page: Page) -> None:
 
 def test_numbers_of_a_silent_node_are_called_old(page: Page) -> None:
     """Nothing is said of one that is well."""
-    script = "node => import('/core/state.js').then((m) => m.silence(node, 1000))"
+    script = "node => import('/core/fleet.js').then((m) => m.silence(node, 1000))"
     assert not page.evaluate(script, {"state": "healthy", "connected": True, "seen": 999})
-    assert "as they were then" in page.evaluate(
+    assert "the values are from that time" in page.evaluate(
         script, {"state": "lost", "connected": False, "seen": 900, "time": 899}
     )

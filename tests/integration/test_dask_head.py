@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import pytest
 
-from gpulse.cluster.agent import backoff, link
-from gpulse.integrations.dask import Monitor, relay, streaming
-from gpulse.integrations.dask.streaming import HeadStream, head_settings
+from gpulse.cluster.agent import connection, head_selection
+from gpulse.integrations.dask import Monitor, head_stream
+from gpulse.integrations.dask.head_stream import HeadStream, head_settings
 from gpulse.model.frame import Frame
-from gpulse.sources.simulated import DemoMachine
+from gpulse.sources.demo_machine import DemoMachine
 from tests.integration import dask_tasks as tasks
 from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port, until
 from tests.integration.dask_machine import dask_machine
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 NODE = socket.gethostname()
 FAST = ("--freq", "50")
-SOON = {"gpulse.cluster.head.commit:Committer.__init__.__kwdefaults__['seconds']": 0.1}
+SOON = {"gpulse.cluster.head.group_commit:Committer.__init__.__kwdefaults__['seconds']": 0.1}
 """Heads that write down what they got ten times a second."""
 JOBS = ("dask:10.0.0.5:8786/1", "dask:10.0.0.5:8786/2", "dask:inproc://ada's <b>lab</b>/7/3")
 _LEAP_SECONDS = 6.0
@@ -127,13 +127,13 @@ def test_a_head_shows_the_jobs_of_a_process_one_after_the_other(head: HeadProces
     assert latest
 
 
-def test_a_head_is_told_that_there_will_be_no_more(
+def test_a_head_learns_that_there_will_be_no_more(
     head: HeadProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last frame says so at once, also when the recorder has nothing new: no frame is waited for."""
 
-    monkeypatch.setattr(streaming, "_LEAST_PATIENCE_SECONDS", 600.0)
-    monkeypatch.setattr(streaming, "_STOP_SECONDS", 600.0)
+    monkeypatch.setattr(head_stream, "_MIN_PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(head_stream, "_STOP_SECONDS", 600.0)
 
     def farewells() -> int:
         return len(head.get("/api/v1/events?from=-1h&kinds=agent_stopping")["events"])
@@ -153,20 +153,20 @@ def test_the_place_of_an_agent_is_left_to_it(
 ) -> None:
     """A node has one voice: that of the agent that is there already. Why nothing is sent is told in words."""
 
-    monkeypatch.setattr(link, "_PLACE_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "_MAX_DISPLACED_SECONDS", 0.3)
     agent = shared.agent(NODE, head.port)
     agent.said("connected to")
     with recording(f"localhost:{head.port}", tmp_path / "state") as given:
         refused = given.until(
-            lambda: "refuses" in (given.stream.trouble or "") and given.stream.trouble, "it is refused"
+            lambda: "refused" in (given.stream.trouble or "") and given.stream.trouble, "it is refused"
         )
     before = head.get("/metrics/latest")["client_data"][NODE]
     until(lambda: before != head.get("/metrics/latest")["client_data"][NODE], "the agent streams on")
     ended = agent.end()
 
     assert (
-        f"the head at localhost:{head.port} refuses: another agent of {NODE} is connected already; "
-        "that one shows the node there, without the jobs of Dask"
+        f"the head at localhost:{head.port} refused this agent: another agent is already connected as {NODE}; "
+        "the running agent already reports this node, but without Dask's jobs"
     ) == refused
     assert 0 == ended
 
@@ -176,9 +176,10 @@ def test_nothing_is_lost_while_there_is_no_head(
 ) -> None:
     """One that comes later gets what was before it; one that is killed is missed, and gets the rest when it is back."""
 
-    monkeypatch.setattr(relay, "_SILENCE_SECONDS", 1.5)
-    monkeypatch.setattr(backoff, "GOOD_SECONDS", 0.0)
-    monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(head_stream, "_MIN_PATIENCE_SECONDS", 600.0)  # on a busy machine frames may be late
+    monkeypatch.setattr(head_stream, "_SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(head_selection, "STABLE_SECONDS", 0.0)
+    monkeypatch.setattr(head_selection, "FIRST_DELAY_SECONDS", 0.3)
     port, state = free_port(), tmp_path / "state"
     with recording(f"localhost:{port}", state) as given:
         given.stream.label({given.pid: JOBS[0]})
@@ -199,8 +200,11 @@ def test_nothing_is_lost_while_there_is_no_head(
     head.end()
     found = read_stored(head.data_dir)
 
-    assert f"not connected to the head at localhost:{port} yet" in early
-    assert f"the head at localhost:{port} has not answered for 1.5 s or longer: frames wait here" == late
+    assert f"not yet connected to the head at localhost:{port}" in early
+    assert (
+        f"the head at localhost:{port} has not answered for 1.5 s or longer; frames are kept on this machine"
+        == late
+    )
     assert [1, 1, 1] == shown
     check_complete(found, read_taken(state / "1"), NODE)
     assert [] == [event for kind in ("gap", "frames_dropped", "run_killed") for event in found.said(kind)]
@@ -219,17 +223,18 @@ def test_a_head_that_hangs_does_not_keep_a_worker(head: HeadProcess, tmp_path: P
             given.stream.stop()
         finally:
             head.popen.send_signal(signal.SIGCONT)
+    until(lambda: not given.stream._thread.is_alive(), "nobody holds the directory any more")
     with recording(f"localhost:{head.port}", tmp_path / "state") as given:
         given.until(lambda: processes(head, "dask:hangs/2"), "what waited is there")
 
 
-def test_what_is_no_head_is_told(head: HeadProcess, tmp_path: Path) -> None:
+def test_what_is_no_head_is_reported(head: HeadProcess, tmp_path: Path) -> None:
     """There is no use in trying again."""
 
     with recording(f"localhost:{head.http_port}", tmp_path / "state") as given:
         trouble = given.until(lambda: given.stream.trouble, "it is told")
 
-    assert f"localhost:{head.http_port} speaks HTTP" in trouble
+    assert f"localhost:{head.http_port} is an HTTP port" in trouble
 
 
 def test_a_directory_that_a_child_of_a_task_holds_is_left_to_it(head: HeadProcess, tmp_path: Path) -> None:
@@ -305,7 +310,10 @@ def test_a_cluster_with_a_head_is_on_its_dashboard(
             future.result()
             status = monitor.status()
             monitor.detach()
-        until(lambda: f"{NODE} says goodbye" in "\n".join(head.lines[-3:]), "the agent has left")
+        until(
+            lambda: f"{NODE} disconnected (its agent stopped)" in "\n".join(head.lines[-3:]),
+            "the agent has left",
+        )
         left = list((machine.directory / "scratch").rglob("gpulse-agent/*/lock"))
 
     assert {pids[1]} <= {process["pid"] for process in shown} <= set(pids)

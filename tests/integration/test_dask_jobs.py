@@ -149,13 +149,11 @@ def test_tasks_of_tasks(machine: DaskMachine, watched: Watched) -> None:
     """What a task submits, and what that submits, counts to the job and graph that caused it; and is no job of its own."""
 
     with machine.client() as one, machine.client() as other:
-        futures = [
-            one.submit(tasks.seen, key="first"),
-            one.submit(tasks.spawns_family, "family", key="family"),
-            other.submit(tasks.submits_with_worker_client, "guest", key="host"),
-        ]
-        one.gather(futures[:2])
-        other.gather(futures[2:])
+        one.submit(tasks.seen, key="first").result()  # two clients' messages come in any order
+        family = one.submit(tasks.spawns_family, "family", key="family")
+        host = other.submit(tasks.submits_with_worker_client, "guest", key="host")
+        one.gather(family)
+        other.gather(host)
         with machine.client() as third:
             third.submit(tasks.seen, key="afterwards").result()
 
@@ -177,14 +175,18 @@ def test_tasks_of_two_jobs_that_submit_on_one_worker(machine: DaskMachine, watch
 
     (worker, _) = machine.workers.values()
     with machine.client() as one, machine.client() as other:
-        futures = [
-            client.submit(
-                tasks.submits_with_worker_client, f"{name}-child", key=name, workers=[worker.address]
-            )
-            for client, name in ((one, "one"), (other, "other"))
+        submitted = [
+            one.submit(tasks.submits_with_worker_client, "one-child", key="one", workers=[worker.address])
         ]
-        one.gather(futures[:1])
-        other.gather(futures[1:])
+        is_there = lambda dask_scheduler: "one" in dask_scheduler.tasks  # noqa: E731  a lambda travels whole
+        until(lambda: one.run_on_scheduler(is_there), "the first job is submitted")
+        submitted.append(
+            other.submit(
+                tasks.submits_with_worker_client, "other-child", key="other", workers=[worker.address]
+            )
+        )
+        one.gather(submitted[:1])
+        other.gather(submitted[1:])
 
     watched.check({"one": (1, 1), "one-child": (1, 1), "other": (2, 1), "other-child": (2, 1)})
 

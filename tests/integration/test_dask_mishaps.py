@@ -18,11 +18,11 @@ import pynvml
 import pytest
 
 from gpulse.errors import GpulseError
-from gpulse.integrations.dask import Monitor, custom_metric, orders, worker
-from gpulse.integrations.dask.plugin import packed_plugin
-from gpulse.integrations.dask.scheduler import SchedulerMonitor
-from gpulse.integrations.dask.settings import settings
-from gpulse.integrations.dask.wire import ROWS
+from gpulse.integrations.dask import Monitor, custom_metric, worker_plugin, worker_registry
+from gpulse.integrations.dask.monitor_settings import build_settings
+from gpulse.integrations.dask.scheduler_plugin import SchedulerMonitor
+from gpulse.integrations.dask.worker_plugin import pack_plugin
+from gpulse.integrations.dask.worker_registry import ROWS_HANDLER
 from tests.integration import dask_tasks as tasks
 from tests.integration.cluster import until
 from tests.integration.dask_machine import DaskMachine, DaskProcess, Row, dask_machine, labels_of, read_rows
@@ -145,7 +145,7 @@ async def settling(dask_scheduler: Any) -> None:
 
 HALVES: dict[str, Callable[[Any], Any]] = {
     "only the scheduler has it": lambda client: client.register_plugin(
-        SchedulerMonitor(wanted(), (), packed_plugin(wanted())), name="gpulse"
+        SchedulerMonitor(wanted(), (), pack_plugin(wanted())), name="gpulse"
     ),
     "the workers lost it": lambda client: (
         Monitor(client).attach(["tasks"]),
@@ -162,7 +162,7 @@ HALVES: dict[str, Callable[[Any], Any]] = {
 
 def wanted() -> Any:
     """Settings as `attach` makes them."""
-    return settings(["tasks"], (), "client", 50, None, "temp")
+    return build_settings(["tasks"], (), "client", 50, None, "temp")
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -207,7 +207,7 @@ def test_a_worker_that_lost_its_half(
     found = rows_by_name(monitor, tmp_path)
     (status,) = (worker for worker in monitor.status().workers if worker.address == bare)
 
-    assert f"({bare}): it is not monitored" in caplog.text
+    assert f"({bare}): not monitored" in caplog.text
     assert machine.workers["w0"].address not in caplog.text
     assert any("not monitored" in trouble for trouble in status.troubles)
     assert {(1, 1)} == labels_of(found["w0"], "measured")
@@ -355,7 +355,7 @@ def counted() -> int:
 
 async def blocked_at_stop(dask_scheduler: Any) -> Any:
     """On the scheduler: tell workers to stop, and hear nothing for a time once the first brings its rows."""
-    take = dask_scheduler.handlers[ROWS]
+    take = dask_scheduler.handlers[ROWS_HANDLER]
     blocked: list[bool] = []
 
     async def busy(**message: Any) -> Any:
@@ -364,22 +364,22 @@ async def blocked_at_stop(dask_scheduler: Any) -> Any:
             time.sleep(_BLOCKED_SECONDS)  # noqa: ASYNC251  that is the mishap
         return await take(**message)
 
-    dask_scheduler.handlers[ROWS] = busy
+    dask_scheduler.handlers[ROWS_HANDLER] = busy
     try:
         return await dask_scheduler.plugins["gpulse"].end()
     finally:
-        dask_scheduler.handlers[ROWS] = take
+        dask_scheduler.handlers[ROWS_HANDLER] = take
 
 
 def wait_for_workers(seconds: float) -> float:
     """On the scheduler: how long it waited for a worker so far, and does no more."""
-    before, orders.PATIENCE_SECONDS = orders.PATIENCE_SECONDS, seconds
+    before, worker_registry.PATIENCE_SECONDS = worker_registry.PATIENCE_SECONDS, seconds
     return before
 
 
 def wait_for_answers(seconds: float) -> float:
     """On a worker: how long it waited for an answer so far, and does no more."""
-    before, worker._ANSWER_SECONDS = worker._ANSWER_SECONDS, seconds
+    before, worker_plugin._ANSWER_SECONDS = worker_plugin._ANSWER_SECONDS, seconds
     return before
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpulse.errors import GpulseError
 from gpulse.integrations.dask import Monitor
-from gpulse.integrations.dask.status import WorkerStatus
+from gpulse.integrations.dask.worker_registry import WorkerStatus
 from tests.integration import dask_tasks as tasks
 from tests.integration.cluster import until
 from tests.integration.dask_machine import DaskMachine, Row, dask_machine, read_rows, rows_until
@@ -326,10 +326,10 @@ def test_the_scheduler_is_started_again(tmp_path: Path, nvml_library: Path) -> N
             # Closed while it connects again, a client of distributed leaves a socket open.
             until(lambda: old.status == "running", "the old client to be back")
 
-    assert "told: the scheduler does not answer" in lost
+    assert "told: the scheduler does not respond" in lost
     assert 6 == len(told)
     for error in told:
-        assert "started anew" in str(error)
+        assert "was restarted" in str(error)
         assert "attach" in str(error.hint)
 
 

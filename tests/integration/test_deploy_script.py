@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gpulse.deploy.script import Answer, Letter, letter, read_answer
+from gpulse.deploy.ssh import ScriptAnswer, ScriptRequest, make_request, parse_answer
 from tests.integration.cluster import until
 from tests.integration.ssh_nodes import is_alive
 from tests.prerequisites import TOOLS, require
@@ -51,7 +51,7 @@ if words[1] == "stubborn:1":
 if words[1] != "away:1":
     print("2026-01-01 00:00:00 I connected to", words[1], flush=True)
 else:
-    print("2026-01-01 00:00:00 W not connected to away:1 (nobody is there), trying again in 1.0 s", flush=True)
+    print("2026-01-01 00:00:00 W cannot connect to away:1 (nobody is there); trying again in 1.0 s", flush=True)
 with open(state + "/words.json", "w") as file:
     json.dump(words, file)
 os.makedirs(state + "/spool", exist_ok=True)
@@ -103,9 +103,9 @@ class Machine:
         parameters: Mapping[str, str] | None = None,
         words: Sequence[str] = (),
         pieces: Mapping[str, bytes] | None = None,
-    ) -> Answer:
+    ) -> ScriptAnswer:
         """Do there what a deploy does."""
-        order = letter(verb, {"patience": "1", **(parameters or {})}, words, pieces)
+        order = make_request(verb, {"patience": "1", **(parameters or {})}, words, pieces)
         done = subprocess.run(
             ["sh", "-c", order.command],
             input=order.data,
@@ -115,11 +115,11 @@ class Machine:
             check=False,
         )
         assert b"" == done.stderr
-        return read_answer(done.stdout, order.mark)
+        return parse_answer(done.stdout, order.mark)
 
     def up(
         self, *words: str, head: str = "gpu-head:8090", token: bytes = b"secret", patience: str = "1"
-    ) -> Answer:
+    ) -> ScriptAnswer:
         """Start an agent."""
         return self.do("up", {**self.told(head), "patience": patience}, words, {"token": token})
 
@@ -128,11 +128,11 @@ class Machine:
         """What an `up` for a head is told."""
         return {"head": head, "slug": head.replace(":", "_"), "target": head}
 
-    def order(self, head: str, token: bytes = b"secret") -> Letter:
-        """A letter for another agent."""
-        return letter("up", {"patience": "1", **self.told(head)}, (), {"token": token})
+    def order(self, head: str, token: bytes = b"secret") -> ScriptRequest:
+        """A request for another agent."""
+        return make_request("up", {"patience": "1", **self.told(head)}, (), {"token": token})
 
-    def started(self, order: Letter, **given: Any) -> subprocess.Popen[bytes]:
+    def started(self, order: ScriptRequest, **given: Any) -> subprocess.Popen[bytes]:
         """A deploy that is at work."""
         process = subprocess.Popen(
             ["sh", "-c", order.command],
@@ -148,11 +148,11 @@ class Machine:
         process.stdin = None
         return process
 
-    def run(self, order: Letter, **given: Any) -> Answer:
-        """Do what a letter says, whatever standard error says."""
+    def run(self, order: ScriptRequest, **given: Any) -> ScriptAnswer:
+        """Do what a request says, whatever standard error says."""
         with self.started(order, **given) as process:
             assert process.stdout is not None
-            return read_answer(process.stdout.read(), order.mark)
+            return parse_answer(process.stdout.read(), order.mark)
 
     def close(self) -> None:
         """End what is left."""
@@ -186,7 +186,10 @@ def test_an_agent_is_started_once_and_ended(machine: Machine, shell: str) -> Non
     if shell in TOOLS:
         require(shell)
     machine.use(shell)
-    assert ["absent", "nothing ran"] == [machine.do("status").first("state"), machine.do("down").first("did")]
+    assert ["absent", "no agent was running"] == [
+        machine.do("status").first("state"),
+        machine.do("down").first("did"),
+    ]
     first = machine.up("--label", "rack='a b' $(date) `x` \\ \"q\"")
     pid = first.number("pid")
     assert pid
@@ -213,12 +216,14 @@ def test_what_is_another_agent_replaces_the_first_and_is_told(machine: Machine) 
     assert "restarted (its head was gpu-head:8090)" == machine.up(head="other:1").first("did")
     (machine.home / "version").write_text("1.1")
     assert "restarted (its version was 1.0)" == machine.up(head="other:1").first("did")
-    assert "restarted (another token)" == machine.up(head="other:1", token=b"new").first("did")
+    assert "restarted (its token changed)" == machine.up(head="other:1", token=b"new").first("did")
     assert (b"new", 0o600) == (
         (machine.state / "now" / "token").read_bytes(),
         (machine.state / "now" / "token").stat().st_mode & 0o777,
     )
-    assert "restarted (other options)" == machine.up("--demo", head="other:1", token=b"new").first("did")
+    assert "restarted (its options changed)" == machine.up("--demo", head="other:1", token=b"new").first(
+        "did"
+    )
     assert 1 == sum(is_alive(int(file.read_text())) for file in machine.state.glob("agent/*/agent.pid"))
 
 
@@ -235,7 +240,7 @@ def test_certificates_are_kept_where_only_their_owner_reads_them(machine: Machin
     )
     assert "--token-file" not in words
     other = machine.do("up", {"head": "h:1", "slug": "h"}, ["--tls"], {"ca.pem": b"another\n"})
-    assert "restarted (other certificates)" == other.first("did")
+    assert "restarted (its certificates changed)" == other.first("did")
     assert not (machine.state / "now" / "key.pem").exists()
 
 
@@ -260,7 +265,7 @@ def test_the_number_of_somebody_else_is_never_signalled(machine: Machine) -> Non
         ):
             (machine.state / "pid").write_text(" ".join(map(str, (*words, *rest))))
             assert "ended" == machine.do("status").first("state")
-            assert "nothing ran" == machine.do("down").first("did")
+            assert "no agent was running" == machine.do("down").first("did")
         assert is_alive(other.pid)
         other.kill()
 
@@ -326,7 +331,7 @@ def test_a_lock_is_respected_until_its_owner_is_gone(machine: Machine) -> None:
     with subprocess.Popen(["sleep", "60"]) as owner:
         ticks = Path(f"/proc/{owner.pid}/stat").read_text().rpartition(") ")[2].split()[19]
         (machine.state / "lock").symlink_to(f"{owner.pid}.{ticks}")
-        assert "another deploy is at work there" == machine.up().first("error")
+        assert "another deploy is running on the node" == machine.up().first("error")
         owner.kill()
     assert "started" == machine.up().first("did")
     assert not (machine.state / "lock").is_symlink()
@@ -348,7 +353,10 @@ def test_a_user_whose_services_linger_gets_a_service(machine: Machine) -> None:
     asked = (machine.home / "systemctl").read_text().splitlines()
     assert {"--user stop gpulse-deploy-agent", "--user is-active --quiet gpulse-deploy-agent"} <= set(asked)
     refused = machine.up(head="refuses:1")
-    assert "the earlier agent goes on: the head refuses: go away" == refused.first("error")
+    assert (
+        "the new agent did not start, so the earlier one runs again: the head refuses: go away"
+        == refused.first("error")
+    )
     again = machine.do("status")
     assert ["running", "systemd"] == [again.first("state"), again.first("how")]
     assert not is_alive(pid)
@@ -377,9 +385,9 @@ def test_what_a_node_cannot_do_is_said(machine: Machine) -> None:
     machine.install("gpulse", "#!/bin/sh\necho broken >&2\nexit 1\n")
     assert "gpulse does not run there: broken" == machine.up().first("error")
     told = machine.do("up", {"head": "h", "slug": "h", "venv": "~/venv"})
-    assert f"{machine.home}/venv/bin/python is not there" == told.first("error")
+    assert f"{machine.home}/venv/bin/python does not exist there" == told.first("error")
     told = machine.do("probe", {"python": "/nonexistent/python"})
-    assert "there is no /nonexistent/python" == told.first("error")
+    assert "cannot find /nonexistent/python there" == told.first("error")
     assert [] == list(machine.home.rglob("token"))
 
 
@@ -388,7 +396,10 @@ def test_a_new_agent_that_is_refused_leaves_the_earlier_one(machine: Machine) ->
 
     machine.up("--demo")
     told = machine.up(head="refuses:1", token=b"another")
-    assert ["the earlier agent goes on: the head refuses: go away", "another head"] == [
+    assert [
+        "the new agent did not start, so the earlier one runs again: the head refuses: go away",
+        "another head",
+    ] == [
         told.first("error"),
         told.first("hint"),
     ]
@@ -411,11 +422,11 @@ def test_a_token_is_never_taken_away_by_chance(machine: Machine) -> None:
 
     pid = machine.up().number("pid")
     told = machine.do("up", machine.told("gpu-head:8090"))
-    assert "the agent there has a token, and none was found here" == told.first("error")
+    assert "the agent there has a token, but no token was found here" == told.first("error")
     assert "--no-token" in (told.first("hint") or "")
     assert [pid] == machine.agents()
     told = machine.do("up", {**machine.told("gpu-head:8090"), "bare": "yes"})
-    assert "restarted (another token)" == told.first("did")
+    assert "restarted (its token changed)" == told.first("did")
     assert not (machine.state / "now" / "token").exists()
 
 
@@ -427,7 +438,7 @@ def test_a_connection_that_breaks_off_changes_nothing(machine: Machine, cut: int
     order = machine.order("other:1", b"another token")
     told = machine.run(order._replace(data=order.data[:-cut]))
 
-    assert "the connection broke off" == told.first("error")
+    assert "the connection was interrupted" == told.first("error")
     assert [pid] == machine.agents()
     assert b"secret" == (machine.state / "now" / "token").read_bytes()
     assert [] == list(machine.state.glob("new*"))
@@ -472,14 +483,17 @@ def test_a_deploy_that_is_killed_leaves_one_agent(machine: Machine, killed: str)
             for pid in machine.agents():
                 os.kill(pid, signal.SIGKILL)
         if killed == "waiting":
-            assert "another deploy is at work there" == machine.up().first("error")
+            assert "another deploy is running on the node" == machine.up().first("error")
         if killed != "exchange":
             (machine.home / "go").touch()
         assert process.stdout is not None
-        told = read_answer(process.stdout.read(), order.mark)
+        told = parse_answer(process.stdout.read(), order.mark)
 
     if killed == "exchange":
-        assert "the earlier agent goes on: it was interrupted there" == told.first("error")
+        assert (
+            "the new agent did not start, so the earlier one runs again: the deploy was interrupted there"
+            == told.first("error")
+        )
         assert "already running" == machine.up("--demo").first("did")
     elif killed == "waiting":
         until(lambda: machine.do("status").first("state") == "running", "the exchange goes on")
@@ -500,13 +514,13 @@ def test_a_restart_keeps_what_an_agent_was_started_with(machine: Machine) -> Non
     first = json.loads(next(machine.state.glob("agent/*/words.json")).read_text())
     pid = machine.do("status").number("pid")
     told = machine.do("up", {"keep": "yes", "force": "yes"})
-    assert "restarted (as asked)" == told.first("did")
+    assert "restarted (as requested)" == told.first("did")
     assert [told.number("pid")] == machine.agents() != [pid]
     assert first == json.loads(next(machine.state.glob("agent/*/words.json")).read_text())
     told = machine.do("up", {**machine.told("gpu-head:8090"), "force": "yes"}, (), {"token": b"secret"})
-    assert "restarted (as asked, other options)" == told.first("did")
+    assert "restarted (as requested, its options changed)" == told.first("did")
     machine.do("purge", {"spool": "yes"})
-    assert "no agent was started there yet" == machine.do("up", {"keep": "yes"}).first("error")
+    assert "no agent has been started there yet" == machine.do("up", {"keep": "yes"}).first("error")
 
 
 def test_the_name_in_a_list_is_no_reason_to_restart(machine: Machine) -> None:
@@ -522,11 +536,13 @@ def test_agents_of_another_head_are_left_alone(machine: Machine) -> None:
     pid = machine.up().number("pid")
     for verb in ("down", "purge"):
         told = machine.do(verb, {"slug": "other_1"})
-        assert ["left alone: its head is gpu-head:8090", "running"] == [
+        assert ["left unchanged: its head is gpu-head:8090", "running"] == [
             told.first("did"),
             told.first("state"),
         ]
-    assert "its head is gpu-head:8090" == machine.do("logs", {"slug": "other_1"}).first("error")
+    assert "the agent there is for another head: gpu-head:8090" == machine.do(
+        "logs", {"slug": "other_1"}
+    ).first("error")
     assert [pid] == machine.agents()
     assert "stopped" == machine.do("down", {"slug": "gpu-head_8090"}).first("did")
 
@@ -552,7 +568,7 @@ def test_a_node_that_was_renamed_knows_its_agent(machine: Machine) -> None:
     machine.install("uname", "#!/bin/sh\necho renamed\n")
     again = machine.up()
     assert ["already running", pid] == [again.first("did"), again.number("pid")]
-    assert "it was called" in (again.first("note") or "")
+    assert "its host name was" in (again.first("note") or "")
     assert "stopped" == machine.do("down").first("did")
     assert [] == machine.agents()
 
@@ -574,7 +590,7 @@ def test_the_agent_of_another_machine_of_that_name_is_left_alone(machine: Machin
             machine.do("purge"),
             machine.do("status"),
         ):
-            assert "another machine that is called" in (told.first("error") or "")
+            assert "another machine with the host name" in (told.first("error") or "")
     assert record == (machine.state / "pid").read_text()
     assert "started (it had ended)" == machine.up().first("did"), "as after a boot"
 
@@ -592,7 +608,7 @@ def test_a_copy_of_gpulse_stays_for_others_and_is_believed_only_if_it_runs(machi
         python.chmod(0o755)
     (copies / "used" / "users" / "gpu77").touch()
     (copies / "never-finished.lock").mkdir()
-    assert ["unused", "used"] == sorted(machine.do("probe", {"python": sys.executable}).said["copy"])
+    assert ["unused", "used"] == sorted(machine.do("probe", {"python": sys.executable}).values["copy"])
     assert "gpulse does not run there: 1.0" == machine.do(
         "up", {**machine.told("h:1"), "install": "broken"}
     ).first("error")
@@ -605,5 +621,5 @@ def test_a_copy_that_cannot_be_made_leaves_nothing(machine: Machine) -> None:
     """And says why."""
 
     order = {"install": "x", "interpreter": sys.executable, "wanted": "1"}
-    assert "the wheels did not arrive" in (machine.do("push", order).first("error") or "")
+    assert "cannot unpack the wheels there" in (machine.do("push", order).first("error") or "")
     assert [] == list((machine.home / ".local" / "share" / "gpulse" / "deploy").iterdir())

@@ -26,6 +26,7 @@ def watched(fake: FakeNvml, *troubles: Outage, seconds: int = 12) -> list[Frame]
     with machine() as local:
         for index in range(len(troubles)):
             fake.set_gpm(index, GRAPHICS, 95.0)
+            fake.gpu(index).clocks[1] = fake.gpu(index).clocks_max[1]
         for second in range(seconds):
             for index, trouble in enumerate(troubles):
                 trouble(fake.gpu(index), second)

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.head.operations import ReportRunner
 from gpulse.cluster.protocol import requests as r
 from gpulse.errors import DiskError, GpulseError
-from gpulse.export.session.write import write_session
+from gpulse.export.session_file.file_writer import write_session
 from gpulse.model.session import Session
 from gpulse.store.federated import FederatedStore
 from gpulse.store.local import LocalStore
-from gpulse.store.merge import merged_shares
-from gpulse.store.registry import Register
-from gpulse.store.store import Holding, Query, Samples, Series, Share, Store
+from gpulse.store.merge import merge_shares
+from gpulse.store.node_registry import NodeRegistry
+from gpulse.store.store import GpuHolding, GpuShare, Query, Samples, Series, Store
 from gpulse.store.tsdb.config import TsdbError
 from gpulse.store.tsdb.promql import PromqlClient
 from gpulse.store.tsdb.store import TsdbStore
@@ -40,7 +40,7 @@ from tests.contract.store_lab import (
     fill,
     series_of,
 )
-from tests.integration.engines import VictoriaMetrics
+from tests.integration.tsdb_servers import VictoriaMetrics
 from tests.queries import query
 from tests.unit.report_lab import as_json
 
@@ -59,7 +59,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     stored = fill(directory)
     with stored.whole, stored.recent, VictoriaMetrics(directory / "backend") as backend:
         backend.write(series_of(stored.whole))
-        client = PromqlClient(backend.engine, timeout_seconds=10.0)
+        client = PromqlClient(backend.tsdb, timeout_seconds=10.0)
         client.vector("vector(1)")  # the connection stays: no test opens one
         yield Lab(stored, TsdbStore(client, stored.whole.nodes))
         client.close()
@@ -91,27 +91,29 @@ class Counting(Store):
         self._note(query)
         return iter(()) if self._samples is None else self._samples.scan(query)
 
-    def gpu_holders(self, query: Query) -> list[Holding]:
+    def gpu_holders(self, query: Query) -> list[GpuHolding]:
         """One process that was here earlier too."""
         self._note(query)
         if query.start > BEGIN + 10.0:
             return []
-        return [Holding(1, 4000, None, "GPU-1-0", BEGIN + 10.0, BEGIN + 590.0, 5.0e9, 9.0e9, 0.25)]
+        return [GpuHolding(1, 4000, None, "GPU-1-0", BEGIN + 10.0, BEGIN + 590.0, 5.0e9, 9.0e9, 0.25)]
 
-    def gpu_time(self, query: Query) -> list[Share]:
+    def gpu_time(self, query: Query) -> list[GpuShare]:
         """What it had then."""
         self._note(query)
         first, last = BEGIN + 10.0, BEGIN + 590.0
         here = [] if self.own is None else self.own.gpu_time(query)
         if query.start > first:
             return here
-        there = Share(1, 4000, None, "GPU-1-0", first, last, 580.0, 580.0, 290.0, 60.0, 1000.0, 9.0e9, 600.0)
-        return merged_shares([*here, there])
+        there = GpuShare(
+            1, 4000, None, "GPU-1-0", first, last, 580.0, 580.0, 290.0, 60.0, 1000.0, 9.0e9, 600.0
+        )
+        return merge_shares([*here, there])
 
 
 def reports_of(store: Store) -> ReportRunner:
     """The questions of the API to a store."""
-    return ReportRunner(store, Register(store.nodes().values()), lambda: float(EVERY))
+    return ReportRunner(store, NodeRegistry(store.nodes().values()), lambda: float(EVERY))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_what_no_backend_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path
         before = all_told(federated)
         assert before == all_told(archive)
 
-        assert [] == archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=1e6)
+        assert [] == archive.tidy(now, keep_seconds=100.0, limit_bytes=None, metadata_seconds=1e6)
 
         assert [True, False] == [segment.thinned is not None for segment in archive.segments]
         assert [] == archive.series(query("gpu", "power_watts", start=BEGIN, end=END))
@@ -239,7 +241,7 @@ def test_what_no_backend_takes_stays_on_disk_for_longer(lab: Lab, tmp_path: Path
         federated = FederatedStore(archive, lab.samples, now=lambda: now)
         assert before == all_told(federated)
 
-        dropped = archive.tidy(now, keep_seconds=100.0, limit_bytes=None, book_seconds=100.0)
+        dropped = archive.tidy(now, keep_seconds=100.0, limit_bytes=None, metadata_seconds=100.0)
         assert 1 == len(dropped)
         assert [] == federated.gpu_time(query(start=BEGIN, end=END))
 
@@ -362,7 +364,7 @@ def test_a_real_backend_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> No
 
     now = [END]
     ask: Any = {"start": BEGIN, "end": END, "nodes": {1}, "subjects": {"GPU-1-0"}}
-    with VictoriaMetrics(tmp_path) as backend, closing(PromqlClient(backend.engine)) as client:
+    with VictoriaMetrics(tmp_path) as backend, closing(PromqlClient(backend.tsdb)) as client:
         backend.write(series_of(lab.stored.whole))
         samples = TsdbStore(client, lab.stored.whole.nodes)
         federated = FederatedStore(lab.stored.recent, samples, now=lambda: now[0])
@@ -375,7 +377,7 @@ def test_a_real_backend_that_dies_and_comes_back(lab: Lab, tmp_path: Path) -> No
             len(series.times) for series in federated.series(query("gpu", "power_watts", **ask))
         ]
         assert federated.outage is not None
-        assert "cannot be reached" in federated.outage.message
+        assert "cannot reach" in federated.outage.message
 
         backend.start()
         backend.write(series_of(lab.stored.whole))

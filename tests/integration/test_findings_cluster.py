@@ -18,11 +18,11 @@ from tests.integration.cluster import AgentProcess, Cluster, HeadProcess, cluste
 from tests.integration.commands import run
 
 QUICKLY = {
-    "gpulse.cluster.head.membership:LATE_SECONDS": 1.0,
-    "gpulse.cluster.head.membership:LATE_INTERVALS": 2,
-    "gpulse.cluster.head.membership:LOST_SECONDS": 4.0,
-    "gpulse.cluster.head.fleet:RETURN_SECONDS": 4.0,
-    "gpulse.cluster.head.expected:MISSING_SECONDS": 1.0,
+    "gpulse.cluster.head.fleet:LATE_SECONDS": 1.0,
+    "gpulse.cluster.head.fleet:LATE_INTERVALS": 2,
+    "gpulse.cluster.head.fleet:LOST_SECONDS": 4.0,
+    "gpulse.cluster.head.fleet:RECONNECT_SECONDS": 4.0,
+    "gpulse.cluster.head.expected_nodes:MIN_MISSING_SECONDS": 1.0,
 }
 """Nodes are lost and missing sooner."""
 CAUSES = {"ecc_uncorrected_errors_total", "remapped_rows_pending", "xid_94", "xid_13"}
@@ -113,7 +113,7 @@ def test_faults_keep_their_start_over_restarts(cluster: Cluster, fake: FakeNvml,
     assert began == {one["cause"]: one["start"] for one in told}
     report = run("report", path).out
     status = run("status", "--head", f"127.0.0.1:{head.port}", env={"HOME": str(path.parent)}).out
-    for words in ("could not be corrected", "waits for a reset"):
+    for words in ("uncorrectable memory errors", "needs a GPU reset"):
         assert words in report
         assert words in status
     assert "Xid 94" in report
@@ -147,7 +147,7 @@ def test_nodes_that_do_not_report_are_findings(cluster: Cluster, tmp_path: Path)
         pytest.approx(first["evidence"][0]["value"], abs=0.001),
     )
     status = run("status", "--head", f"127.0.0.1:{head.port}", env={"HOME": str(tmp_path)}).out
-    assert "n1 does not report any more" in status
+    assert "n1 has stopped reporting" in status
     assert "n2, n10: " in status
 
     head.end()
@@ -165,12 +165,73 @@ def test_nodes_that_do_not_report_are_findings(cluster: Cluster, tmp_path: Path)
     assert {("n1", first["start"], True), ("n10", missed["n10"], True), ("n2", missed["n2"], False)} <= found
 
 
+def groups(head: HeadProcess, state: str = "now") -> dict[str, dict[str, Any]]:
+    """The groups of findings in a state, by key."""
+    return {one["key"]: one for one in head.get(f"/api/v1/findings/groups?state={state}")["groups"]}
+
+
+def test_what_people_did_survives_a_killed_head(
+    cluster: Cluster, fake: FakeNvml, nvml_library: Path, tmp_path: Path
+) -> None:
+    """An acknowledgement holds while the condition lasts, over restarts; a silence until its end; both are events."""
+    ecc, remap = "gpu_fault/ecc_uncorrected_errors_total", "gpu_fault/remapped_rows_pending"
+    head = cluster.head("--freq", "250", tuned=QUICKLY)
+    agent = broken(cluster, head, fake.env(nvml_library))
+    until(lambda: groups(head).keys() == {ecc, remap}, "two faults")
+    began = groups(head)[ecc]["from"]
+    at, env = ("--head", f"127.0.0.1:{head.port}"), {"HOME": str(tmp_path)}
+    assert "mo acknowledged 1 finding" in run("findings", "ack", ecc, "--by", "mo", *at, env=env).out
+    made = run(
+        "findings",
+        "silence",
+        f"{remap.replace('/', '/n1/0/')}",
+        "--for",
+        "2h",
+        "--reason",
+        "a reset is planned",
+        *at,
+        env=env,
+    )
+    assert f"{remap} on n1:0 until" in made.out
+
+    head.end(signal.SIGKILL)
+    head = cluster.head("--freq", "250", port=head.port, http_port=head.http_port, tuned=QUICKLY)
+    agent.end(signal.SIGKILL)
+    broken(cluster, head, fake.env(nvml_library))
+    until(lambda: head.nodes() == {"n1": "healthy"}, "the node is back")
+    until(lambda: {**groups(head), **groups(head, "silenced")}.keys() == {ecc, remap}, "two faults again")
+
+    (known,) = groups(head, "acknowledged")[ecc]["members"]
+    assert (began, "mo") == (known["from"], known["acknowledged"]["by"])
+    (silence,) = head.get("/api/v1/silences")["silences"]
+    assert ("a reset is planned", 1, {remap}) == (
+        silence["reason"],
+        silence["matches"],
+        set(groups(head, "silenced")),
+    )
+    assert [ecc] == list(groups(head))
+    assert "a reset is planned" in run("findings", "silences", *at, env=env).out
+    listed = run("findings", *at, env=env).out
+    assert ("acknowledged" in listed, "silenced: 1 kind of finding" in listed) == (True, True)
+    assert "has ended" in run("findings", "unsilence", silence["id"], *at, env=env).out
+    assert {ecc, remap} == set(groups(head))
+    events = head.get("/api/v1/events?kinds=findings_acknowledged,silence_started,silence_ended")["events"]
+    assert ["findings_acknowledged", "silence_started", "silence_ended"] == [one["kind"] for one in events]
+
+    fake.gpu(0).remapped_pending = 0
+    until(lambda: remap not in groups(head), "one fault is mended")
+    until(lambda: [one["group"] for one in groups(head, "past").values()] == [remap], "it is a past one")
+    assert "needs a GPU reset" in run("findings", "--past", "1h", *at, env=env).out
+    refused = run("findings", "ack", "gpu_fault/other", *at, env=env)
+    assert (True, "gpulse findings" in refused.err) == (refused.code != 0, True)
+
+
 def test_the_page_shows_the_same_start_in_every_range(
     cluster: Cluster, fake: FakeNvml, nvml_library: Path, tmp_path: Path
 ) -> None:
     """Every fault has an entry of its own, and a node that never reported has one, too."""
     names = tmp_path / "nodes"
-    names.write_text("n1\nn7\n")
+    names.write_text("n7\n")  # n1 would be missing, too, until its agent is up
     head = cluster.head("--freq", "250", "--nodes", str(names), tuned=QUICKLY)
     broken(cluster, head, fake.env(nvml_library))
     until(lambda: [one["node"] for one in lost(head)] == ["n7"], "a node is missing")
@@ -178,16 +239,16 @@ def test_the_page_shows_the_same_start_in_every_range(
     until(lambda: history(head, DAY, id="node_missing"), "the missing node in the history")
     seen = []
     with browsing() as browser, tab(browser, head.http_port) as window:
-        for query in ("", "?range=3600", "?range=2592000"):
-            page = window.go("findings", query=query)
+        for query in ("", "by=node", "range=2592000"):
+            page = window.go("findings", query=f"?{query}")
             window.settled()
-            cards = page.locator(".finding")
-            expect(page.locator("select[name=range]")).to_have_value(query.partition("=")[2])
-            fault = cards.filter(has_text="could not be corrected")
+            rows = page.locator(".finding-row")
+            fault = rows.filter(has_text="ncorrectable memory errors")
             expect(fault).to_have_count(1)
-            expect(cards.filter(has_text="waits for a reset to be remapped")).to_have_count(1)
-            expect(cards.filter(has_text="n7 is in the list of nodes")).to_have_count(1)
-            since = fault.locator(".facts div", has_text="Since").locator("dd")
-            seen.append(since.inner_text().partition(" (")[0])
+            expect(rows.filter(has_text="needs a GPU reset to be remapped")).to_have_count(1)
+            expect(rows.filter(has_text="An expected node has never reported")).to_have_count(1)
+            fault.click()
+            expect(page.locator("#finding-title")).to_contain_text("ncorrectable memory errors")
+            seen.append(page.locator(".finding-members tbody td.num").nth(1).inner_text())
         window.quiet()
     assert 1 == len(set(seen))

@@ -27,7 +27,7 @@ def test_controlling_profiling(here: Place) -> None:
     here.head("gsprof start --port 8090 --http-port 8091 --enable-bandwidth --freq 100")
     here.agent("gsprof connect <head-node-ip>:8090")
 
-    assert "my_experiment is being profiled" in here.type(
+    assert "session my_experiment started" in here.type(
         "gsprof profile <head-node-ip>:8090 --name my_experiment"
     )
     assert "my_experiment" in here.type("gsprof status <head-node-ip>:8090")
@@ -79,22 +79,24 @@ def test_a_name_that_comes_again(here: Place) -> None:
     here.agent()
     for count in ("", "-2"):
         path = here.directory / f"run{count}.json"
-        why = ", since run.json is taken" if count else ""
+        why = ", because run.json exists" if count else ""
 
         begun = here.type("gsprof profile localhost:8090 --name run").splitlines()
         assert f"its file will be {path}{why}" == begun[1]
-        assert f"{path}, when it is stopped" in here.type("gpulse session show run --head localhost:8090")
+        assert f"{path}, once the session has stopped" in here.type(
+            "gpulse session show run --head localhost:8090"
+        )
         _more_frames(here)
-        stopped = here.type(begun[0].partition("end it with: ")[2]).splitlines()
-        assert [f"run stopped: {path}", f"see it with: gsprof stat --data run{count}.json"] == stopped
-        seen = here.run(stopped[1].removeprefix("see it with: "))
+        stopped = here.type(begun[0].partition("stop it with: ")[2]).splitlines()
+        assert [f"run stopped: {path}", f"view it with: gsprof stat --data run{count}.json"] == stopped
+        seen = here.run(stopped[1].removeprefix("view it with: "))
         assert (0, "") == (seen.code, seen.err)
 
     newest = here.run("gsprof stat --name run")
     assert (seen.out, "reading run-2.json\n") == (newest.out, newest.err)
     assert newest == here.run("gpulse report run")
     older = here.run("gsprof stat --data run.json")
-    assert "run-2.json is a newer run of the same name\n" == older.err
+    assert "run-2.json is from a newer session with the same name\n" == older.err
     assert older.out != newest.out
 
 
@@ -154,9 +156,9 @@ def test_grpc_alone(here: Place) -> None:
     here.type("gsprof status <head-node-ip>:8090")
     refused = here.run("gsprof http-status <head-node-ip>:8091")
     assert 3 == refused.code
-    assert "nothing listens" in refused.err
+    assert "nothing is listening" in refused.err
     wrong = here.run("gsprof http-status localhost:8090")
-    assert "speaks gRPC, and this command speaks HTTP" in wrong.err
+    assert "is a gRPC port, but this command uses HTTP" in wrong.err
 
 
 def test_fault_tolerant_long_running_profiling(here: Place) -> None:
@@ -165,14 +167,16 @@ def test_fault_tolerant_long_running_profiling(here: Place) -> None:
     here.agent("gsprof connect master-node:8090 --resilient")
     here.type("gsprof http-profile master-node:8091 --name week_long_training")
     _more_frames(here)
-    assert "there is no session to recover" in here.type("gsprof recover --list")
+    assert "there is no interrupted session" in here.type("gsprof recover --list")
 
     here.end(head, signal.SIGKILL)
     here.head("gsprof start --port 8090 --http-port 8091")
 
-    assert "to go on: gsprof recover --name week_long_training" in (here.directory / "log-2.txt").read_text()
+    assert (
+        "to resume it: gsprof recover --name week_long_training" in (here.directory / "log-2.txt").read_text()
+    )
     assert "week_long_training" in here.type("gsprof recover --list")
-    assert "week_long_training goes on after an interruption of" in here.type(
+    assert "week_long_training resumed after an interruption of" in here.type(
         "gsprof recover --name week_long_training"
     )
     wait_for(lambda: here.status()["connected_clients"] != [], "the agent to come back")
@@ -221,16 +225,17 @@ def test_recovery_without_a_head(here: Place) -> None:
     before = _content(here.directory / ".gswarm_profiler_data")
 
     assert "my_experiment" in here.type("gsprof recover --list")
-    assert "see it with: gsprof stat --data my_experiment.json" in here.type("gsprof recover --export")
+    assert "view it with: gsprof stat --data my_experiment.json" in here.type("gsprof recover --export")
     here.type("gsprof recover --export --name my_experiment --format csv")
     assert before == _content(here.directory / ".gswarm_profiler_data")
-    assert any(value is not None for value in here.json("my_experiment.json")["frames"][0]["gpu_util"])
+    frames = here.json("my_experiment.json")["frames"]  # the first one may have no utilization yet
+    assert any(value is not None for frame in frames for value in frame["gpu_util"])
     assert (here.directory / "my_experiment.csv").read_text().startswith("frame_id,")
     unknown = here.run("gsprof recover --name nothing")
     assert 1 == unknown.code
     assert "there is no session 'nothing'" in unknown.err
 
-    assert "goes on when a head is started" in here.type("gsprof recover --name my_experiment")
+    assert "will be resumed when a head is started" in here.type("gsprof recover --name my_experiment")
     here.head("gsprof start --port 8090 --http-port 8091")
     assert ["my_experiment"] == [session["name"] for session in here.status()["active_sessions"]]
     assert 1 == len(here.status()["active_sessions"][0]["interruptions"])
@@ -241,8 +246,8 @@ def test_nowhere_to_recover_from(here: Place) -> None:
     lost = here.run("gsprof recover --list")
 
     assert 1 == lost.code
-    assert "there is no .gswarm_profiler_data/ here" in lost.err
-    assert "try: go where the head was started" in lost.err
+    assert "there is no directory .gswarm_profiler_data/ here" in lost.err
+    assert "try: change to the directory where the head was started" in lost.err
 
 
 def test_an_empty_name_is_not_all_sessions(here: Place) -> None:
@@ -250,7 +255,7 @@ def test_an_empty_name_is_not_all_sessions(here: Place) -> None:
     here.head()
     here.type("gsprof profile localhost:8090 --name precious")
 
-    assert "it is empty" in here.run("gsprof stop localhost:8090 --name ''").err
+    assert "the name is empty" in here.run("gsprof stop localhost:8090 --name ''").err
     assert ["precious"] == [session["name"] for session in here.status()["active_sessions"]]
 
 

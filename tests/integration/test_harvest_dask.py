@@ -71,7 +71,7 @@ def test_results_outlive_the_worker(tmp_path: Path, fake_nvml: FakeNvml, nvml_li
                 kept = json.loads(lab.said("kept ").partition(" ")[2])
                 go.touch()
             second = int(lab.said("finished by ").split()[-1])
-            harvest.said("nothing of dask-0 is left")
+            harvest.said("all processes of dask-0 have ended")
             assert 0 == harvest.end()
         assert 0 == lab.popen.wait(30), lab.text
 

@@ -9,11 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-from gpulse.model.harvest import HarvestGpu, HarvestProcess, HarvestRun, HarvestStatus, to_document
-from gpulse.sources.harvest import status_path
-from gpulse.sources.machine import LocalMachine
-from gpulse.sources.procfs import Roots
-from gpulse.sources.procpid import parse_pid_stat
+from gpulse.model.harvest_status import (
+    HarvestGpu,
+    HarvestProcess,
+    HarvestRun,
+    HarvestStatus,
+    status_to_document,
+)
+from gpulse.sources.harvest_status import status_path
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.procfs import Roots, parse_pid_stat
 from tests.fakes.nvml import FakeNvml
 from tests.integration.nvml_machine import IMPATIENT, QUICK, frames_until
 
@@ -28,8 +33,9 @@ def test_frames_tell_harvested_time_apart(fake_nvml: FakeNvml, tmp_path: Path) -
     fake_nvml.add(1)
     (tmp_path / "shm").mkdir()
     (tmp_path / "nvidia0").touch()
-    roots = Roots(dev=str(tmp_path))
-    local = LocalMachine(cadence=QUICK, patience=IMPATIENT, watch_xids=False, roots=roots)
+    # Without control groups: beside those of a job, which other tests create, claims of processes are not believed.
+    roots = Roots(dev=str(tmp_path), sys=str(tmp_path / "sys"))
+    local = LocalMachine(cadence=QUICK, timeouts=IMPATIENT, watch_xids=False, roots=roots)
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "nvidia0")],
         env={**os.environ, "GPULSE_HARVEST_PROGRAM": "mine", "SLURM_JOB_ID": "4711"},
@@ -73,5 +79,5 @@ def publish(roots: Roots, uuid: str, program: int) -> None:
         time.time(), *process(os.getpid()), os.getuid(), "me", "harvest.toml", 10.0, gpus=(gpu,), runs=(run,)
     )
     path = Path(status_path(roots, os.getuid(), "0" * 32))
-    path.write_text(json.dumps(to_document(status)))
+    path.write_text(json.dumps(status_to_document(status)))
     path.chmod(0o644)

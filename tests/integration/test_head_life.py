@@ -15,12 +15,12 @@ import grpc
 import pytest
 
 from gpulse.cluster import wire
-from gpulse.cluster.agent import backoff
+from gpulse.cluster.agent import head_selection
 from gpulse.cluster.wire_pb2 import AgentMessage, Goodbye, HeadMessage, Hello, Request, Run
 from tests.integration.cluster import EAGER, Cluster, HeadProcess, cluster_in, free_port, until
 
 pytestmark = pytest.mark.slow
-HASTY = {"gpulse.cluster.head.service:_EXPORT_PATIENCE_SECONDS": 0.3}
+HASTY = {"gpulse.cluster.head.operations:_EXPORT_WAIT_SECONDS": 0.3}
 """Heads that soon answer that a file is still being written."""
 
 
@@ -52,7 +52,7 @@ def test_a_head_ends_while_it_writes_a_session_and_the_next_one_writes_it(cluste
     head.post("/profiling/start", {"name": "short"})
     long_session(head, "long")
     assert head.get("/api/v1/sessions/long")["export"]["state"] == "writing"
-    until(lambda: list(head.output_dir.glob(".long*.part")), "the draft")
+    until(lambda: list(head.output_dir.glob(".long*.gpulse-part")), "the draft")
 
     assert head.end(signal.SIGTERM) == 0
 
@@ -86,7 +86,7 @@ def test_a_head_that_was_asked_ends_without_a_word_too_many(cluster: Cluster) ->
     head.get("/api/v1/usage")
 
     assert 0 == head.end()
-    assert head.lines[-1].endswith(" I ending")
+    assert head.lines[-1].endswith(" I stopping")
 
 
 def test_a_second_signal_ends_a_head_at_once(cluster: Cluster) -> None:
@@ -94,7 +94,7 @@ def test_a_second_signal_ends_a_head_at_once(cluster: Cluster) -> None:
 
     head = cluster.head()
     head.popen.send_signal(signal.SIGTERM)
-    head.said("ending")
+    head.said("stopping")
     if head.popen.poll() is None:
         head.popen.send_signal(signal.SIGTERM)
 
@@ -133,23 +133,24 @@ def test_a_head_knows_the_gpus_of_nodes_that_have_not_come_back(cluster: Cluster
 
 def _parent(pid: str) -> int | None:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         return None
 
 
-def test_a_head_without_its_log_is_refused(cluster: Cluster) -> None:
-    """It would acknowledge frames that nobody finds again."""
+def test_a_head_without_its_log_continues_after_it(cluster: Cluster) -> None:
+    """It reports the loss, and numbers of lost records are not used again, since nobody would find their frames."""
 
     head = cluster.head()
     with_frames(cluster, head)
     head.end()
     for file in (head.data_dir / "log").iterdir():
         file.unlink()
-    again = cluster.head(port=head.port, http_port=head.http_port, wait=False)
+    again = cluster.head(port=head.port, http_port=head.http_port)
 
-    assert again.popen.wait(30.0) == 1
-    assert "data/log ends at record" in until(lambda: again.text, "words")
+    assert "data/log is damaged: all segments are missing" in again.text
+    assert again.get("/status")["storage"]["damage"]
+    with_frames(cluster, again)
 
 
 def test_sessions_cannot_reach_back_further_than_history(cluster: Cluster) -> None:
@@ -241,7 +242,7 @@ def test_frames_that_agents_kept_are_not_missing(cluster: Cluster) -> None:
 def test_a_head_that_was_stopped_does_not_call_its_nodes_late(cluster: Cluster) -> None:
     """It heard nobody while it did not run; its agents went on sending."""
 
-    head = cluster.head("--freq", "250", tuned={"gpulse.cluster.head.membership:LATE_SECONDS": 6.0})
+    head = cluster.head("--freq", "250", tuned={"gpulse.cluster.head.fleet:LATE_SECONDS": 6.0})
     agent = cluster.agent("n1", head.port, tuned=EAGER)
     until(lambda: head.nodes().get("n1") == "healthy", "the node")
     before = head.get("/status")["frames_received"]
@@ -250,7 +251,7 @@ def test_a_head_that_was_stopped_does_not_call_its_nodes_late(cluster: Cluster) 
     until(lambda: time.monotonic() - stopped > 9.0, "longer than a node may be silent")
     head.popen.send_signal(signal.SIGCONT)
 
-    head.said("this process did not run for")
+    head.said("this process was suspended for")
     until(lambda: head.get("/status")["frames_received"] > before + 24, "the frames of that time, and more")
     assert "late" not in head.text
     agent.kill()
@@ -261,8 +262,8 @@ def test_nodes_are_as_they_were_when_the_head_before_ended(cluster: Cluster) -> 
     """A head that was away for long does not call nodes lost before they could come back; one that was lost stays so."""
 
     impatient = {
-        "gpulse.cluster.head.membership:LATE_SECONDS": 1.5,
-        "gpulse.cluster.head.membership:LOST_SECONDS": 3.0,
+        "gpulse.cluster.head.fleet:LATE_SECONDS": 1.5,
+        "gpulse.cluster.head.fleet:LOST_SECONDS": 3.0,
     }
     head = cluster.head("--freq", "250", tuned=impatient)
     agents = [cluster.agent(name, head.port, tuned=EAGER) for name in ("well", "gone")]
@@ -295,7 +296,7 @@ def test_agents_are_back_soon_after_two_quick_restarts(cluster: Cluster) -> None
         until(
             lambda: all(agent.text.count("I connected to") >= 2 + restart for agent in agents),  # noqa: B023
             "all agents are back",
-            backoff.MAX_SECONDS + 20.0,
+            head_selection.MAX_DELAY_SECONDS + 20.0,
         )
     waits = [
         float(found)
@@ -303,7 +304,9 @@ def test_agents_are_back_soon_after_two_quick_restarts(cluster: Cluster) -> None
         for found in re.findall(r"lost the connection .* trying again in ([\d.]+) s", agent.text)
     ]
     assert 8 == len(waits)
-    assert max(waits) <= backoff.delay(3, 1.0)  # two connections that lasted less than three seconds
+    assert max(waits) <= head_selection.backoff_delay(
+        3, 1.0
+    )  # two connections that lasted less than three seconds
 
 
 def test_losses_are_told_once_though_they_are_announced_again(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Two real heads over one real engine: agents go from one to the other and back, and nobody notices in the data."""
+"""Two real heads over one real database: agents go from one to the other and back, and nobody notices in the data."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from gpulse.store.local import LocalStore
 from gpulse.store.tsdb.fleet_query import FleetQuery
 from gpulse.store.tsdb.promql import PromqlClient
 from tests.integration.cluster import AgentProcess, Cluster, HeadProcess, cluster_in, free_port, until
-from tests.integration.engines import EngineProcess, Prometheus, VictoriaMetrics
+from tests.integration.tsdb_servers import Prometheus, TsdbProcess, VictoriaMetrics
 
 NODES = ("north", "south", "west")
-_QUICK_AGENT = {"gpulse.cluster.agent.heads:LOOK_SECONDS": 0.5}
-_QUICK_HEAD = {"gpulse.cluster.head.other_heads:LOOK_SECONDS": 1.0}
+_QUICK_AGENT = {"gpulse.cluster.agent.head_selection:PROBE_SECONDS": 0.5}
+_QUICK_HEAD = {"gpulse.cluster.head.backends:POLL_SECONDS": 1.0}
 _TROUBLES = "gap,frames_dropped,node_late,node_lost,run_killed"
 
 
 class Pair:
-    """Two heads that write to one engine, and the agents of both."""
+    """Two heads that write to one database, and the agents of both."""
 
-    def __init__(self, directory: Path, cluster: Cluster, engine: VictoriaMetrics) -> None:
-        self.engine = engine
+    def __init__(self, directory: Path, cluster: Cluster, tsdb: VictoriaMetrics) -> None:
+        self.tsdb = tsdb
         self._directory = directory
         self._cluster = cluster
         self._ports = {name: (free_port(), free_port()) for name in "ab"}
         self.heads: dict[str, HeadProcess] = {}
 
     def start(self, name: str, *, url: str | None = None) -> HeadProcess:
-        """Start a head, again perhaps; its engine may be another one, or none."""
+        """Start a head, again perhaps; its database may be another one, or none."""
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
         port, http_port = self._ports[name]
         head = HeadProcess(
             directory,
-            *("--remote-write", url or self.engine.engine.write_url, "--freq", "250"),
+            *("--remote-write", url or self.tsdb.tsdb.write_url, "--freq", "250"),
             port=port,
             http_port=http_port,
             tuned=_QUICK_HEAD,
@@ -90,13 +90,13 @@ class Watcher:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    """Two heads, an engine, and agents."""
-    with VictoriaMetrics(tmp_path / "engine") as engine, cluster_in(tmp_path) as cluster:
-        yield Pair(tmp_path, cluster, engine)
+    """Two heads, a time-series database, and agents."""
+    with VictoriaMetrics(tmp_path / "database") as tsdb, cluster_in(tmp_path) as cluster:
+        yield Pair(tmp_path, cluster, tsdb)
 
 
 def test_a_head_is_killed_and_comes_back(pair: Pair, tmp_path: Path) -> None:
-    """Agents go on at the other and return; the engine has every frame once; both show all nodes."""
+    """Agents go on at the other and return; the database has every frame once; both show all nodes."""
 
     pair.start("a")
     pair.start("b")
@@ -112,7 +112,7 @@ def test_a_head_is_killed_and_comes_back(pair: Pair, tmp_path: Path) -> None:
         pair.start("a")
         until(lambda: pair.at("a") == sorted(NODES), "all agents are back")
         until(
-            lambda: all(client["elsewhere"] for client in pair.heads["b"].get("/clients")["clients"]),
+            lambda: all(client["at_other_head"] for client in pair.heads["b"].get("/clients")["clients"]),
             "the second head knows where they are",
         )
         assert {"healthy"} == set(pair.heads["b"].nodes().values())
@@ -129,15 +129,15 @@ def test_a_head_is_killed_and_comes_back(pair: Pair, tmp_path: Path) -> None:
         agent.end()
     for head in pair.heads.values():
         assert [] == head.get(f"/api/v1/events?kinds={_TROUBLES}")["events"]
-        until(lambda head=head: head.get("/status")["remote"]["waiting_bytes"] == 0, "all of it is sent")  # type: ignore[misc]
+        until(lambda head=head: _has_sent_everything(head), "all of it is sent")  # type: ignore[misc]
         assert 0 == head.end(signal.SIGTERM)
-    pair.engine.settle()
-    assert _taken(tmp_path) == _kept(pair.engine)
+    pair.tsdb.settle()
+    assert _taken(tmp_path) == _kept(pair.tsdb)
     assert {"a": 24, "b": 24} == {name: _described(tmp_path / name / "data") for name in "ab"}
 
 
 def test_what_a_dead_head_had_not_sent(pair: Pair, tmp_path: Path) -> None:
-    """It acknowledged frames and died for good with them: the engine gets them from the other one all the same."""
+    """It acknowledged frames and died for good with them: the database gets them from the other one all the same."""
 
     pair.start("a", url=f"http://127.0.0.1:{free_port()}/api/v1/write")
     pair.start("b")
@@ -145,13 +145,18 @@ def test_what_a_dead_head_had_not_sent(pair: Pair, tmp_path: Path) -> None:
     until(lambda: pair.heads["a"].get("/status")["frames_received"] >= 6, "the first head has frames")
     pair.heads["a"].kill()
     until(lambda: pair.at("b") == ["north"], "the agent is at the second head")
+    (acknowledged,) = _taken(tmp_path, "a")["north"]
+    until(
+        lambda: pair.heads["b"].get("/status")["frames_received"] >= acknowledged,
+        "the second head has what the first one had",
+    )
     agent.end()
-    until(lambda: pair.heads["b"].get("/status")["remote"]["waiting_bytes"] == 0, "all of it is sent")
+    until(lambda: _has_sent_everything(pair.heads["b"]), "all of it is sent")
     assert 0 == pair.heads["b"].end(signal.SIGTERM)
-    pair.engine.settle()
+    pair.tsdb.settle()
     taken = _taken(tmp_path)
 
-    assert taken == _kept(pair.engine)
+    assert taken == _kept(pair.tsdb)
     assert min(taken["north"]) >= 6
 
 
@@ -163,15 +168,21 @@ def _scraped(head: HeadProcess) -> int:
 
 
 def _described(directory: Path) -> int:
-    """Of how many GPUs a head knows what their agents told it, which is more than the engine knows."""
+    """Of how many GPUs a head knows what their agents told it, which is more than the database knows."""
     with closing(LocalStore(str(directory))) as archive:
         return sum("memory_total_bytes" in gpu.device["facts"] for gpu in archive.gpus())
 
 
-def _taken(directory: Path) -> dict[str, set[int]]:
+def _has_sent_everything(head: HeadProcess) -> bool:
+    """Whether the database has confirmed all that a head has on disk."""
+    waiting: int = head.get("/status")["remote"]["waiting_records"]
+    return waiting == 0
+
+
+def _taken(directory: Path, heads: str = "ab") -> dict[str, set[int]]:
     """By node how many frames its agent took: the number of the last one, since they are counted from 1."""
     taken: dict[str, int] = {}
-    for name in "ab":
+    for name in heads:
         archive = LocalStore(str(directory / name / "data"))
         try:
             names = {node.id: node.name for node in archive.nodes().values()}
@@ -183,9 +194,9 @@ def _taken(directory: Path) -> dict[str, set[int]]:
     return {node: {last} for node, last in taken.items()}
 
 
-def _kept(engine: EngineProcess) -> dict[str, set[int]]:
-    """By node how many samples the engine has of its GPUs: one number when all have the same."""
-    client = PromqlClient(engine.engine)
+def _kept(tsdb: TsdbProcess) -> dict[str, set[int]]:
+    """By node how many samples the database has of its GPUs: one number when all have the same."""
+    client = PromqlClient(tsdb.tsdb)
     try:
         tracks = client.matrix("gpulse_gpu_power_watts[1h]", time.time() + 5.0)
     finally:
@@ -198,7 +209,7 @@ def _kept(engine: EngineProcess) -> dict[str, set[int]]:
 
 
 @pytest.mark.parametrize("kind", [VictoriaMetrics, Prometheus])
-def test_what_an_engine_says_of_now(kind: type[EngineProcess], tmp_path: Path) -> None:
+def test_what_a_database_says_of_now(kind: type[TsdbProcess], tmp_path: Path) -> None:
     """Nodes, GPUs and readings as they were written, however their names are spelled; nothing old as if it were new."""
 
     now = time.time()
@@ -209,8 +220,8 @@ def test_what_an_engine_says_of_now(kind: type[EngineProcess], tmp_path: Path) -
     memory = {**power, "__name__": "gpulse_gpu_memory_used_bytes"}
     total = {**power, "__name__": "gpulse_gpu_memory_total_bytes"}
     link = {"__name__": "gpulse_network_rx_bytes_total", "interface": "ib0"}
-    with kind(tmp_path) as engine:
-        engine.write(
+    with kind(tmp_path) as tsdb:
+        tsdb.write(
             [
                 ({**info, "node": odd, "host": "odd", "driver": "570"}, [(now - 100, 1.0)]),
                 ({**info, "node": odd, "host": "odd", "driver": "580"}, [(now - 20, 1.0)]),
@@ -223,10 +234,10 @@ def test_what_an_engine_says_of_now(kind: type[EngineProcess], tmp_path: Path) -
                 ({**power, "node": "old"}, [(now - 200, 9.0)]),
             ]
         )
-        client = PromqlClient(engine.engine)
+        client = PromqlClient(tsdb.tsdb)
         newest = FleetQuery(client, labels={})
         try:
-            until(lambda: len(newest.nodes(now)) == 2, "the engine has it")
+            until(lambda: len(newest.nodes(now)) == 2, "the database has it")
             heard = newest.nodes(now)
             devices = newest.gpus(heard.keys())
             frames = newest.frames(heard, devices)

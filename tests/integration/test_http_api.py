@@ -22,14 +22,14 @@ from starlette.routing import Route, WebSocketRoute
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gpulse.cluster.ports import who_listens
-from gpulse.cluster.security import Access, TlsFiles
+from gpulse.cluster.access_control import AccessPolicy
+from gpulse.cluster.socket_owner import describe_listener
+from gpulse.cluster.tls_files import TlsFiles
 from gpulse.errors import GpulseError
 from gpulse.model.finding import Finding
-from gpulse.web import protocol, server
+from gpulse.web import server
 from gpulse.web.app import make_app
-from gpulse.web.protocol import PatientHttp, PatientWebSocket
-from gpulse.web.server import serve
+from gpulse.web.server import TimeoutHttpProtocol, TimeoutWebSocketProtocol, serve
 from tests.integration.serving import served
 from tests.prerequisites import require
 from tests.unit.fake_head import TOKEN, FakeHead
@@ -48,7 +48,7 @@ def head() -> FakeHead:
 @pytest.fixture
 async def port(head: FakeHead) -> AsyncIterator[int]:
     """Where the head is served."""
-    async with served(make_app(head, Access(TOKEN), clock=head.now, most_live=2)) as made:
+    async with served(make_app(head, AccessPolicy(TOKEN), clock=head.now, max_live_streams=2)) as made:
         yield made
 
 
@@ -123,13 +123,13 @@ async def test_answers_are_not_held_back(port: int, monkeypatch: pytest.MonkeyPa
     """What is written goes out at once: the kernel does not wait for the client to confirm what came before."""
 
     found: list[int] = []
-    made = PatientHttp.connection_made
+    made = TimeoutHttpProtocol.connection_made
 
-    def watched(self: PatientHttp, transport: asyncio.Transport) -> None:
+    def watched(self: TimeoutHttpProtocol, transport: asyncio.Transport) -> None:
         found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         made(self, transport)
 
-    monkeypatch.setattr(PatientHttp, "connection_made", watched)
+    monkeypatch.setattr(TimeoutHttpProtocol, "connection_made", watched)
     async with httpx.AsyncClient() as asking:
         assert 200 == (await asking.get(f"http://127.0.0.1:{port}/status")).status_code
     assert [1] == found
@@ -311,7 +311,7 @@ async def test_slow_readers_get_the_newest(head: FakeHead) -> None:
     wide = head.nodes[0].frame
     assert wide is not None
     head.nodes = [head.nodes[0]._replace(frame=wide._replace(gpus=wide.gpus * 8000))]
-    async with served(make_app(head, Access(TOKEN))) as port:
+    async with served(make_app(head, AccessPolicy(TOKEN))) as port:
         small = socket.socket()
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         small.connect(("127.0.0.1", port))
@@ -331,15 +331,15 @@ async def test_slow_readers_get_the_newest(head: FakeHead) -> None:
 async def test_clients_that_never_read_are_cut_off(head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who leaves answers unread loses the connection, over HTTP and over a live stream."""
 
-    monkeypatch.setattr(PatientHttp, "read_seconds", 0.3)
-    monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.3)
+    monkeypatch.setattr(TimeoutHttpProtocol, "read_seconds", 0.3)
+    monkeypatch.setattr(TimeoutWebSocketProtocol, "read_seconds", 0.3)
     frame = head.nodes[0].frame
     assert frame is not None
     upgrade = (
         "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     )
-    async with served(make_app(head, Access(TOKEN), clock=head.now)) as port:
+    async with served(make_app(head, AccessPolicy(TOKEN), clock=head.now)) as port:
         for path, more, times in (("/metrics", "", 4_000), ("/api/v1/live", upgrade, 20_000)):
             many = tuple(
                 gpu._replace(device=gpu.device._replace(index=number, uuid=f"GPU-{number}"))
@@ -356,9 +356,9 @@ async def test_clients_that_never_read_are_cut_off(head: FakeHead, monkeypatch: 
 async def test_slow_loris(head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that does not arrive in time loses its connection, at every stage; a patient answer does not."""
 
-    monkeypatch.setattr(PatientHttp, "request_seconds", 0.4)
+    monkeypatch.setattr(TimeoutHttpProtocol, "request_seconds", 0.4)
     post = b"POST /profiling/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-    async with served(make_app(head, Access(TOKEN))) as port:
+    async with served(make_app(head, AccessPolicy(TOKEN))) as port:
         for text in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", post):
             started = time.monotonic()
             try:
@@ -402,10 +402,10 @@ async def test_live_streams_outlast_the_deadlines_of_requests(
 ) -> None:
     """A quiet stream stays while one slow request after the other is cut, also after a request on its connection."""
 
-    monkeypatch.setattr(PatientHttp, "request_seconds", 0.2)
-    monkeypatch.setattr(PatientHttp, "read_seconds", 0.2)
-    monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.2)
-    async with served(make_app(head, Access(TOKEN), clock=head.now)) as port:
+    monkeypatch.setattr(TimeoutHttpProtocol, "request_seconds", 0.2)
+    monkeypatch.setattr(TimeoutHttpProtocol, "read_seconds", 0.2)
+    monkeypatch.setattr(TimeoutWebSocketProtocol, "read_seconds", 0.2)
+    async with served(make_app(head, AccessPolicy(TOKEN), clock=head.now)) as port:
         connection = socket.create_connection(("127.0.0.1", port))
         if before:
             connection.sendall(before)
@@ -434,9 +434,9 @@ async def test_an_upgrade_behind_a_large_answer(monkeypatch: pytest.MonkeyPatch,
         await websocket.send_text("here")
         await websocket.receive()
 
-    monkeypatch.setattr(PatientHttp, "read_seconds", 0.5)
-    monkeypatch.setattr(PatientWebSocket, "read_seconds", 0.5)
-    monkeypatch.setattr(PatientHttp, "request_seconds", 1.0)
+    monkeypatch.setattr(TimeoutHttpProtocol, "read_seconds", 0.5)
+    monkeypatch.setattr(TimeoutWebSocketProtocol, "read_seconds", 0.5)
+    monkeypatch.setattr(TimeoutHttpProtocol, "request_seconds", 1.0)
     app = Starlette(routes=[Route("/", large), WebSocketRoute("/live", echo)])
     async with served(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
@@ -465,9 +465,9 @@ async def test_slow_downloads_are_not_cut(monkeypatch: pytest.MonkeyPatch, *, is
     """A client that reads for many times as long as any deadline gets everything, written at once or piece by piece."""
 
     size, piece = 800_000, 8_000
-    made = PatientHttp.connection_made
+    made = TimeoutHttpProtocol.connection_made
 
-    def buffered(self: PatientHttp, transport: asyncio.Transport) -> None:
+    def buffered(self: TimeoutHttpProtocol, transport: asyncio.Transport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 200_000)
         made(self, transport)
 
@@ -478,10 +478,10 @@ async def test_slow_downloads_are_not_cut(monkeypatch: pytest.MonkeyPatch, *, is
         pieces = (text[start : start + piece] for start in range(0, size, piece))
         return StreamingResponse(pieces, headers={"Content-Length": str(size)})
 
-    monkeypatch.setattr(PatientHttp, "connection_made", buffered)
-    monkeypatch.setattr(PatientHttp, "read_seconds", 0.5)
-    monkeypatch.setattr(PatientHttp, "request_seconds", 0.5)
-    monkeypatch.setattr(protocol, "MIN_READ_BYTES", 1)
+    monkeypatch.setattr(TimeoutHttpProtocol, "connection_made", buffered)
+    monkeypatch.setattr(TimeoutHttpProtocol, "read_seconds", 0.5)
+    monkeypatch.setattr(TimeoutHttpProtocol, "request_seconds", 0.5)
+    monkeypatch.setattr(server, "MIN_READ_BYTES", 1)
     monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.3)
     async with served(Starlette(routes=[Route("/", large)])) as port:
         with socket.socket() as slow:
@@ -502,7 +502,7 @@ async def test_slow_downloads_are_not_cut(monkeypatch: pytest.MonkeyPatch, *, is
 async def test_idle_connections_make_room(head: FakeHead) -> None:
     """When all connections are taken by clients that send nothing, a real request is served all the same."""
 
-    async with served(make_app(head, Access(TOKEN)), most_connections=8) as port:
+    async with served(make_app(head, AccessPolicy(TOKEN)), max_connections=8) as port:
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
         try:
             async with httpx.AsyncClient() as asking:
@@ -516,7 +516,7 @@ async def test_idle_connections_make_room(head: FakeHead) -> None:
 async def test_busy_connections_are_not_ended_for_new_ones(head: FakeHead) -> None:
     """When all connections are at work, a new one is told so."""
 
-    async with served(make_app(head, Access(TOKEN)), most_connections=2) as port:
+    async with served(make_app(head, AccessPolicy(TOKEN)), max_connections=2) as port:
         url = f"ws://127.0.0.1:{port}/api/v1/live"
         async with connect(url) as first, connect(url) as second:
             await message(first)
@@ -561,7 +561,7 @@ async def test_from_another_address(head: FakeHead) -> None:
     """Over a real connection that is not loopback, only the token opens anything."""
 
     address = outside_address()
-    async with served(make_app(head, Access(TOKEN)), host="0.0.0.0") as port:
+    async with served(make_app(head, AccessPolicy(TOKEN)), host="0.0.0.0") as port:
         async with httpx.AsyncClient(base_url=f"http://{address}:{port}") as asking:
             for headers in (
                 {},
@@ -593,10 +593,10 @@ async def test_from_another_address(head: FakeHead) -> None:
 async def test_a_port_in_use(port: int) -> None:
     """Who has the port is said."""
 
-    who = who_listens(port)
+    who = describe_listener(port)
     assert who is not None
     with pytest.raises(GpulseError, match=f"port {port} is in use by .*pid ") as caught:
-        await serve(make_app(FakeHead(), Access(TOKEN)), host="127.0.0.1", port=port)
+        await serve(make_app(FakeHead(), AccessPolicy(TOKEN)), host="127.0.0.1", port=port)
     assert caught.value.hint
 
 
@@ -605,10 +605,10 @@ async def test_addresses_that_cannot_be() -> None:
 
     for host in ("192.0.2.77", "no.such.name.invalid"):
         with pytest.raises(GpulseError, match=host):
-            await serve(make_app(FakeHead(), Access(TOKEN)), host=host, port=0)
+            await serve(make_app(FakeHead(), AccessPolicy(TOKEN)), host=host, port=0)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        assert who_listens(unused.getsockname()[1]) is None
+        assert describe_listener(unused.getsockname()[1]) is None
 
 
 async def test_the_end_waits_for_nobody(
@@ -616,9 +616,9 @@ async def test_the_end_waits_for_nobody(
 ) -> None:
     """Ending cuts off a request that is half there, closes live streams, and leaves nothing, in the log neither."""
 
-    monkeypatch.setattr(PatientHttp, "request_seconds", 600.0)
+    monkeypatch.setattr(TimeoutHttpProtocol, "request_seconds", 600.0)
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = make_app(head, Access(TOKEN))
+    app = make_app(head, AccessPolicy(TOKEN))
     serving = asyncio.create_task(serve(app, host="127.0.0.1", port=0, ready=port.set_result))
     url = f"127.0.0.1:{await port}"
     half = b"POST /profiling/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
@@ -634,7 +634,7 @@ async def test_the_end_waits_for_nobody(
             with pytest.raises(ConnectionClosed):
                 await drained(stream)
             assert 1012 == stream.close_code
-            assert who_listens(port.result()) is None
+            assert describe_listener(port.result()) is None
     assert [] == complaints(caplog)
 
 
@@ -659,8 +659,8 @@ async def test_tls(head: FakeHead, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     assert 0 == await process.wait()
     trusting = ssl.create_default_context(cafile=cert)
-    monkeypatch.setattr(PatientHttp, "request_seconds", 1.0)
-    async with served(make_app(head, Access(TOKEN)), tls=TlsFiles(cert, key)) as port:
+    monkeypatch.setattr(TimeoutHttpProtocol, "request_seconds", 1.0)
+    async with served(make_app(head, AccessPolicy(TOKEN)), tls=TlsFiles(cert, key)) as port:
         async with httpx.AsyncClient(verify=trusting) as asking:
             assert 200 == (await asking.get(f"https://localhost:{port}/status")).status_code
             answer = await asking.post(f"https://localhost:{port}/login", json={"token": TOKEN})
@@ -671,7 +671,7 @@ async def test_tls(head: FakeHead, tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 await slow_request_is_cut(port, ssl=trusting)
             await head.advance()
             assert head.time == (await message(stream))["nodes"][0]["time"]
-    async with served(make_app(head, Access(TOKEN)), tls=TlsFiles(cert, key, cert)) as port:
+    async with served(make_app(head, AccessPolicy(TOKEN)), tls=TlsFiles(cert, key, cert)) as port:
         async with httpx.AsyncClient(verify=trusting) as asking:
             with pytest.raises(httpx.HTTPError):
                 await asking.get(f"https://localhost:{port}/status")
@@ -684,5 +684,8 @@ async def test_names_with_several_addresses(head: FakeHead) -> None:
     """The name localhost and the empty host listen on one port of all their addresses."""
 
     for host in ("localhost", ""):
-        async with served(make_app(head, Access(TOKEN)), host=host) as port, httpx.AsyncClient() as asking:
+        async with (
+            served(make_app(head, AccessPolicy(TOKEN)), host=host) as port,
+            httpx.AsyncClient() as asking,
+        ):
             assert 200 == (await asking.get(f"http://127.0.0.1:{port}/status")).status_code

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root, for a PID 
 
 INSIDE = """
 import json, subprocess, sys, time
-from gpulse.sources.machine import LocalMachine
+from gpulse.sources.local_machine import LocalMachine
 from gpulse.sources.procfs import Roots
 dev = sys.argv[1]
 hold = "import sys, time; held = open(sys.argv[1]); print('ready', flush=True); time.sleep(600)"

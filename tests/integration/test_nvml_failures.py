@@ -13,11 +13,11 @@ import pynvml as nv
 import pytest
 
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.health import Health
+from gpulse.model.source_health import Health
 from gpulse.sampling.sampler import Sampler
 from gpulse.sources.host import read_node
-from gpulse.sources.machine import LocalMachine
-from gpulse.sources.nvml.reader import GpuReader
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.nvml.gpu_reader import GpuReader
 from tests.fakes.nvml import FakeNvml
 from tests.integration.cluster import until
 from tests.integration.nvml_machine import (
@@ -213,7 +213,7 @@ def test_without_a_driver_the_rest_of_the_machine_is_read(tmp_path: Path) -> Non
     """No library on the path: no GPUs, one entry that says so, and everything else."""
 
     script = (
-        "import time; from gpulse.sources.machine import LocalMachine; m = LocalMachine(); "
+        "import time; from gpulse.sources.local_machine import LocalMachine; m = LocalMachine(); "
         "f = m.sample(time.time()); m.close(); "
         "print(len(f.gpus), f.host is not None, [(h.code, h.subject) for h in f.health if h.source == 'nvml'])"
     )
@@ -290,7 +290,7 @@ def test_frames_keep_their_pace_while_the_driver_is_away(fake_nvml: FakeNvml) ->
     """Neither losing the driver nor looking for it holds a frame up: they come while NVML hangs at its new start."""
 
     four(fake_nvml)
-    with machine(patience=IMPATIENT._replace(start=60.0)) as local:
+    with machine(timeouts=IMPATIENT._replace(start=60.0)) as local:
         frames_until(local, lambda frame: all_full(frame.gpus))
         fake_nvml.hang("nvmlInit")
         fake_nvml.unload_driver()
@@ -426,7 +426,7 @@ def test_a_slow_gpu_does_not_slow_the_sampler(fake_nvml: FakeNvml) -> None:
 
     interval = 0.25
     four(fake_nvml).delay("*", 2, 60.0)
-    source = LocalMachine(interval_seconds=interval, cadence=QUICK, patience=IMPATIENT, watch_xids=False)
+    source = LocalMachine(interval_seconds=interval, cadence=QUICK, timeouts=IMPATIENT, watch_xids=False)
     frames: list[Frame] = []
     begun = time.monotonic()
     with Sampler(source, interval_seconds=interval) as sampler:
@@ -460,7 +460,7 @@ def test_closing_does_not_wait_for_a_hung_gpu(fake_nvml: FakeNvml) -> None:
     """The thread in the hung call is left behind; NVML is not ended under it."""
 
     four(fake_nvml)
-    reader = GpuReader(QUICK, patience=IMPATIENT)
+    reader = GpuReader(QUICK, timeouts=IMPATIENT)
     now = time.time()
     reader.start(now)
     reader.collect(now, tick_patience=TICK_PATIENCE, patience=1.0)
@@ -480,7 +480,7 @@ def test_closing_does_not_wait_for_a_hung_gpu(fake_nvml: FakeNvml) -> None:
 def test_closing_while_nvml_hangs_at_its_end(fake_nvml: FakeNvml) -> None:
     """Even nvmlShutdown may hang; closing does not."""
 
-    reader = GpuReader(QUICK, patience=IMPATIENT)
+    reader = GpuReader(QUICK, timeouts=IMPATIENT)
     reader.start(time.time())
     reader.collect(time.time(), tick_patience=TICK_PATIENCE)
     fake_nvml.hang("nvmlShutdown")

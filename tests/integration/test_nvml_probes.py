@@ -6,9 +6,9 @@ import pynvml as nv
 import pytest
 
 from gpulse.model.frame import GpuReading
-from gpulse.model.health import Health
-from gpulse.model.metric import CATALOGUE
-from gpulse.sources.nvml import gpm, probes
+from gpulse.model.metric_catalog import CATALOG
+from gpulse.model.source_health import Health
+from gpulse.sources.nvml import gpm, metric_probes
 from tests.fakes.nvml import FakeNvml
 from tests.integration.nvml_machine import Gpus, reading
 
@@ -43,6 +43,7 @@ PROBES: dict[str, set[str]] = {
         "thermal_slowdown_seconds_total",
         "nvlink_tx_bytes_total",
         "nvlink_rx_bytes_total",
+        "nvlink_link_bytes_per_second",
         "recovery_action",
         "hardware_thermal_slowdown_seconds_total",
         "power_brake_seconds_total",
@@ -84,8 +85,8 @@ PROBES: dict[str, set[str]] = {
     "nvmlDeviceGetMaxClockInfo": {"sm_clock_max_hertz", "memory_clock_max_hertz", "video_clock_max_hertz"},
     "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie_link_generation_max"},
     "nvmlDeviceGetMaxPcieLinkWidth": {"pcie_link_width_max"},
-    "nvmlGpmSampleGet": set(gpm.NAMES),
-    "nvmlGpmMetricsGet": set(gpm.NAMES),
+    "nvmlGpmSampleGet": set(gpm.GPM_METRICS),
+    "nvmlGpmMetricsGet": set(gpm.GPM_METRICS),
     "nvmlDeviceGetComputeRunningProcesses": {"gpu_memory_bytes"},
     "nvmlDeviceGetGraphicsRunningProcesses": {"gpu_memory_bytes"},
     "nvmlDeviceGetProcessUtilization": {"sm_ratio"},
@@ -140,10 +141,15 @@ ALL = set().union(*PROBES.values())
 def test_the_table_above_names_every_probe() -> None:
     """A new probe needs a row, so that its failure is tried too."""
 
-    groups = [*probes.tick(), *probes.second(), *probes.slow(), *probes.facts()]
+    groups = [
+        *metric_probes.tick_probes(),
+        *metric_probes.second_probes(),
+        *metric_probes.slow_probes(),
+        *metric_probes.fact_probes(),
+    ]
 
-    assert {name for probe in groups for name in probe.names} | set(gpm.NAMES) | OF_PROCESSES == ALL
-    assert ALL <= CATALOGUE["gpu"].keys() | CATALOGUE["process"].keys()
+    assert {name for probe in groups for name in probe.names} | set(gpm.GPM_METRICS) | OF_PROCESSES == ALL
+    assert ALL <= CATALOG["gpu"].keys() | CATALOG["process"].keys()
 
 
 def test_a_sound_gpu_says_everything(fake_nvml: FakeNvml) -> None:
@@ -328,19 +334,22 @@ def test_the_call_that_waits_is_made_off_the_tick(fake_nvml: FakeNvml) -> None:
     assert ticks > waits
 
 
-def test_the_call_that_waits_is_left_out_when_nobody_wants_its_answer(fake_nvml: FakeNvml) -> None:
-    """The rates are unknown then, and come back when they are wanted again."""
+def test_the_call_that_waits_is_rare_when_nobody_wants_its_answer(fake_nvml: FakeNvml) -> None:
+    """Its first answer stays for the diagnosis, and is renewed when it is wanted again."""
 
     furnish(fake_nvml)
     fake_nvml.gpu(1).gpm_supported = 0
     fake_nvml.gpu(1).pcie_rx_kib_s = 2048
     with reading() as gpus:
         gpus.reader.waits_for_pcie = False
-        readings, _ = gpus.until(lambda readings, _: "power_limit_watts" in readings[1].values)
-        assert 0 == fake_nvml.calls("nvmlDeviceGetPcieThroughput", 1)
-        assert "pcie_rx_bytes_per_second" not in readings[1].values
+        first, _ = gpus.until(lambda readings, _: "pcie_rx_bytes_per_second" in readings[1].values)
+        read_at = first[1].read_at["second"]
+        fake_nvml.gpu(1).pcie_rx_kib_s = 4096
+        later, _ = gpus.until(lambda readings, _: readings[1].read_at["second"] > read_at + 0.2)
+        assert 2048 * 1024 == later[1].values["pcie_rx_bytes_per_second"]
+        assert 2 == fake_nvml.calls("nvmlDeviceGetPcieThroughput", 1)
         gpus.reader.waits_for_pcie = True
-        gpus.until(lambda readings, _: "pcie_rx_bytes_per_second" in readings[1].values)
+        gpus.until(lambda readings, _: readings[1].values.get("pcie_rx_bytes_per_second") == 4096 * 1024)
 
 
 def test_without_gpm_everything_else_works(fake_nvml: FakeNvml) -> None:
@@ -351,10 +360,10 @@ def test_without_gpm_everything_else_works(fake_nvml: FakeNvml) -> None:
     fake_nvml.set_field(1, 198, 5_000_000_000)
     fake_nvml.set_field(1, 197, 6_000_000_000)
     with reading() as gpus:
-        names = everything(gpus, 1, ALL - set(gpm.NAMES))
+        names = everything(gpus, 1, ALL - set(gpm.GPM_METRICS))
         readings, health = gpus.tick()
 
-    assert (ALL - set(gpm.NAMES)) | {"pcie_rx_bytes_total", "pcie_tx_bytes_total"} == names
+    assert (ALL - set(gpm.GPM_METRICS)) | {"pcie_rx_bytes_total", "pcie_tx_bytes_total"} == names
     assert [True, False] == [reading.device.has_gpm for reading in readings]
     assert () == health
 

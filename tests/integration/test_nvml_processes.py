@@ -12,7 +12,7 @@ import pynvml as nv
 import pytest
 
 from gpulse.model.process import GpuProcess
-from gpulse.sources.machine import LocalMachine
+from gpulse.sources.local_machine import LocalMachine
 from gpulse.sources.procfs import Roots
 from tests.fakes.nvml import COMPUTE, GRAPHICS, FakeNvml
 from tests.integration.nvml_machine import IMPATIENT, QUICK, frames_until, machine, reading
@@ -44,7 +44,7 @@ def container(root: Path) -> Iterator[tuple[LocalMachine, Path]]:
     local = LocalMachine(
         interval_seconds=0.25,
         cadence=QUICK,
-        patience=IMPATIENT,
+        timeouts=IMPATIENT,
         watch_xids=False,
         roots=Roots(dev=str(root)),
     )

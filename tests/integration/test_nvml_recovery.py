@@ -6,7 +6,7 @@ import pynvml as nv
 import pytest
 
 from gpulse.model.frame import GpuReading
-from gpulse.model.health import Health
+from gpulse.model.source_health import Health
 from tests.fakes.nvml import FakeNvml
 from tests.integration.nvml_machine import IMPATIENT, four, reading
 
@@ -78,7 +78,7 @@ def test_a_slow_gpu_does_not_age_the_others(fake_nvml: FakeNvml) -> None:
     """A round that waits for one GPU, and may wait a minute, does not keep the others from their next."""
 
     four(fake_nvml)
-    with reading(patience=IMPATIENT._replace(call=60.0)) as gpus:
+    with reading(timeouts=IMPATIENT._replace(call=60.0)) as gpus:
         gpus.until(_all_full)
         fake_nvml.hang("nvmlDeviceGetEnforcedPowerLimit", 1)
         gpus.until(lambda *_: fake_nvml.waiting == 1)

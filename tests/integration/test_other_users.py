@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpulse.cluster.protocol.operations import OPERATIONS
-from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port
+from gpulse.cluster.wire_pb2 import AgentMessage, Layout
+from tests.integration.cluster import Cluster, HeadProcess, cluster_in, free_port, talk, until
 from tests.integration.commands import BIN, Ended, environment
 from tests.integration.hands import IS_ROOT
+from tests.integration.hostile_messages import EVENTS, SUBJECTS, batch, frame, hello, layout
 
 pytestmark = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user as well")
 
@@ -201,7 +203,7 @@ def test_commands_of_another_user(cluster: Cluster, nobody: User, root: User) ->
     for words in changing:
         ended = nobody.type(*words)
         assert (1, "") == (ended.code, ended.out)
-        assert "this head needs a token from users other than root to change anything" in ended.err
+        assert "this head requires a token for changes by users other than root" in ended.err
         assert "gpulse token --show" in ended.err
     assert 0 == nobody.type("gpulse", "status", "--head", place).code
     token = token_of(head, nobody)
@@ -209,6 +211,51 @@ def test_commands_of_another_user(cluster: Cluster, nobody: User, root: User) ->
         assert 0 == nobody.type(*words, "--token-file", str(token)).code
     assert 0 == root.type("gsprof", "exit", place).code
     assert 0 == head.popen.wait(30)
+
+
+def test_code_is_shown_only_to_those_who_may_change_something(
+    cluster: Cluster, nobody: User, root: User
+) -> None:
+    """Others see the findings without it, over HTTP and gRPC, in answers and in session files."""
+
+    head = cluster.head()
+    place = f"127.0.0.1:{head.port}"
+    head.post("/profiling/start", {"name": "one"})
+    text = layout("gpu", json.dumps(SUBJECTS["gpu"]))
+    event = {"event": "findings", **EVENTS["findings"]}
+    messages = (
+        hello("n1"),
+        AgentMessage(layout=Layout(text=text)),
+        batch("n1", 1, [frame([(text, 8)], json.dumps([event]).encode())]),
+    )
+    talk(place, [message.SerializeToString() for message in messages])
+    until(lambda: head.get("/api/v1/findings/history?from=-10m")["spans"], "the finding is stored")
+    reads = [("GET", path) for path in ("/status", "/api/v1/findings", "/api/v1/events?from=-10m")]
+    reads += [("GET", "/api/v1/findings/history?from=-10m"), ("GET", "/api/v1/sessions/one/download")]
+    token = token_of(head, nobody)
+
+    def sees_code(user: User, **given: str) -> set[bool]:
+        answers = user.http(head, *reads, **given)
+        assert {200} == {status for status, _ in answers}
+        assert all('"severity"' in text for _, text in answers)
+        return {"train.py" in text for _, text in answers}
+
+    assert [{False}, {True}] == [sees_code(nobody), sees_code(root)]
+    assert {True} == sees_code(nobody, token=token.read_text().strip())
+    status = ("gpulse", "status", "--json", "--head", place)
+    assert "train.py" not in nobody.type(*status).out
+    assert "train.py" in nobody.type(*status, "--token-file", str(token)).out
+    assert "train.py" in root.type(*status).out
+    saved = nobody.home / "saved.json"
+    download = ("gpulse", "session", "export", "one", "--head", place, "-o", str(saved))
+    assert 0 == nobody.type(*download).code
+    assert '"severity"' in saved.read_text()
+    assert "train.py" not in saved.read_text()
+    assert 0o644 == saved.stat().st_mode & 0o777
+    for suffix, mode in ((".json", 0o600), (".jsonl", 0o600), (".parquet", 0o600), (".csv", 0o644)):
+        whole = nobody.home / f"whole{suffix}"
+        assert 0 == nobody.type(*download[:-1], str(whole), "--token-file", str(token)).code
+        assert (mode == 0o600, mode) == (b"train.py" in whole.read_bytes(), whole.stat().st_mode & 0o777)
 
 
 def test_agents_of_another_user_need_the_token(cluster: Cluster, nobody: User) -> None:
@@ -223,7 +270,7 @@ def test_agents_of_another_user_need_the_token(cluster: Cluster, nobody: User) -
         return cluster.agent(name, head.port, *state, *options, env=env, prefix=_as(NOBODY))
 
     refused = agent("refused")
-    assert "this head needs a token from users other than root" in refused.said("refuses")
+    assert "this head requires a token for changes by users other than root" in refused.said("refused")
     assert "gpulse token --show" in refused.said("try")
     assert 1 == refused.popen.wait(30)
     assert {} == head.nodes()
@@ -286,3 +333,51 @@ def test_a_head_of_a_user(nobody: User, root: User, homes: Path) -> None:
         for user, status, code in ((nobody, 200, "OK"), (root, 200, "OK"), (daemon, 401, "UNAUTHENTICATED")):
             assert [status] == [found for found, _ in user.http(head, ("POST", "/profiling/stop"))]
             assert [code] == user.grpc(head, "settings")
+
+
+def test_planted_links_are_not_followed(nobody: User, homes: Path) -> None:
+    """What commands write to a directory like /tmp never goes where another user's link leads."""
+
+    shared = homes / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for name in ("run.jsonl", "gpus.csv", "gpus.sqlite", "why.html", "log"):
+        (shared / name).symlink_to(nobody.home / f"precious-{name}")
+        os.chown(shared / name, DAEMON, DAEMON, follow_symlinks=False)
+    commands = (
+        ("gpulse", "record", "--demo", "-t", "0.2", "-o", str(shared / "run.jsonl")),
+        ("gpulse", "record", "--demo", "-t", "0.2", "-o", str(shared / "gpus.csv")),
+        ("gpulse", "--demo", "--sqlite", str(shared / "gpus.sqlite")),
+        ("gpulse", "why", "--demo", "--plot", str(shared / "why.html")),
+        ("gpulse", "agent", "localhost:1", "--background", "--log-file", str(shared / "log")),
+    )
+
+    for words in commands:
+        ended = nobody.type(*words)
+        assert ended.code in (1, 2), ended
+        assert "of another user (UID 1)" in ended.err or "already exists" in ended.err, ended.err
+        assert "try: choose another" in ended.err or "try: choose a file" in ended.err, ended.err
+    assert [] == [name for name in os.listdir(nobody.home) if name.startswith("precious")]
+    own = nobody.home / "own.sqlite"
+    own.symlink_to("real.sqlite")
+    os.chown(own, NOBODY, NOBODY, follow_symlinks=False)
+    assert 0 == nobody.type("gpulse", "--demo", "--sqlite", str(own)).code
+    assert (nobody.home / "real.sqlite").is_file()
+
+
+@pytest.mark.parametrize(
+    "words", [("gpulse", "head", "--data-dir"), ("gpulse", "agent", "localhost:1", "--state-dir")]
+)
+def test_directories_that_others_can_write_are_refused(nobody: User, words: tuple[str, ...]) -> None:
+    """With the command that mends it."""
+
+    data = nobody.home / "data"
+    data.mkdir()
+    data.chmod(0o777)
+    os.chown(data, NOBODY, NOBODY)
+    ended = nobody.type(*words, str(data))
+
+    assert 2 == ended.code
+    assert f"other users can write to {data} (mode 777)" in ended.err
+    assert f"try: chmod 700 {data}" in ended.err
+    assert [] == os.listdir(data)

@@ -10,15 +10,21 @@ from typing import Any, Protocol
 
 import pytest
 
-from gpulse.cluster.head.sessions import interrupted, stopped
+from gpulse.cluster.head.session_lifecycle import interrupt_session, stop_session
 from gpulse.model.device import Device
-from gpulse.store.log.records import Entry
+from gpulse.model.finding_acknowledgement import (
+    ACKNOWLEDGED_EVENT,
+    SILENCE_ENDED_EVENT,
+    SILENCED_EVENT,
+    Silence,
+)
+from gpulse.store.log.record_payloads import LogEntry
 from gpulse.store.metadata.postgres_writer import PostgresWriter
 from tests.integration.cluster import until
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import RUN, START, SmallHead, config_of, ended, process
 from tests.queries import query
-from tests.unit.books import gpu_layout, layout_facts
+from tests.unit.metadata_records import gpu_layout, layout_facts
 
 pytestmark = pytest.mark.requires("PostgreSQL")
 
@@ -133,12 +139,12 @@ def test_a_session_of_one_head_can_be_stopped_at_another(make: Make) -> None:
     a.look()
     b.look()
     b.time += 5.0
-    b.keep(stopped(b.sessions.find("run"), b.time))
+    b.keep(stop_session(b.sessions.find("run"), b.time))
     b.look()
     a.look()
     assert "finished" == a.sessions.find("run").state
     assert ["finished"] == [one.state for one in a.archive.sessions()]  # also without the database
-    a.keep(interrupted(session, START + 9.0))
+    a.keep(interrupt_session(session, START + 9.0))
     a.look()
     b.look()
     assert ["finished"] == [one.state for one in b.shared.store.sessions()]
@@ -153,12 +159,12 @@ def test_a_head_that_is_there_goes_on_with_what_another_one_left(
     session = a.session("run")
     a.look()
     b.look()
-    a.keep(interrupted(session, START + 20.0))
+    a.keep(interrupt_session(session, START + 20.0))
     a.look()
     b.look()
     a.look()
 
-    assert "session run goes on here, though another head left it" in caplog.text
+    assert "session run continues here although another head marked it as interrupted" in caplog.text
     assert ["active"] * 4 == [
         sessions[0].state
         for head in (a, b)
@@ -183,9 +189,9 @@ def test_heads_that_use_copies_of_one_data_directory_are_told(
     for head in heads:
         head.event("one", None)
         head.commit()
-    until(lambda: "somebody else writes to" in caplog.text, "a warning")
+    until(lambda: "another process is writing to" in caplog.text, "a warning")
 
-    assert "stop the other head that uses a copy of this data directory" in caplog.text
+    assert "stop the other head, which uses a copy of this data directory" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -244,6 +250,29 @@ def test_machines_of_one_name_keep_theirs(make: Make) -> None:
     assert ["m2", "m1"] == [node.machine for node in b.store.nodes().values()]
 
 
+def test_heads_share_acknowledgements_and_silences(make: Make) -> None:
+    """Also with a head that comes later; one that was ended at another head is over everywhere."""
+
+    a, b = make("a"), make("b")
+    silence = Silence("s1", a.time, a.time + 3600, "repair", "mo", nodes=("gpu01",))
+    a.event(SILENCED_EVENT, None, **silence.to_dict())
+    a.event(ACKNOWLEDGED_EVENT, None, keys=["gpu_fault/gpu01/0"], by="mo", note=None)
+    a.commit()
+    a.settle()
+    b.look()
+    c = make("c")
+    c.look()
+    for head in (b, c):
+        known = head.responses.acknowledgement("gpu_fault/gpu01/0", a.time)
+        assert ([silence], "mo") == (head.responses.silences(a.time), known and known.by)
+
+    b.event(SILENCE_ENDED_EVENT, None, id="s1", by="ada")
+    b.commit()
+    b.settle()
+    a.look()
+    assert [] == a.responses.silences(a.time)
+
+
 def test_a_head_that_begins_to_share_copies_its_past(
     tmp_path: Path, server: PostgresServer, database: str
 ) -> None:
@@ -264,9 +293,9 @@ def test_a_head_that_begins_to_share_copies_its_past(
     alone.archive._follower = None  # it does not share yet
     alone.archive.seal()
     alone.archive._log.drop_before(alone.archive.accepted)
-    alone.archive.commit([Entry.of_fact("event", time=START, kind="later", node=None, detail={})] * 2)
+    alone.archive.commit([LogEntry.of_fact("event", time=START, kind="later", node=None, detail={})] * 2)
     alone.archive._log._rotate(0)
-    alone.archive.commit([Entry.of_fact("event", time=START, kind="last", node=None, detail={})])
+    alone.archive.commit([LogEntry.of_fact("event", time=START, kind="last", node=None, detail={})])
     alone.archive.seal()
     alone.archive.close()
 
@@ -302,7 +331,7 @@ def test_a_copy_goes_in_pieces_and_ends_what_has_ended(
         "DELETE FROM processes; DELETE FROM events WHERE kind = 'tick'; "
         'UPDATE findings SET "end" = NULL, is_over = 0; UPDATE heads SET position = 999',
     )
-    monkeypatch.setattr("gpulse.store.metadata.postgres_copy._ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("gpulse.store.metadata.postgres_replication._ROWS_AT_ONCE", 3)
     said: list[str] = []
     copy = PostgresWriter._check_open
 
@@ -389,7 +418,7 @@ def test_another_version_of_the_tables_is_refused(make: Make, server: PostgresSe
         lambda: (found := b.shared.writer.outage) is not None and "format" in found.message and found,
         "a refusal",
     )
-    assert "are of format 1; this gpulse uses format 2" in outage.message
+    assert "have format 1; this version of gpulse uses format 2" in outage.message
     assert "another database" in outage.hint
     assert ["gap"] == [event.kind for event in b.store.events(query(start=0, end=1e11))]
     server.rows(database, "UPDATE meta SET value = '2'")
@@ -414,7 +443,7 @@ def test_nodes_of_other_heads_are_shown(make: Make) -> None:
     until(shown, "the node")
 
     (live,) = b.fleet.live()
-    assert ("gpu01", "healthy", True) == (live.name, live.state, live.elsewhere)
+    assert ("gpu01", "healthy", True) == (live.name, live.state, live.at_other_head)
     assert [Device] == [type(device) for device in live.devices]
     assert {7, 8} == set(live.processes)
     assert 1 == len(live.findings)

@@ -11,16 +11,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from gpulse.store.incomplete import noticing
-from gpulse.store.metadata.postgres import (
-    Connection,
+from gpulse.store.incomplete_answers import collect_missing
+from gpulse.store.metadata.postgres_connection import (
     DatabaseConfig,
     DatabaseError,
+    DeadlineConnection,
     connect,
-    prepare,
+    prepare_schema,
     transaction,
 )
-from gpulse.store.metadata.postgres_apply import NodeIds
+from gpulse.store.metadata.postgres_replication import NodeIds
 from gpulse.store.metadata.postgres_store import PostgresStore
 from gpulse.store.store import StoredNode
 from tests.integration.cluster import until
@@ -49,12 +49,12 @@ def config(server: PostgresServer) -> DatabaseConfig:
     """A database with one event of a node that has another id there than the number that this head gave it."""
     config = config_of(server, server.make_database())
     with closing(connect(config, timeout_seconds=20.0)) as connection:
-        prepare(config, connection)
+        prepare_schema(config, connection)
         _fill(config, connection)
     return config
 
 
-def _fill(config: DatabaseConfig, connection: Connection) -> None:
+def _fill(config: DatabaseConfig, connection: DeadlineConnection) -> None:
     ids = NodeIds(lambda _: _NODE)
     with transaction(config, connection, 20.0) as database:
         ids.learn(database, [_NODE.id])
@@ -155,7 +155,7 @@ def test_samples_of_processes_are_said_to_be_missing(config: DatabaseConfig) -> 
     asked = query("process", "gpu_memory_bytes", **_RANGE)
     with closing(_store(config)) as store:
         for question in (store.series, store.scan):
-            with noticing() as incomplete:
+            with collect_missing() as incomplete:
                 assert [] == list(question(asked))
             assert 1 == len(incomplete)
             assert "other heads" in incomplete[0]

@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from gpulse.store.log.records import Entry
+from gpulse.store.log.record_payloads import LogEntry
 from gpulse.store.metadata import postgres_writer
-from gpulse.store.metadata.postgres import PostgresDatabase
+from gpulse.store.metadata.postgres_connection import PostgresDatabase
 from tests.integration.cluster import until
 from tests.integration.postgres import PostgresServer
 from tests.integration.postgres_heads import START, SmallHead, config_of, ended, process
@@ -44,9 +44,9 @@ def idle(tmp_path: Path, server: PostgresServer, database: str) -> Iterator[Smal
     head.end()
 
 
-def event(kind: str) -> Entry:
+def event(kind: str) -> LogEntry:
     """Something happened to no node."""
-    return Entry.of_fact("event", time=START, kind=kind, node=None, detail={})
+    return LogEntry.of_fact("event", time=START, kind=kind, node=None, detail={})
 
 
 def test_a_commit_of_which_a_part_is_confirmed_is_read_from_the_log(idle: SmallHead) -> None:
@@ -67,7 +67,7 @@ def test_a_commit_of_which_a_part_is_confirmed_is_read_from_the_log(idle: SmallH
 def test_a_batch_that_takes_too_long_is_written_in_smaller_ones(
     idle: SmallHead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The network is slow. That PostgreSQL works again is said when something was written."""
+    """The network is slow. That PostgreSQL is available again is logged when something was written."""
 
     execute = PostgresDatabase.execute
 
@@ -86,7 +86,7 @@ def test_a_batch_that_takes_too_long_is_written_in_smaller_ones(
     until(lambda: writer.waiting_records == 0 and writer.outage is None, "everything in the database")
     assert kinds == idle.kinds()
     said = [record.getMessage() for record in caplog.records]
-    ends = [message.partition(" (")[0].endswith("works again") for message in said]
+    ends = [message.partition(" (")[0].endswith("is available again") for message in said]
     assert [False, True] * (len(said) // 2) == ends
     assert 2 <= len(said) <= 8
 
@@ -153,7 +153,7 @@ def test_deleting_never_keeps_a_head_from_its_work(
 
     monkeypatch.setattr(postgres_writer, "_MAX_DELETED_ROWS", 1)
     monkeypatch.setattr(postgres_writer, "_DELETE_SECONDS", 0.5)
-    monkeypatch.setattr(postgres_writer, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_writer, "HEARTBEAT_SECONDS", 0.1)
     writer = idle.shared.writer
     writer.start()
     fill(idle, server, database)

@@ -12,7 +12,8 @@ from time import time
 import pytest
 
 from gpulse.model.process import ProcessReading
-from gpulse.sources.processes import ProcessReader, device_holders
+from gpulse.sources import procfs
+from gpulse.sources.processes import ProcessReader
 from tests.unit.trees import grow, pid_stat
 
 FAMILY = """
@@ -42,6 +43,20 @@ threading.Thread(target=spin, daemon=True).start()
 print("ready", flush=True)
 threading.Event().wait()
 """
+GROWING = """
+import os, sys, threading, time
+for line in sys.stdin:
+    if line == "fork\\n":
+        child = os.fork()
+        if child == 0:
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            print(os.getpid(), flush=True)
+            time.sleep(600)
+    else:
+        os.kill(child, 9)
+        os.wait()
+        print("ended", flush=True)
+"""
 ZOMBIE = """
 import os, time
 child = os.fork()
@@ -52,8 +67,8 @@ time.sleep(600)
 """
 AS_NOBODY = """
 import os
-from gpulse.sources import namespaces
-namespaces._OF_HOSTS = {os.readlink("/proc/self/ns/pid")}
+from gpulse.sources import processes
+processes._HOST_PID_NAMESPACES = {os.readlink("/proc/self/ns/pid")}
 import os, sys, time
 from gpulse.sources.processes import ProcessReader
 os.setgroups([])
@@ -98,6 +113,27 @@ def test_a_family_of_processes_is_found() -> None:
     assert {int(line) for line in lines} == {reading.pid for reading in readings}
     assert [child.pid] == [reading.pid for reading in readings if reading.on_gpu]
     assert {child.pid} < {reading.identity.parent_pid for reading in readings}
+
+
+def test_processes_that_come_and_go_are_noticed() -> None:
+    """A child that starts later is found a second later, once and without its threads, and forgotten when it ended."""
+    child = subprocess.Popen(
+        python(GROWING), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert child.stdin is not None and child.stdout is not None  # noqa: PT018
+    family, began, found = procfs.ProcessDescendants(procfs.Roots()), time(), []
+
+    with child:
+        found.append(family.descendants(began, [child.pid]))
+        child.stdin.write("fork\n")
+        grandchild = int(child.stdout.readline())
+        found.append(family.descendants(began + 1.1, [child.pid]))
+        child.stdin.write("end\n")
+        child.stdout.readline()
+        found.append(family.descendants(began + 2.2, [child.pid]))
+        child.stdin.close()
+
+    assert [[], [grandchild], []] == found
 
 
 def test_a_process_says_who_and_since_when() -> None:
@@ -283,9 +319,3 @@ def test_root_sees_all_of_another_users_process() -> None:
     theirs = [reading for reading in readings if reading.identity.owner.user == "nobody"]
     assert theirs
     assert all("read_bytes_total" in reading.values for reading in theirs)
-
-
-def test_holders_of_devices_are_looked_for_without_a_fault() -> None:
-    """Whether or not this machine has a GPU, looking through all processes raises nothing."""
-
-    assert all(minor >= 0 and holders for minor, holders in device_holders().items())

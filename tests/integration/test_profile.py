@@ -22,7 +22,7 @@ from tests.integration.cluster import until
 
 GIB = 1024**3
 _SHORT = 0.25
-"""Some looks at the GPUs."""
+"""Time for some samples of the GPUs."""
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ def draw(fake: FakeNvml, watts: int, gpu: int = 0) -> None:
 
 def looks(profile: Profiler) -> int:
     """How often the GPUs were looked at."""
-    return profile._looks
+    return profile._samples
 
 
 def wait_for_looks(profile: Profiler, count: int = 3) -> None:
-    """Let some looks pass."""
+    """Wait for some samples."""
     first = looks(profile)
     until(lambda: looks(profile) >= first + count, "looks at the GPUs")
 
@@ -183,18 +183,18 @@ def test_what_is_not_over_when_it_returns_is_refused(profile: Profiler, name: tu
             profile(thing)
 
 
-def test_blocks_that_nobody_can_ask_about_are_let_go(profile: Profiler) -> None:
+def test_unreferenced_blocks_are_released(profile: Profiler) -> None:
     """A loop of nameless blocks does not fill the memory; the thread goes on as after any block."""
     for _ in range(30_000):
         with profile():
             pass
 
     with profile._condition:
-        assert len(profile._events) + len(profile._ledger._awake) < 25_000
+        assert len(profile._events) + len(profile._tracker._active) < 25_000
         profile._drain()
-        profile._ledger.tidy()
-        assert 0 == len(profile._ledger._awake)
-        assert profile._ledger.last_end() is not None
+        profile._tracker.tidy()
+        assert 0 == len(profile._tracker._active)
+        assert profile._tracker.last_end() is not None
 
 
 def test_many_threads_use_one_block(warm: Profiler) -> None:
@@ -242,7 +242,7 @@ def test_only_the_gpus_that_cuda_shows_are_read(
 
 
 def test_gpus_can_be_chosen(fake_nvml: FakeNvml, profile: Profiler) -> None:
-    """By index or UUID, whatever the environment says; a choice that means nothing is told."""
+    """By index or UUID, whatever the environment says; a selection that matches nothing is reported."""
     fake_nvml.add(1)
     profile.start(gpus=[1], interval_seconds=0.05)
     with profile("one") as one:
@@ -253,7 +253,7 @@ def test_gpus_can_be_chosen(fake_nvml: FakeNvml, profile: Profiler) -> None:
 
     assert ["1"] == [gpu.label for gpu in one.report().gpus]
     assert () == none.report().gpus
-    assert "none of the 2 GPUs here is meant by 'GPU-nowhere'" == none.report().trouble
+    assert "'GPU-nowhere' matches none of the GPUs of this machine" == none.report().trouble
 
 
 def test_an_interval_must_be_possible(profile: Profiler) -> None:
@@ -301,7 +301,7 @@ def test_without_a_driver_there_are_times_and_a_reason(
     assert "step" in str(report)
 
 
-def test_a_driver_that_hangs_holds_nobody_up(fake_nvml: FakeNvml, warm: Profiler) -> None:
+def test_a_driver_that_hangs_does_not_block(fake_nvml: FakeNvml, warm: Profiler) -> None:
     """Neither the block nor who asks about it."""
     fake_nvml.hang("nvmlDeviceGetUtilizationRates")
     fake_nvml.wait_until_waiting()
@@ -354,7 +354,7 @@ def test_a_forked_process_measures_for_itself(warm: Profiler) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["gpulse.sources.machine", "gpulse.diagnosis.engine", "gpulse.terminal.table"]
+    "module", ["gpulse.sources.local_machine", "gpulse.diagnosis.engine", "gpulse.terminal.table"]
 )
 def test_a_fork_while_modules_are_loaded(fake_nvml: FakeNvml, nvml_library: Path, module: str) -> None:
     """What the first block, the first report or the first print has half loaded is whole in the child."""
@@ -374,7 +374,7 @@ class Slow(importlib.abc.MetaPathFinder):
 def measure(name):
     with gpulse.profile(name) as block:
         until = time.monotonic() + 60
-        while gpulse.profile._looks < 2 and time.monotonic() < until:
+        while gpulse.profile._samples < 2 and time.monotonic() < until:
             time.sleep(0.01)
     str(block)
     return block.report()
@@ -446,4 +446,4 @@ def test_reset_forgets(warm: Profiler) -> None:
 
     assert 0 == block.runs
     assert () == warm.summary().blocks
-    assert "No block was profiled." == str(warm.summary())
+    assert "No blocks were profiled." == str(warm.summary())

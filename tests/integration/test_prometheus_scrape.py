@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpulse.export.prometheus import own
-from gpulse.export.prometheus.dcgm import FIELDS
-from gpulse.model.metric import CATALOGUE
+from gpulse.export.prometheus import self_metrics
+from gpulse.export.prometheus.dcgm_metrics import FIELDS
+from gpulse.model.metric_catalog import CATALOG
 from tests.integration.cluster import Process, cluster_in, until
 from tests.integration.scraping import Prometheus, checked, scraping
 
@@ -213,12 +213,15 @@ def test_our_boards_do_not_count_instances_beside_their_gpus() -> None:
 def test_names_in_contrib_exist() -> None:
     """Boards and rules ask for nothing that is never served."""
 
-    served = {metric.prometheus for metrics in CATALOGUE.values() for metric in metrics.values()}
+    served = {metric.prometheus for metrics in CATALOG.values() for metric in metrics.values()}
     served |= {field.name for field in FIELDS}
     for source in (ROOT / "src/gpulse/export/prometheus").glob("*.py"):
         served |= set(re.findall(r'"(gpulse_\w+)"', source.read_text(encoding="utf-8")))
     served |= {"gpulse_gpu_info", "gpulse_node_info"}
-    served |= {family.name for family in own.of_head({"remote": {}, "remote_query": {}, "database": {}})}
+    served |= {
+        family.name
+        for family in self_metrics.head_families({"remote": {}, "remote_query": {}, "database": {}})
+    }
     asked: set[str] = set()
     for path in (*CONTRIB.glob("grafana/*.json"), CONTRIB / "prometheus/gpulse-rules.yml"):
         texts: Any = path.read_text(encoding="utf-8")

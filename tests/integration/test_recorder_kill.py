@@ -10,7 +10,7 @@ import pytest
 
 from gpulse.errors import RecordingError
 from gpulse.model.frame import Frame
-from gpulse.sources.recording import Recording
+from gpulse.sources.recording_reader import Recording
 from tests.integration.cluster import until
 
 GPULSE = Path(sys.executable).with_name("gpulse")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cluster import HeadProcess, cluster_in, until
 
-pytest.importorskip("schemathesis")
+EXAMPLES = os.environ.get("GPULSE_API_EXAMPLES", "5")
+"""Random requests per operation, beside those that every run makes: one for each limit and kind of each parameter."""
 
 
 @pytest.fixture
@@ -29,7 +32,8 @@ def head(tmp_path: Path) -> Iterator[HeadProcess]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis is not installed")
 def test_the_api_is_what_it_says(head: HeadProcess, tmp_path: Path) -> None:
     """All default checks pass over all operations of a real head, with bad data as well as good, and it lives."""
 
@@ -38,14 +42,15 @@ def test_the_api_is_what_it_says(head: HeadProcess, tmp_path: Path) -> None:
             *(sys.executable, "-m", "schemathesis.cli", "run"),
             f"http://127.0.0.1:{head.http_port}/openapi.json",
             *("--exclude-path", "/api/v1/exit"),
-            *("--max-examples", "40", "--generation-deterministic", "--no-color"),
+            *("--max-examples", EXAMPLES, "--generation-deterministic", "--no-color"),
             *("--workers", "1", "--suppress-health-check", "all"),  # in the same order every time
+            *("--request-timeout", "60"),  # how long an answer takes says how busy the machine is
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=220,
+        timeout=540,
         check=False,
     )
     assert 0 == found.returncode, found.stdout[-8000:]

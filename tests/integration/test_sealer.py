@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 
 from gpulse.errors import ClosedError, DiskError, GpulseError, LogError
-from gpulse.model.columns import split
-from gpulse.store.history.query import History
+from gpulse.model.packed_columns import split_packed_frames
+from gpulse.store.damage import add_checksum, strip_checksum
+from gpulse.store.history.duckdb_query import SealedHistory
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.recent import Recent
+from gpulse.store.history.recent_frames import RecentFrames
 from gpulse.store.history.segments import read_segments
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
-from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.log.record_payloads import BATCH, FACT, FrameBatch, encode_fact
 from gpulse.store.seal_client import SealClient
 from tests.queries import query
 from tests.unit.history_frames import BEGIN, GPUS, Fleet, power, write_log
@@ -57,12 +58,12 @@ def killer(sealer: SealClient, chance: random.Random) -> Iterator[list[int]]:
         thread.join()
 
 
-def recent_after(data_dir: Path, fleet: Fleet, position: int) -> Recent:
+def recent_after(data_dir: Path, fleet: Fleet, position: int) -> RecentFrames:
     """What a head has in memory when it starts: everything in the log after what is sealed."""
-    recent = Recent(fleet.layouts)
+    recent = RecentFrames(fleet.layouts)
     for record in LogReader(data_dir / "log").read(position + 1):
         if record.kind == BATCH:
-            recent.add(record.position, Batch.from_bytes(record.payload))
+            recent.add(record.position, FrameBatch.from_bytes(record.payload))
     return recent
 
 
@@ -92,7 +93,7 @@ def test_every_frame_is_there_once_however_often_the_sealer_is_killed(tmp_path: 
     chance = random.Random(4)
     fleet = Fleet()
     seconds = kills = 0
-    with closing(SealClient(tmp_path)) as sealer, closing(History(tmp_path)) as history:
+    with closing(SealClient(tmp_path)) as sealer, closing(SealedHistory(tmp_path)) as history:
         while kills < _KILLS:
             more = chance.randrange(60, 400)
             last = write_log(tmp_path, fleet, _NODES, range(seconds, seconds + more))
@@ -109,7 +110,7 @@ def test_every_frame_is_there_once_however_often_the_sealer_is_killed(tmp_path: 
         while sealer.compact():
             pass
         history.refresh()
-        check_everything(HistoryReader(history, Recent({})), seconds)
+        check_everything(HistoryReader(history, RecentFrames({})), seconds)
     names = sorted(os.listdir(tmp_path / "history"))
     assert not [name for name in names if name.startswith(".")]
 
@@ -120,7 +121,7 @@ def test_questions_are_answered_rightly_while_segments_change_under_them(tmp_pat
     seconds = 4000
     over = threading.Event()
     last = write_log(tmp_path, fleet, _NODES, range(seconds), frames=100)
-    with closing(SealClient(tmp_path)) as sealer, closing(History(tmp_path)) as history:
+    with closing(SealClient(tmp_path)) as sealer, closing(SealedHistory(tmp_path)) as history:
         recent = recent_after(tmp_path, fleet, 0)
         samples = HistoryReader(history, recent)
         counts: set[int] = set()
@@ -208,18 +209,19 @@ def test_only_what_is_in_the_log_can_be_sealed(tmp_path: Path) -> None:
         assert last == sealer.seal(last).position
 
 
-def test_a_damaged_segment_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_segment_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     """Neither the sealing process nor a reader goes on as if a segment were not there."""
     fleet = Fleet()
     last = write_log(tmp_path, fleet, _NODES, range(30))
     with closing(SealClient(tmp_path)) as sealer:
         name = sealer.seal(last).segments[0]
     meta = tmp_path / "history" / name / "meta.json"
-    meta.write_text(meta.read_text().replace('"format":1', '"format":2'))
-    with closing(SealClient(tmp_path)) as sealer, pytest.raises(LogError, match=f"{name} is of format 2"):
+    document = strip_checksum(meta.read_bytes())[0].replace(b'"format":1', b'"format":2')
+    meta.write_bytes(add_checksum(document))
+    with closing(SealClient(tmp_path)) as sealer, pytest.raises(LogError, match=f"{name} has format 2"):
         sealer.start()
-    with pytest.raises(LogError, match=f"{name} is of format 2"):
-        History(tmp_path)
+    with pytest.raises(LogError, match=f"{name} has format 2"):
+        SealedHistory(tmp_path)
 
 
 def test_another_log_is_refused(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_another_log_is_refused(tmp_path: Path) -> None:
         sealer.seal(last)
     os.rename(tmp_path / "log", tmp_path / "old")
     write_log(tmp_path, fleet, _NODES, range(30))
-    with closing(SealClient(tmp_path)) as sealer, pytest.raises(LogError, match="made from another log"):
+    with closing(SealClient(tmp_path)) as sealer, pytest.raises(LogError, match="does not belong to the log"):
         sealer.start()
 
 
@@ -261,7 +263,7 @@ def test_old_segments_are_removed_on_request(tmp_path: Path) -> None:
         assert (names[0],) == sealer.retain(BEGIN + 250, 100, None)
         assert (names[1],) == sealer.retain(BEGIN + 1e6, 100, None)
         assert () == sealer.retain(BEGIN + 1e6, 100, 1)
-        with closing(History(tmp_path)) as history:
+        with closing(SealedHistory(tmp_path)) as history:
             assert [names[2]] == [segment.name for segment in history.segments]
 
 
@@ -283,14 +285,14 @@ def test_numbers_without_a_layout_are_left_out_and_counted(tmp_path: Path) -> No
 
     fleet = Fleet()
     known, unknown = fleet.batch(1, 0), fleet.batch(2, 0)
-    layouts = {block.layout for frame in split(known.frames) for block in frame.blocks}
+    layouts = {block.layout for frame in split_packed_frames(known.frames) for block in frame.blocks}
     with Log(tmp_path / "log") as log:
         for number in (1, 2):
-            log.append(FACT, fact_bytes("node", id=number, name=f"n{number}"))
+            log.append(FACT, encode_fact("node", id=number, name=f"n{number}"))
         log.append(FACT, b"[" * 5000)
         log.append(FACT, b'{"fact":"layout","id":"7","text":"nonsense"}')
         for layout in layouts:
-            log.append(FACT, fact_bytes("layout", id=str(layout), text=fleet.texts[layout].decode()))
+            log.append(FACT, encode_fact("layout", id=str(layout), text=fleet.texts[layout].decode()))
         log.append(BATCH, b"too short")
         log.append(BATCH, known.to_bytes())
         log.append(BATCH, unknown._replace(frames=_renamed(unknown.frames)).to_bytes())
@@ -299,7 +301,9 @@ def test_numbers_without_a_layout_are_left_out_and_counted(tmp_path: Path) -> No
     with closing(SealClient(tmp_path)) as sealer:
         sealed = sealer.seal(last)
         assert last == sealed.position
-        assert sealed.unreadable == 2 + sum(len(frame.blocks) for frame in split(unknown.frames))
+        assert sealed.unreadable == 2 + sum(
+            len(frame.blocks) for frame in split_packed_frames(unknown.frames)
+        )
     assert [[1]] == [list(file.nodes) for file in read_segments(str(tmp_path / "history"))[0].files[:1]]
 
 
@@ -307,7 +311,7 @@ def _renamed(frames: bytes) -> bytes:
     """Frames of layouts that nobody knows."""
     found = [
         frame._replace(blocks=tuple(block._replace(layout=9) for block in frame.blocks))
-        for frame in split(frames)
+        for frame in split_packed_frames(frames)
     ]
     return b"".join(frame.to_bytes() for frame in found)
 

@@ -24,14 +24,14 @@ from tests.integration.test_cluster_disk import small_disk
 
 pytestmark = pytest.mark.requires("PostgreSQL")
 
-_QUICK_AGENT = {"gpulse.cluster.agent.heads:LOOK_SECONDS": 0.5}
+_QUICK_AGENT = {"gpulse.cluster.agent.head_selection:PROBE_SECONDS": 0.5}
 _QUICK_HEAD = {
     "gpulse.store.metadata.postgres_writer:ALIVE_SECONDS": 3.0,
     "gpulse.store.metadata.postgres_writer:MAX_RETRY_SECONDS": 1.0,
-    "gpulse.store.metadata.gpu_time_writer:COUNT_SECONDS": 1.0,
-    "gpulse.store.metadata.gpu_time_writer:ALIGN_SECONDS": 10.0,
-    "gpulse.store.metadata.gpu_time_writer:SETTLE_SECONDS": 5.0,
-    "gpulse.store.coverage:_PRESENT_SECONDS": 2.0,
+    "gpulse.store.metadata.postgres_gpu_time:COUNT_INTERVAL_SECONDS": 1.0,
+    "gpulse.store.metadata.postgres_gpu_time:ALIGN_SECONDS": 10.0,
+    "gpulse.store.metadata.postgres_gpu_time:SETTLE_SECONDS": 5.0,
+    "gpulse.store.local_coverage:_PRESENT_SECONDS": 2.0,
     "gpulse.store.federated:_MIN_PAUSE_SECONDS": 0.5,
 }
 
@@ -169,6 +169,7 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     until(lambda: len(database(a)["heads"]) == 1, "a look at the other head")
     assert state(a, "run") == "active"
 
+    until(lambda: (session(b, "run") or {})["frame_count"] > 10, "frames at the second head")
     b.post("/profiling/stop", {"name": "run"})
     until(lambda: state(a, "run") == "finished", "the end of the session at the first head")
     exported = json.loads((b.output_dir / "run.json").read_text())
@@ -194,7 +195,8 @@ def test_sessions_events_and_processes_outlive_their_head(heads: Heads) -> None:
     until(lambda: processes(c) == known, "the processes at a new head")
     until(lambda: used(c, *window) == pytest.approx(seconds, rel=0.25), "what processes used at a new head")
     found = [(event["time"], event["node"]) for event in events(c, "agent_started")]
-    assert sorted(starts) == sorted(found)
+    assert starts <= set(found)  # the agent may have reported its start to the new head as well
+    assert len(found) == len(set(found))
     assert c.end() == 0, c.text
     assert PASSWORD not in a.text + b.text + c.text
 
@@ -243,9 +245,9 @@ def test_a_database_that_hangs_stops_nothing(fragile: Heads) -> None:
 
 def count_events(head: HeadProcess) -> int:
     """How many events the head itself has, from its own metadata."""
-    with sqlite3.connect(f"file:{head.data_dir}/metadata.sqlite?mode=ro", uri=True) as book:
-        found: int = book.execute("SELECT count(*) FROM events").fetchone()[0]
-    book.close()
+    with sqlite3.connect(f"file:{head.data_dir}/metadata.sqlite?mode=ro", uri=True) as metadata:
+        found: int = metadata.execute("SELECT count(*) FROM events").fetchone()[0]
+    metadata.close()
     return found
 
 
@@ -266,14 +268,14 @@ def test_a_database_that_is_killed_again_and_again_has_everything_once(fragile: 
     until(lambda: is_caught_up(a), "everything in the database")
     assert 24 == len(a.get("/api/v1/sessions")["sessions"])
     assert [(24,)] == fragile.rows("SELECT count(*) FROM sessions")
-    assert "works again" in a.text
+    assert "is available again" in a.text
     assert a.end() == 0, a.text
 
     (events_there,) = fragile.rows("SELECT count(*) FROM events")
     assert count_events(a) == events_there[0]
-    with sqlite3.connect(f"file:{a.data_dir}/metadata.sqlite?mode=ro", uri=True) as book:
-        known = book.execute("SELECT pid, start_time FROM processes ORDER BY 1, 2").fetchall()
-    book.close()
+    with sqlite3.connect(f"file:{a.data_dir}/metadata.sqlite?mode=ro", uri=True) as metadata:
+        known = metadata.execute("SELECT pid, start_time FROM processes ORDER BY 1, 2").fetchall()
+    metadata.close()
     assert known == fragile.rows("SELECT pid, start_time FROM processes ORDER BY 1, 2")
     overlaps = (
         "SELECT count(*) FROM counted_time a JOIN counted_time b ON a.node = b.node AND a.ctid < b.ctid "
@@ -365,17 +367,17 @@ def test_a_database_without_permission_or_without_existence_is_said(heads: Heads
         ),
         (
             ("--database", "postgresql://x:ses@ame@db:5432/gpulse"),
-            "--database has a password in it",
+            "--database contains a password",
         ),
         (("--database", "postgresql://x@db:99999/gpulse"), "--database is not a valid postgresql:// URL"),
         (("--database", "postgresql://x@db:abc/gpulse"), "--database is not a valid postgresql:// URL"),
         (("--database", f"postgresql://x@db/{'n' * 20_000}"), "--database is not a valid postgresql:// URL"),
-        (("--database", "postgresql://x@y"), "--database does not name a database"),
-        (("--database", "postgresql://x:sesame@y/z"), "--database has a password in it"),
-        (("--database", "postgres://x@y,v/z?password=sesame"), "--database has a password in it"),
+        (("--database", "postgresql://x@y"), "--database has no database name"),
+        (("--database", "postgresql://x:sesame@y/z"), "--database contains a password"),
+        (("--database", "postgres://x@y,v/z?password=sesame"), "--database contains a password"),
         (("--database-password-file", "/nowhere"), "--database-password-file requires --database URL"),
         (("--database", "postgresql://y/z", "--database-password-file", "/nowhere"), "cannot read /nowhere"),
-        (("--database", "postgresql://y/z", "--database-limit", "1MiB"), "--database-limit is too small"),
+        (("--database", "postgresql://y/z", "--database-limit", "1MiB"), "--database-limit must be at least"),
     ],
 )
 def test_a_bad_option_is_one_line(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
@@ -406,7 +408,7 @@ def test_a_password_in_the_environment_is_accepted(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 2
-    assert "--database does not name a database" in done.stderr
+    assert "--database has no database name" in done.stderr
     assert "sesame" not in done.stderr
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from gpulse.model.device import Device
 from gpulse.model.job import Job
-from gpulse.sources.jobs import JobReader
 from gpulse.sources.processes import ProcessReader
 from gpulse.sources.procfs import parse_mounts
+from gpulse.sources.scheduler_jobs import JobReader
+from tests.integration.job_cgroups import creating_job_cgroups
 
 SLUID = "s5K1KKYAYG5D00"
 GPUS = [Device(index, f"GPU-{index}", "H200", minor_number=index) for index in range(4)]
@@ -61,14 +62,15 @@ class Scope:
 @pytest.fixture
 def scope() -> Iterator[Scope]:
     """Gone afterwards."""
-    made = Scope()
-    try:
-        yield made
-    finally:
-        made.close()
+    with creating_job_cgroups():
+        made = Scope()
+        try:
+            yield made
+        finally:
+            made.close()
 
 
-def test_jobs_by_number_and_by_sluid_are_told_apart(scope: Scope) -> None:
+def test_jobs_by_number_and_by_sluid_are_distinguished(scope: Scope) -> None:
     """The kernel says who lives in a group; the daemon's title and the processes say the rest."""
 
     scope.start(f"{SLUID}/step_batch/slurm", 0, "slurmstepd: [42.batch]")

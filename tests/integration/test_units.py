@@ -16,11 +16,11 @@ UNITS = Path(__file__).parents[2] / "contrib" / "systemd"
 NAMES = ["gpulse-agent.service", "gpulse-head.service"]
 OTHERS = """
 import os, sys, time
-from gpulse.sources import namespaces
-from gpulse.sources.namespaces import holds_gpu
+from gpulse.sources import processes
+from gpulse.sources.processes import holds_gpu
 from gpulse.sources.processes import ProcessReader
 from gpulse.sources.procfs import Roots
-namespaces._OF_HOSTS = {os.readlink("/proc/self/ns/pid")}  # the tests may run in a container
+processes._HOST_PID_NAMESPACES = {os.readlink("/proc/self/ns/pid")}  # the tests may run in a container
 reading = ProcessReader().read(time.time(), [int(sys.argv[1])])[0][0]
 print(reading.identity.owner.job, "read_bytes_total" in reading.values, holds_gpu(Roots(), f"/proc/{sys.argv[1]}"))
 """

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpulse.diagnosis.engine import diagnose
-from gpulse.sources.recording import Recording
-from gpulse.terminal.table import painter
-from gpulse.terminal.verdict import verdict_lines
+from gpulse.sources.recording_reader import Recording
+from gpulse.terminal.diagnosis_verdict import verdict_lines
+from gpulse.terminal.table import make_painter
 from tests.integration.commands import TRACES
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -32,7 +32,7 @@ def _greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_verdict_on_recorded_hardware(trace: str) -> None:
     """A pause, a slow input pipeline and a healthy run, in a window of 80 columns."""
     found = diagnose(Recording(TRACES / f"{trace}.jsonl.gz"))
-    said = "\n".join([*verdict_lines(found, 80, painter(color=False), verbose=False), ""])
+    said = "\n".join([*verdict_lines(found, 80, make_painter(color=False), verbose=False), ""])
     path = GOLDEN / f"why-{trace}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_bytes(said.encode())

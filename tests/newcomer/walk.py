@@ -1,8 +1,8 @@
-"""Try every command that README and docs show, as a newcomer: in a minimal Debian, as an ordinary user.
+"""Run the commands that README and docs show as a newcomer would: in a minimal Debian, as an ordinary user.
 
-`walk.py` makes the root file system, copies the committed files into it, and starts itself in there (`walk.py inside`). There
-the documents are read and their commands run in the order in which they are printed, in a network of their own in which only
-`pip` reaches the outside. In the end nothing may be left: no process, and no file outside the user's home.
+`walk.py` creates a root file system, copies the committed files into it, and starts itself there (`walk.py inside`). It then
+reads the documents and runs their commands in the order in which they are printed, in a network namespace from which only
+`pip` reaches the outside. At the end nothing may be left: no process, and no file outside the user's home directory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests import prerequisites  # noqa: E402
-from tests.newcomer.blocks import Command, commands  # noqa: E402
-from tests.newcomer.plan import DOCUMENTS, HOSTS, RULES, Rule  # noqa: E402
+from tests.newcomer.blocks import (  # noqa: E402
+    Block,
+    Command,
+    list_documents,
+    parse_json_sample,
+    read_blocks,
+    read_commands,
+)
+from tests.newcomer.command_rules import HOSTS, RULES, Rule, find_rule  # noqa: E402
 
 SUITE = "bookworm"
 PACKAGES = ("python3", "python3-venv", "make", "ca-certificates", "curl")
@@ -44,7 +53,15 @@ _PASSED_ON = (
     *("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "SSL_CERT_FILE"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
 )
-"""Settings of this machine without which pip may not reach a package index."""
+"""Settings of this machine that pip may need to reach a package index."""
+_CUSTOM_METRIC = """import pynvml
+from gpulse.integrations.dask import custom_metric
+
+
+@custom_metric("power")
+def power_usage(worker, handle):
+    return pynvml.nvmlDeviceGetPowerUsage(handle)
+"""
 _MAX_COMMAND_SECONDS = 300.0
 _MAX_START_SECONDS = 60.0
 _MAX_END_SECONDS = 30.0
@@ -54,17 +71,17 @@ _IFF_UP = 1
 
 
 class WalkError(Exception):
-    """A command did something else than the documents say."""
+    """A command behaved differently from what the documents say."""
 
 
-# --- outside: make the root file system and go in
+# --- outside: create the root file system and enter it
 
 
 def outside() -> int:
-    """Make a root file system and walk in it; return the exit code."""
+    """Create a root file system and walk in it; return the exit code."""
     why = _obstacle()
     if why:
-        print(f"The walk through the documentation is skipped: {why}.", file=sys.stderr)
+        print(f"Skipped the walk through the documentation: {why}.", file=sys.stderr)
         return 1 if os.environ.get("CI") else 0
     began = time.monotonic()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpulse-newcomer"
@@ -78,16 +95,16 @@ def outside() -> int:
         code = _enter(root, cache / "pip")
         new = sorted(str(path) for path in _files(root) - before)
         if new:
-            print(f"FAILED: files were left outside the home: {', '.join(new[:20])}")
+            print(f"FAILED: commands left files outside the home directory: {', '.join(new[:20])}")
             code = 1
     print(f"The walk took {time.monotonic() - began:.0f} s.")
     return code
 
 
 def _obstacle() -> str:
-    """Return why no root file system can be made here, or nothing."""
+    """Return why no root file system can be created here, or nothing."""
     if os.geteuid() != 0:
-        return "it needs root, to make a root file system and to enter it"
+        return "it needs root, to create a root file system and to enter it"
     if prerequisites.install("walk") != 0:
         return "mmdebstrap is missing (apt-get install mmdebstrap)"
     command = [
@@ -110,11 +127,11 @@ def _obstacle() -> str:
 
 
 def _base(cache: Path) -> Path:
-    """Return a tar file with a minimal Debian, made anew when it is old."""
+    """Return a tar file with a minimal Debian; it is created again when it is old."""
     cache.mkdir(parents=True, exist_ok=True)
     tarball = cache / f"{SUITE}-{'-'.join(PACKAGES)}.tar"
     if not tarball.exists() or time.time() - tarball.stat().st_mtime > MAX_CACHE_AGE_SECONDS:
-        print(f"Making a minimal Debian: {tarball}", flush=True)
+        print(f"Creating a minimal Debian: {tarball}", flush=True)
         new = tarball.with_suffix(".new.tar")
         packages = ",".join(PACKAGES)
         command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", SUITE, str(new)]
@@ -124,7 +141,7 @@ def _base(cache: Path) -> Path:
 
 
 def _furnish(root: Path) -> None:
-    """Add a user, the committed files, and what pip needs to reach the package index."""
+    """Add a user, the committed files, and the files that pip needs to reach the package index."""
     subprocess.run(["chroot", root, "useradd", "-m", "-u", str(UID), "-s", "/bin/bash", USER], check=True)
     place = root / CHECKOUT.relative_to("/")
     place.mkdir()
@@ -150,7 +167,7 @@ def _furnish(root: Path) -> None:
 
 
 def _files(root: Path) -> set[Path]:
-    """Return the files outside the home and the caches of package managers."""
+    """Return the files outside the home directory and the caches of package managers."""
     apart = {
         root / HOME.relative_to("/"),
         root / CACHE.relative_to("/"),
@@ -191,11 +208,11 @@ exec chroot {root} /usr/bin/python3 -B {CHECKOUT}/tests/newcomer/walk.py inside
     return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
 
 
-# --- inside: read the documents and do what they say
+# --- inside: read the documents and run their commands
 
 
 class Running:
-    """A command that runs on, on a terminal of its own."""
+    """A command that keeps running, on a terminal of its own."""
 
     def __init__(self, command: str, argv: Sequence[str], env: dict[str, str]) -> None:
         self.command = command
@@ -207,20 +224,28 @@ class Running:
         self.seen = ""
 
     def wait_for(self, words: str) -> None:
-        """Wait until it has printed this."""
+        """Wait until it has printed these words."""
         deadline = time.monotonic() + _MAX_START_SECONDS
         while words not in self.seen:
             if time.monotonic() > deadline:
                 raise WalkError(f"`{self.command}` did not print {words!r} in time:\n{self.seen}")
             if not self._read(1.0) and self.popen.poll() is not None:
-                raise WalkError(f"`{self.command}` ended with {self.popen.returncode}:\n{self.seen}")
+                raise WalkError(
+                    f"`{self.command}` exited with {self.popen.returncode} before it was up:\n{self.seen}"
+                )
 
     def press_ctrl_c(self) -> None:
-        """Type it at its terminal."""
+        """Type Ctrl-C at its terminal."""
         os.write(self._master, b"\x03")
 
+    def kill(self) -> None:
+        """Kill it, as a crash of the machine would."""
+        os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait(_MAX_END_SECONDS)
+        os.close(self._master)
+
     def check_end(self, code: int) -> None:
-        """Wait until it has ended, and check how."""
+        """Wait until it has ended, and check its exit code."""
         deadline = time.monotonic() + _MAX_END_SECONDS
         while self.popen.poll() is None:
             if time.monotonic() > deadline:
@@ -230,7 +255,7 @@ class Running:
         os.close(self._master)
         if self.popen.returncode != code:
             raise WalkError(
-                f"`{self.command}` ended with {self.popen.returncode}, not {code}:\n{self.seen[-2000:]}"
+                f"`{self.command}`: exit code {self.popen.returncode}, expected {code}:\n{self.seen[-2000:]}"
             )
 
     def _read(self, seconds: float) -> bool:
@@ -238,19 +263,19 @@ class Running:
             return False
         try:
             self.seen += os.read(self._master, 65536).decode("utf-8", "replace")
-        except OSError:  # nobody holds the other end
+        except OSError:  # no process has the other end open
             time.sleep(0.05)
             return False
         return True
 
     def drain(self) -> None:
-        """Take what it has printed, so that it never waits for a reader."""
+        """Read what it has printed, so that it never blocks on a full terminal."""
         while self._read(0.0):
             pass
 
 
 class Walk:
-    """A newcomer who types what the documents say."""
+    """A newcomer who types the commands of the documents."""
 
     def __init__(self) -> None:
         self._outside_network = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -267,61 +292,83 @@ class Walk:
             "PIP_CACHE_DIR": str(CACHE),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
-        self._base["DASK_TEMPORARY_DIRECTORY"] = str(HOME / "dask")  # where Dask leaves lock files of its own
+        self._base["DASK_TEMPORARY_DIRECTORY"] = str(HOME / "dask")  # Dask leaves lock files there
         self._base |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         self._env = dict(self._base)
         self._used: set[Rule] = set()
         self.failures: list[str] = []
-        self.counts = {"run": 0, "left out": 0}
+        self.counts = {"run": 0, "left out": 0, "compared": 0}
+        self._blocks: list[Block] = []
+        self._base_is_bare = True
+        self._output = ""
+        """What the commands of the current block printed."""
         self._reasons: dict[str, int] = {}
         self._unshare_network()
 
     def _unshare_network(self) -> None:
-        """Have a network without the outside: ports are free, and nothing but pip can ask anybody."""
+        """Enter a network namespace in which all ports are free and nothing but pip reaches other machines."""
         if self._libc.unshare(_CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "cannot have a network of its own")
+            raise OSError(ctypes.get_errno(), "cannot create a network namespace")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
     def all(self) -> None:
-        """Read all documents."""
-        for document in DOCUMENTS:
+        """Walk through all documents."""
+        for document in list_documents(CHECKOUT):
             self._document(document)
         unused = [rule for rule in RULES if rule not in self._used]
-        self.failures += [f"plan.py: no command of {rule.document} fits {rule.pattern!r}" for rule in unused]
+        self.failures += [
+            f"command_rules.py: no command of {rule.document or 'any document'} fits {rule.pattern!r}"
+            for rule in unused
+        ]
 
     def _document(self, document: str) -> None:
-        listed = commands(document, (CHECKOUT / document).read_text(encoding="utf-8"))
-        if not listed:
+        blocks = read_blocks(document, (CHECKOUT / document).read_text(encoding="utf-8"))
+        self._blocks += blocks
+        if not any(map(read_commands, blocks)):
             return
         print(f"--- {document}", flush=True)
         before = set(CHECKOUT.rglob("*"))
-        block = -1
-        for command in listed:
-            if command.block != block:
-                block = command.block
-                self._env = dict(self._base)
-            self._one(command)
-            if (command.document, command.block) == ("README.md", self._first_block):
-                self._base = dict(self._env)  # from here on as in a shell with the virtual environment
+        for block in blocks:
+            self._env = dict(self._base)
+            self._output = ""
+            listed = read_commands(block)
+            for command in listed:
+                self._one(command)
+            if listed and self._base_is_bare:
+                self._base = dict(self._env)  # all later commands run in this virtual environment
+                self._base_is_bare = False
+            following = blocks[block.number + 1 : block.number + 2]
+            if listed and following and following[0].language == "json" and self._output:
+                self._compare(following[0], self._output)
         self._end_all()
         self._check_processes(document)
         self._tidy(before)
 
-    @property
-    def _first_block(self) -> int:
-        text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-        return commands("README.md", text)[0].block
+    def _compare(self, sample: Block, output: str) -> None:
+        """Check that an answer has everything that the document shows of it."""
+        try:
+            lines = [line for line in output.splitlines() if not line.startswith("curl: ")]
+            answers = parse_json_sample("\n".join(lines).replace("}{", "}\n{"))
+            for shown, answer in zip(parse_json_sample(sample.text), answers, strict=True):
+                for fault in find_differences(shown, answer, "answer"):
+                    self._fail(f"{sample.place}: {fault}")
+        except ValueError as error:
+            self._fail(f"{sample.place}: the answer cannot be compared with it: {error}\n{output[-500:]}")
+        else:
+            self.counts["compared"] += 1
 
     def _one(self, command: Command) -> None:
-        fitting = [rule for rule in RULES if rule.fits(command)]
-        rule = fitting[0] if fitting else Rule(command.document, command.text)
-        self._used |= set(fitting[:1])
+        rule = find_rule(command) or Rule(command.document, command.text)
+        self._used.add(rule)
         where = f"{command.document}:{command.line}"
         text = command.text.split("  #")[0].strip() if rule.add else command.text
+        text = text.replace(*rule.replace) if rule.replace[0] else text
         shown = f"{where}: {command.text.split('  #')[0].strip()}{rule.add}"
         for pattern in rule.ends:
             self._end(pattern)
+        for pattern in rule.kills:
+            self._kill(pattern)
         if rule.skip:
             self.counts["left out"] += 1
             self._reasons[rule.skip] = self._reasons.get(rule.skip, 0) + 1
@@ -350,7 +397,7 @@ class Walk:
         if rule.until:
             self._start(rule, text).wait_for(rule.until)
         else:
-            self._run(text, rule.code)
+            self._output += self._run(text, rule.code)
         if rule.gone:
             self._end(rule.gone, by_ctrl_c=False)
         if rule.after:
@@ -365,7 +412,7 @@ class Walk:
         self._running.append((rule, running))
         return running
 
-    def _run(self, text: str, code: int) -> None:
+    def _run(self, text: str, code: int) -> str:
         kept = Path(HOME / ".walk-env")
         script = f"{text}\ncode=$?\nenv -0 > {kept}\nexit $code"
         is_pip = re.search(r"\bpip install\b", text) is not None
@@ -382,11 +429,12 @@ class Walk:
             preexec_fn=self._join_outside if is_pip else None,
         )
         if done.returncode != code:
-            raise WalkError(f"it exits with {done.returncode}, not with {code}:\n{done.stdout[-3000:]}")
+            raise WalkError(f"exit code {done.returncode}, expected {code}:\n{done.stdout[-3000:]}")
         if kept.exists():
             pairs = [pair.partition("=") for pair in kept.read_text(encoding="utf-8").split("\0") if pair]
             self._env = {name: value for name, _, value in pairs}
             kept.unlink()
+        return done.stdout
 
     def _join_outside(self) -> None:
         self._libc.setns(self._outside_network, _CLONE_NEWNET)
@@ -402,16 +450,21 @@ class Walk:
             except WalkError as error:
                 self._fail(str(error))
 
+    def _kill(self, pattern: str) -> None:
+        for entry in [entry for entry in self._running if re.search(pattern, entry[1].command)]:
+            self._running.remove(entry)
+            entry[1].kill()
+
     def _end_all(self) -> None:
         while self._running:
             self._end(re.escape(self._running[-1][1].command))
 
     def _check_processes(self, document: str) -> None:
-        """Nothing of a document's commands may run on when all of them have ended."""
+        """Check that no process of a document's commands is left when all of them have ended."""
         deadline = time.monotonic() + _MAX_END_SECONDS
         while left := dict(_processes()):
             if time.monotonic() > deadline:
-                self._fail(f"{document}: processes were left: {list(left.values())}")
+                self._fail(f"{document}: commands left processes behind: {list(left.values())}")
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -419,21 +472,48 @@ class Walk:
             time.sleep(0.1)
 
     def _tidy(self, before: set[Path]) -> None:
-        """Begin the next document as the first one: without the files of the last one."""
+        """Delete the files of a document, so that the next one starts like the first."""
         for path in sorted(set(CHECKOUT.rglob("*")) - before, reverse=True):
             if ".venv" not in path.parts:
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         for name in (".config", ".local"):
             shutil.rmtree(HOME / name, ignore_errors=True)
 
-    def tell(self) -> int:
-        """Print what was done, and return the exit code."""
-        print(f"\n{self.counts['run']} commands were run, {self.counts['left out']} were left out:")
+    def report(self) -> int:
+        """Print the counts and the failures, and return the exit code."""
+        kinds = Counter(block.language or "text" for block in self._blocks)
+        print(
+            f"\nRead {len(self._blocks)} fenced blocks: {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}."
+        )
+        print(
+            "Python samples run in tests/integration/test_python_samples.py, the others are read in tests/unit/test_samples.py."
+        )
+        print(f"Compared {self.counts['compared']} answers with the JSON that the documents show.")
+        print(f"Ran {self.counts['run']} commands and left out {self.counts['left out']}:")
         for reason, count in sorted(self._reasons.items()):
             print(f"{count:5}  {reason}")
         for failure in self.failures:
             print(f"FAILED: {failure}")
         return 1 if self.failures else 0
+
+
+def find_differences(shown: Any, answer: Any, place: str) -> Iterator[str]:
+    """Yield what a sample of JSON shows and an answer does not have; values may differ, their types may not."""
+    if isinstance(shown, dict) and isinstance(answer, dict):
+        for key in shown:
+            if key in answer:
+                yield from find_differences(shown[key], answer[key], f"{place}.{key}")
+            else:
+                yield f"{place} has no {key!r}"
+    elif isinstance(shown, list) and isinstance(answer, list):
+        if shown and answer:
+            yield from find_differences(shown[0], answer[0], f"{place}[0]")
+    elif shown is not None and answer is not None and _kind(shown) != _kind(answer):
+        yield f"{place} is {answer!r}, which is not of the type of {shown!r}"
+
+
+def _kind(value: Any) -> type:
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
 def _processes() -> Iterator[tuple[int, str]]:
@@ -445,20 +525,21 @@ def _processes() -> Iterator[tuple[int, str]]:
             command = (
                 Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             )
-            if command:  # what has ended and waits to be collected has none
+            if command:  # a zombie has none
                 yield int(name), command.strip()
 
 
 def inside() -> int:
-    """Walk; return the exit code."""
+    """Walk through the documents; return the exit code."""
     (CHECKOUT / "train.py").write_text("import time\n\ntime.sleep(4)\n", encoding="ascii")
     (CHECKOUT / "node-list.txt").write_text("gpu01\n", encoding="ascii")
+    (CHECKOUT / "metrics.py").write_text(_CUSTOM_METRIC, encoding="ascii")
     (HOME / ".curlrc").write_text(
         "fail-with-body\nsilent\nshow-error\n", encoding="ascii"
     )  # an HTTP error is an error
     walk = Walk()
     walk.all()
-    return walk.tell()
+    return walk.report()
 
 
 if __name__ == "__main__":

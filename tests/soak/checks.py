@@ -49,7 +49,7 @@ _CONNECTION_FAILURES = re.compile(
 )
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
-_GAP = re.compile(r"gap of (?:(\d+):)?(?:(\d+):)?(\d+)(?:\.\d+)?\s*s?")
+_MISSING = re.compile(r"no frames from (\S+) for ([\d:]+)")
 
 
 def is_excused(time: float, outages: Iterable[Outage], part: str, grace: float = GRACE_SECONDS) -> bool:
@@ -95,7 +95,7 @@ def _is_loading(event: PageEvent, events: Sequence[PageEvent]) -> bool:
     loads = [load.time for load in events if load.kind == "load" and load.tab == event.tab]
     return any(
         load - 1.0 <= event.time <= load + GRACE_SECONDS for load in loads
-    ) and not event.text.startswith("head lost")
+    ) and not event.text.startswith("disconnected")
 
 
 def streams(received: Sequence[float], outages: Sequence[Outage], end: float) -> list[str]:
@@ -326,31 +326,25 @@ def _lacking_steps(
 
 
 def stated_gaps(statements: Sequence[tuple[float, str]], file: SessionFile) -> list[str]:
-    """Check that a gap of the session is stated only where its file has one.
+    """Check that frames of a node are said to be missing only where the session's file lacks them.
 
     Args:
         statements: What commands said about the session, with times.
         file: Its file.
     """
-    longest = 0
-    empty = [not any(row) for row in zip(*file.present.values(), strict=True)]
-    for is_empty, steps in groupby(empty):
-        if is_empty:
-            longest = max(longest, len(list(steps)))
     found = []
     for time, text in statements:
-        match = _GAP.search(text)
-        if match is None:
-            continue
-        parts = [int(part) for part in match.groups() if part is not None]
-        stated = 0
-        for part in parts:
-            stated = stated * 60 + part
-        if stated > longest * file.interval_seconds + 2.0:
-            found.append(
-                f"at {_clock(time)} a command said {text.strip()!r},"
-                f" but the file has no gap longer than {longest * file.interval_seconds:g} s"
-            )
+        for node, duration in _MISSING.findall(text):
+            stated = 0
+            for part in duration.split(":"):
+                stated = stated * 60 + int(part)
+            absent = (len(list(steps)) for here, steps in groupby(file.present.get(node, ())) if not here)
+            longest = max(absent, default=0) * file.interval_seconds
+            if stated > longest + 2.0:
+                found.append(
+                    f"at {_clock(time)} a command said {text.strip()!r},"
+                    f" but the file has no gap of {node} longer than {longest:g} s"
+                )
     return found
 
 

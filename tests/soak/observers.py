@@ -113,7 +113,7 @@ class PageObserver(Observer):
             for name, opened in zip((STAYING, WALKING), tabs, strict=True):
                 self._watch(name, opened.page)
                 self._happened(name, "load", "first")
-                opened.go()
+                opened.go(query="?density=cards")  # which say to the second when a node was last heard of
             staying, walking = tabs
             number = 0
             while not self.stopping.is_set():
@@ -195,7 +195,6 @@ def _places(number: int) -> list[tuple[str, ...]]:
     node = NODES[number % len(NODES)]
     return [
         (),
-        ("map",),
         ("node", node),
         ("gpu", node, "0"),
         ("job", JOB),

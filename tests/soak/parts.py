@@ -18,8 +18,8 @@ from typing import Any, Self
 from tests.fakes.nvml import FakeNvml, Gpu, build
 from tests.integration.cluster import AgentProcess, HeadProcess, Process, free_port, until
 from tests.integration.commands import BIN, Ended
-from tests.integration.engines import VictoriaMetrics
 from tests.integration.stored import read_taken
+from tests.integration.tsdb_servers import VictoriaMetrics
 from tests.soak.observations import DATABASE, HEAD, Life, LogLine, Outage
 
 FAULTY = "gpu-7"

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gpulse.model.metric import Scope
-from gpulse.store.history.blocks import run_number
+from gpulse.model.metric_catalog import Scope
+from gpulse.store.history.frame_blocks import run_number
 from gpulse.store.local import LocalStore
 from tests.queries import query
 from tests.soak.observations import Run, SessionFile, Stored

@@ -228,16 +228,15 @@ class Soak:
         def facts(_: Tab, walking: Tab) -> str:
             walking.go("findings", query=f"?node={FAULTY}")
             walking.settled()
-            card = walking.page.locator("article.finding").filter(has_text=FAULTY).first
-            card.wait_for()
-            return card.locator(".facts").inner_text()
+            walking.page.locator(".finding-row").filter(has_text=FAULTY).first.wait_for()
+            return walking.page.locator(".finding-figures").inner_text()
 
         now = time.time()
         self._claim(
             f"start of session {_WHOLE}", "sessions page", _clock_near(self._pages.ask(rows), now), 1.0
         )
         since = _clock_near(self._pages.ask(facts), now)
-        self._claim(_FAULT_START, "findings page", since, 1.0)
+        self._claim(_FAULT_START, "findings page", since, 60.0)
         for source, document in (
             ("GET /api/v1/findings", self.parts.get("/api/v1/findings")),
             ("GET /status", self.parts.get("/status")),
@@ -383,10 +382,10 @@ def _now() -> str:
 
 def _clock_near(text: str, now: float) -> float | None:
     """Return the first clock time in a text as epoch seconds, on the day that brings it closest to now."""
-    match = re.search(r"(\d\d):(\d\d):(\d\d)", text)
+    match = re.search(r"(\d\d):(\d\d)(?::(\d\d))?", text)
     if match is None:
         return None
-    hours, minutes, seconds = map(int, match.groups())
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
     midnight = now - now % 86_400
     moments = [midnight + day * 86_400 + hours * 3600 + minutes * 60 + seconds for day in (-1, 0, 1)]
     return min(moments, key=lambda moment: abs(moment - now))

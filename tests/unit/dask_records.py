@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpulse.integrations.dask.files import WorkerTable, file_name, parse, write_files
+from gpulse.integrations.dask.csv_files import WorkerTable, format_file_name, parse_record, write_files
 
 GIB = 1 << 30
 Reading = Callable[["Instant"], Any]
@@ -123,7 +123,7 @@ def record(plan: Plan | None = None) -> tuple[bytes, list[bytes]]:
 def table(columns: Sequence[str], *lines: list[Any]) -> WorkerTable:
     """A record of these very lines."""
     header, content = as_bytes(columns, lines)
-    return parse(header, [content], "worker-0.csv")
+    return parse_record(header, [content], "worker-0.csv")
 
 
 def export(folder: Path, plan: Plan | None = None, workers: int = 1) -> Path:
@@ -135,4 +135,4 @@ def export(folder: Path, plan: Plan | None = None, workers: int = 1) -> Path:
 
 def one_file(folder: Path, plan: Plan | None = None) -> Path:
     """The file of a made-up worker."""
-    return export(folder, plan) / file_name(0)
+    return export(folder, plan) / format_file_name(0)

@@ -1,15 +1,15 @@
-"""Diagnoses of the recorded runs, for tests of how they are told."""
+"""Diagnoses of the recorded runs, for tests of their presentation."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-from gpulse.diagnosis.digest import Digest
 from gpulse.diagnosis.engine import diagnose
-from gpulse.diagnosis.seconds import Second
+from gpulse.diagnosis.second_aggregator import SecondAggregator
+from gpulse.diagnosis.second_summary import SecondSummary
 from gpulse.model.finding import Diagnosis
-from gpulse.sources.recording import Recording
+from tests.unit.diagnosis_traces import whole
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = {
@@ -22,15 +22,15 @@ RECORDINGS = {
 @cache
 def diagnosed(name: str) -> Diagnosis:
     """What a recorded run shows."""
-    return diagnose(Recording(RECORDINGS[name]))
+    return diagnose(whole(name))
 
 
 @cache
-def digested(name: str) -> dict[str, list[Second]]:
+def digested(name: str) -> dict[str, list[SecondSummary]]:
     """The seconds of a recorded run, by GPU."""
-    digest = Digest()
-    seconds: dict[str, list[Second]] = {}
-    for frame in Recording(RECORDINGS[name]):
+    digest = SecondAggregator()
+    seconds: dict[str, list[SecondSummary]] = {}
+    for frame in whole(name):
         for uuid, second in digest.feed(frame).items():
             seconds.setdefault(uuid, []).append(second)
     return seconds

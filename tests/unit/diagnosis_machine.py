@@ -14,7 +14,7 @@ from gpulse.model.frame import (
     HostReading,
     NetworkReading,
 )
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading, Thread
 
 GIB = 2**30

@@ -1,4 +1,4 @@
-"""What may happen to a recording without changing what it shows: noise, gaps, and signals nobody could read."""
+"""Perturbations of a recording that do not change its diagnosis: noise, gaps, and unreadable signals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from gpulse.model.frame import Frame, GpuReading, HostReading
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 from gpulse.model.process import ProcessReading
 
 Frames = Sequence[Frame]
@@ -113,7 +113,7 @@ def _later(frame: Frame, seconds: float) -> Frame:
 
 
 def without_gpm(frames: Frames) -> list[Frame]:
-    """A GPU older than Hopper: no activity beyond utilization, and no PCIe rates."""
+    """A GPU older than Hopper: only utilization, no GPM activity, and no PCIe rates."""
 
     def is_gpm(name: str) -> bool:
         return name.endswith(("_active_ratio", "_occupancy_ratio")) or name in _GPM_RATES

@@ -12,16 +12,16 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from gpulse.diagnosis.case import Case
-from gpulse.diagnosis.digest import Digest
-from gpulse.diagnosis.seconds import Second
-from gpulse.diagnosis.stretch import Stretch
+from gpulse.diagnosis.evidence import GpuEvidence
+from gpulse.diagnosis.job_window import JobWindow
+from gpulse.diagnosis.second_aggregator import SecondAggregator
+from gpulse.diagnosis.second_summary import SecondSummary
 from gpulse.diagnosis.thresholds import DEFAULTS
-from gpulse.model.finding import Evidence, Finding, Judged
+from gpulse.model.finding import Evidence, Finding, JudgedGpu
+from gpulse.model.formatting import duration, long_size, rate
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 from gpulse.model.process import ProcessReading
-from gpulse.model.units import duration, long_size, rate
 
 Span = tuple[float, float]
 
@@ -29,12 +29,12 @@ HOLDS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.l
 
 _NUMBER = re.compile(r"(?<![\w.:])(\d+(?:[.:]\d+)*)( ?(?:%|[kMGT]?B/s|[KMGTP]iB|s\b))?")
 _WHILE = {
-    "mean while crowded": "crowded",
-    "mean while it waits for workers": "workers",
-    "mean while it waits for storage": "storage",
-    "mean while it copies": "copies",
-    "mean while it computes": "main",
-    "mean while throttled": "throttled",
+    "average while waiting for a CPU": "crowded",
+    "average while waiting for workers": "workers",
+    "average while waiting for storage": "storage",
+    "average while copying": "copies",
+    "average while computing": "main",
+    "average while throttled": "throttled",
 }
 _LANE = 3.938e9
 """Bytes a second of one lane of PCIe 5."""
@@ -67,8 +67,8 @@ class Window(NamedTuple):
 
     frames: Sequence[Frame]
     """Of the judged time; the first one only opens the counters."""
-    judged: Judged
-    seconds: Sequence[Second]
+    judged: JudgedGpu
+    seconds: Sequence[SecondSummary]
     causes: Sequence[str]
 
     @property
@@ -89,17 +89,17 @@ class Window(NamedTuple):
         return next(frame for frame in self.frames if frame.time == time)
 
 
-def window(frames: Sequence[Frame], judged: Judged) -> Window:
+def window(frames: Sequence[Frame], judged: JudgedGpu) -> Window:
     """The window of the one GPU of some frames."""
-    digest = Digest()
+    digest = SecondAggregator()
     seconds = [second for frame in frames for second in digest.feed(frame).values()]
-    case = Case(Stretch(seconds, DEFAULTS, {}), DEFAULTS, frames[-1].time)
+    gpu = GpuEvidence(JobWindow(seconds, DEFAULTS, {}), DEFAULTS, frames[-1].time)
     inside = [frame for frame in frames if judged.start <= frame.time <= judged.end]
-    return Window(inside, judged, case.attribution.seconds, case.attribution.causes)
+    return Window(inside, judged, gpu.attribution.seconds, gpu.attribution.causes)
 
 
 def recomputed(evidence: Evidence, view: Window, finding: Finding) -> float | None:
-    """The value of a piece of evidence; None for a signal or statistic that nobody could make sense of."""
+    """The value of a piece of evidence; None for an unknown signal or statistic."""
     cause = _WHILE.get(evidence.statistic)
     spans = view.spans if cause is None else view.while_(cause)
     plain = evidence.statistic in ("mean", "share", "count", "last") or cause is not None

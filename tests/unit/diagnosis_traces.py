@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpulse.model.frame import Frame
-from gpulse.sources.trace import TraceDecoder
+from gpulse.sources.recording_reader import TraceDecoder
 
 _ROOT = Path(__file__).parents[2]
 _TRACES = _ROOT / "tests" / "data" / "traces"

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from gpulse.cluster.head import documents
+from gpulse.cluster.head import answer_builder
+from gpulse.cluster.head.active_findings import collect_active_findings
+from gpulse.cluster.head.finding_operations import FindingResponses, FindingService
 from gpulse.cluster.protocol import answers as a
 from gpulse.cluster.protocol import requests as r
-from gpulse.cluster.protocol.interface import Download, LiveNode
+from gpulse.cluster.protocol.head_interface import Download, LiveNode
 from gpulse.errors import RefusedError
+from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
-from gpulse.model.iso_time import iso
 from gpulse.model.session import Session
-from gpulse.reports.events import EventReport
-from gpulse.reports.findings import FindingReport
-from gpulse.reports.history import HistoryReport, QueryReport
-from gpulse.reports.job_report import JobReport
-from gpulse.reports.processes import ProcessReport
-from gpulse.reports.usage import UsageReport
-from gpulse.sources.simulated import DemoMachine
+from gpulse.model.time_text import format_iso
+from gpulse.reports.event_report import EventReport
+from gpulse.reports.finding_report import FindingReport, FindingSpanRow, finding_fields
+from gpulse.reports.job_report import JobFinding, JobReport
+from gpulse.reports.metric_history import HistoryReport, QueryReport
+from gpulse.reports.process_report import ProcessReport
+from gpulse.reports.run_comparison import RunComparison, compare_runs
+from gpulse.reports.run_figures import Measure, RunFigures
+from gpulse.reports.time_grid import ReportContext
+from gpulse.reports.usage_report import UsageReport
+from gpulse.sources.demo_machine import DemoMachine
+from gpulse.store.store import Query, Store
 from gpulse.web.access import CLIENT_USER
 from tests.unit.job_documents import job_document
 
@@ -33,6 +40,10 @@ if TYPE_CHECKING:
 
 NOW = 1_767_225_600.0
 TOKEN = "a-token-of-some-length-1234567890"
+
+
+class _EmptyStore(Store):
+    """Has nothing."""
 
 
 class FakeHead:
@@ -61,7 +72,7 @@ class FakeHead:
             commit_seconds=0.001,
             log_bytes=1,
             history_bytes=1,
-            book_bytes=1,
+            metadata_bytes=1,
             free_bytes=1,
             unsealed_bytes=1,
             is_behind=False,
@@ -69,6 +80,20 @@ class FakeHead:
         self.failure: Exception | None = None
         self.was_ended = False
         self.absent: list[str] = []
+        self.responses = FindingResponses()
+        self.finding_operations = FindingService(
+            nodes=lambda: [self.nodes[0]._replace(findings=() if self.finding is None else (self.finding,))],
+            missing=tuple,
+            responses=self.responses,
+            read=lambda request, now: (
+                ReportContext(_EmptyStore(), {}, 1.0, None),
+                Query(float(request.start or now - 3600), float(request.end or now)),
+            ),
+            write_event=self._write_event,
+            now=self.now,
+        )
+        self.finding: Finding | None = None
+        """A finding of GPU 0 of alpha, which every answer about findings contains."""
 
     @staticmethod
     def _node(number: int, name: str, frame: Frame | None) -> LiveNode:
@@ -96,6 +121,10 @@ class FakeHead:
         async with self.news:
             self.news.notify_all()
 
+    async def _write_event(self, kind: str, time: float, detail: dict[str, Any]) -> None:
+        self._heard(kind)
+        self.responses.apply(kind, time, detail)
+
     @property
     def reports(self) -> Self:
         return self
@@ -122,27 +151,34 @@ class FakeHead:
             active_sessions=[self._session(session) for session in active],
             recoverable_sessions=[],
             version="1",
-            time=iso(self.time),
+            time=format_iso(self.time),
             uptime_seconds=1.5,
             frames_received=self.sequence,
-            nodes=[documents.node_status(node, self.time) for node in self.nodes],
+            nodes=[answer_builder.build_node_status(node, self.time) for node in self.nodes],
             missing_nodes=self.absent,
-            findings=[],
+            findings=self._current_findings(),
             storage=self.storage,
+            free_gpus=answer_builder.find_free_gpus(self.nodes),
         )
 
     def clients(self) -> a.Clients:
-        clients = [documents.client(node, self.time) for node in self.nodes]
+        clients = [answer_builder.build_client(node, self.time) for node in self.nodes]
         return a.Clients(total_clients=len(clients), clients=clients)
+
+    def hardware(self, request: r.GetHardware) -> a.NodeHardware:
+        node = next((node for node in self.nodes if node.name == request.name), None)
+        if node is None:
+            raise RefusedError(404, f"there is no node {request.name!r}")
+        return answer_builder.build_hardware(node)
 
     def latest(self) -> a.Latest:
         return a.Latest(
-            timestamp=iso(self.time),
+            timestamp=format_iso(self.time),
             client_data={
                 node.name: a.NodeValues(
                     hostname=node.name,
                     state=node.state,
-                    time=iso(self.time),
+                    time=format_iso(self.time),
                     age_seconds=0.0,
                     gpus=[
                         a.GpuValues(
@@ -160,6 +196,37 @@ class FakeHead:
             },
         )
 
+    async def fleet_trends(self) -> a.FleetTrends:
+        return a.FleetTrends(
+            start=self.time - 885,
+            step_seconds=15.0,
+            metric="gpu_utilization_ratio",
+            gpus={
+                node.name: {device.label: [None, *[0.97] * 59] for device in node.devices}
+                for node in self.nodes
+            },
+        )
+
+    def fleet_totals(self) -> a.FleetTotals:
+        counts = ("gpus", "busy", "held_idle", "free", "harvested", "faulty", "lost", "missing_nodes")
+        hours = ("wasted_gpu_hours_today", "held_gpu_hours_today", "wasted_gpu_hours_yesterday")
+        now = {
+            **dict.fromkeys(counts, 1),
+            **dict.fromkeys(hours, 0.5),
+            "power_watts": 412.0,
+            "longest_idle_seconds": None,
+            "idle_users": 0,
+        }
+        series = ("busy", "held_idle", "free", "faulty", "power_watts", "wasted_gpu_hours")
+        day = {"start": NOW, "step_seconds": 900.0, **{name: [None, *[1.0] * 95] for name in series}}
+        return msgspec.convert({"at": self.time, "now": now, "day": day}, a.FleetTotals)
+
+    async def gpus(self) -> a.ClusterOccupancy:
+        nodes = [
+            answer_builder.build_node_occupancy(node, answer_builder.assess_node(node)) for node in self.nodes
+        ]
+        return answer_builder.build_cluster_occupancy(nodes, self.absent, self.time)
+
     def sessions(self) -> a.Sessions:
         return a.Sessions(
             total_sessions=len(self.stored),
@@ -174,7 +241,9 @@ class FakeHead:
         self._heard("start", request)
         name = request.name
         if any(session.name == name and session.is_active for session in self.stored):
-            raise RefusedError(409, f"a session called {name} is active already", hint="choose another name")
+            raise RefusedError(
+                409, f"there is already a session {name}, which is active", hint="choose another name"
+            )
         number = len(self.stored) + 1
         session = Session(
             f"s{number}",
@@ -217,12 +286,15 @@ class FakeHead:
         file = f"{session.name}.{request.format}"
         return a.SeveralSessions(success=True, message="exported", output_file=file, sessions=[session])
 
-    def download(self, request: r.GetSessionFile) -> Download:
+    def download(self, request: r.GetSessionFile, *, with_code: bool = True) -> Download:
         session = self._found(request.name)
 
         async def pieces() -> AsyncIterator[bytes]:
             yield b'{"session_name":'
-            yield f'"{session.name}"}}'.encode()
+            yield f'"{session.name}"'.encode()
+            if with_code and self.finding is not None:
+                yield b',"findings":[' + msgspec.json.encode(self.finding.to_dict()) + b"]"
+            yield b"}"
 
         kinds = {
             "json": "application/json",
@@ -297,15 +369,34 @@ class FakeHead:
 
     async def job(self, request: r.GetJob, _now: float) -> JobReport:
         self._heard("job", request)
-        return msgspec.convert({**job_document(), "job": request.job}, JobReport)
+        report = msgspec.convert({**job_document(), "job": request.job}, JobReport)
+        if self.finding is not None:
+            fields = finding_fields(self.finding)
+            report.findings.append(
+                JobFinding(node="alpha", start=NOW - 60, end=None, times=1, active_seconds=60.0, **fields)
+            )
+        return report
+
+    async def compare_sessions(self, request: r.CompareSessions, _now: float) -> RunComparison:
+        self._heard("compare", request)
+        busy = RunFigures(request.before, NOW, 60.0, 60.0, ("NVIDIA H200",), utilization=Measure(0.9))
+        return compare_runs(busy._replace(utilization=Measure(0.4)), busy._replace(name=request.after))
 
     async def events(self, request: r.GetEvents, _now: float) -> EventReport:
         self._heard("events", request)
-        event = {"time": iso(NOW), "kind": "node_joined", "node": "alpha", "detail": {}}
-        return msgspec.convert({"truncated": False, "events": [event], "incomplete": []}, EventReport)
+        events = [{"time": format_iso(NOW), "kind": "node_joined", "node": "alpha", "detail": {}}]
+        if self.finding is not None:
+            detail = {"findings": [self.finding.to_dict()], "verdict": None}
+            events.append({"time": format_iso(NOW), "kind": "findings", "node": "alpha", "detail": detail})
+        return msgspec.convert({"truncated": False, "events": events, "incomplete": []}, EventReport)
 
     def findings(self) -> a.Findings:
-        return a.Findings(time=iso(self.time), findings=[])
+        return a.Findings(time=format_iso(self.time), findings=self._current_findings())
+
+    def _current_findings(self) -> list[a.NodeFinding]:
+        found = () if self.finding is None else (self.finding,)
+        nodes = [self.nodes[0]._replace(findings=found)]
+        return answer_builder.build_findings(collect_active_findings(nodes, (), self.time))
 
     async def finding_spans(self, request: r.GetFindingSpans, _now: float) -> FindingReport:
         self._heard("finding_spans", request)
@@ -322,10 +413,18 @@ class FakeHead:
             "evidence": [],
             "advice": [],
         }
-        return msgspec.convert(
+        report = msgspec.convert(
             {"from": NOW - 3600, "to": NOW, "truncated": False, "spans": [span], "incomplete": []},
             FindingReport,
         )
+        if self.finding is not None:
+            fields = finding_fields(self.finding)
+            report.spans.append(FindingSpanRow(node="alpha", start=NOW - 60, end=None, **fields))
+        return report
+
+    async def read_stacks(self, request: r.ReadStacks) -> a.Stacks:
+        self._heard("stacks", request)
+        return a.Stacks(time=format_iso(self.time), groups=[], problems=[], unanswered=[])
 
     async def change_settings(self, request: r.ChangeSettings) -> a.SettingsChanged:
         self._heard("settings", request)
@@ -335,7 +434,7 @@ class FakeHead:
     def live(self) -> list[LiveNode]:
         return self.nodes
 
-    def one_by_one(self) -> Iterator[LiveNode]:
+    def iter_live_nodes(self) -> Iterator[LiveNode]:
         return iter(self.nodes)
 
     def missing(self) -> Sequence[str]:
@@ -352,7 +451,7 @@ class FakeHead:
 
     def shut_down(self) -> a.Done:
         self.was_ended = True
-        return a.Done(success=True, message="the head ends")
+        return a.Done(success=True, message="the head is stopping")
 
     def _heard(self, operation: str, request: r.Request | None = None) -> None:
         if self.failure is not None:
@@ -366,7 +465,7 @@ class FakeHead:
         raise RefusedError(404, f"there is no session {name}", hint="GET /profiling/sessions lists them")
 
     def _session(self, session: Session) -> a.SessionAnswer:
-        return documents.session(session, self.time, output_file=session.output)
+        return answer_builder.build_session(session, self.time, output_file=session.output)
 
 
 def seen_as(app: ASGIApp, user: int) -> ASGIApp:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
 from gpulse.model.snapshot import Snapshot
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.harvest.config import load
-from gpulse.harvest.settings import ConfigError, Gpu, Settings
+from gpulse.harvest.config.config_file import load_settings
+from gpulse.harvest.settings import ConfigError, HarvestableGpu, HarvestSettings
 
 GPUS = tuple(
-    Gpu(index, index, uuid, "NVIDIA H200")
+    HarvestableGpu(index, index, uuid, "NVIDIA H200")
     for index, uuid in enumerate(("GPU-1f2e-00", "GPU-1f3e-01", "GPU-aaaa-02", "GPU-bbbb-03"))
 )
 INI = "[process-all]\ncmd=worker\ngpus=ALL\n"
@@ -40,13 +40,13 @@ class Lab:
         path.chmod(0o644)
         return path
 
-    def load(self, name: str, content: str | bytes, *, root: bool = False, count: int = 2) -> Settings:
+    def load(self, name: str, content: str | bytes, *, root: bool = False, count: int = 2) -> HarvestSettings:
         """The settings of a configuration on a machine with so many GPUs."""
         return self.load_file(self.write(name, content), root=root, count=count)
 
-    def load_file(self, path: Path, *, root: bool = False, count: int = 2) -> Settings:
+    def load_file(self, path: Path, *, root: bool = False, count: int = 2) -> HarvestSettings:
         """The settings of a file that is there."""
-        return load(
+        return load_settings(
             str(path),
             GPUS[:count],
             root=root,
@@ -55,11 +55,11 @@ class Lab:
             home=str(self.directory),
         )
 
-    def ini(self, content: str, *, count: int = 2) -> Settings:
+    def ini(self, content: str, *, count: int = 2) -> HarvestSettings:
         """The settings of a file of gpu_mon's."""
         return self.load("gpu_mon.conf", content, count=count)
 
-    def toml(self, content: str, *, root: bool = False, count: int = 2) -> Settings:
+    def toml(self, content: str, *, root: bool = False, count: int = 2) -> HarvestSettings:
         """The settings of a TOML file."""
         return self.load("harvest.toml", content, root=root, count=count)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulse.model.columns import BlockPacker, Layout, PackedFrame, Row, layout_id
+from gpulse.model.packed_columns import BlockPacker, ColumnLayout, PackedFrame, SubjectValues, layout_id
 from gpulse.store.log.log import Log
-from gpulse.store.log.records import BATCH, FACT, Batch, fact_bytes
+from gpulse.store.log.record_payloads import BATCH, FACT, FrameBatch, encode_fact
 
 BEGIN = 1_700_000_040
 """Epoch seconds; the beginning of a minute."""
@@ -27,19 +27,19 @@ class Fleet:
     """Makes batches of one frame a second, and knows the layouts they refer to."""
 
     def __init__(self) -> None:
-        self.layouts: dict[int, Layout] = {}
+        self.layouts: dict[int, ColumnLayout] = {}
         self.texts: dict[int, bytes] = {}
         self._gpu = BlockPacker("gpu")
         self._host = BlockPacker("host")
 
-    def batch(self, node: int, second: int, count: int = 1, *, shift: int = 0) -> Batch:
+    def batch(self, node: int, second: int, count: int = 1, *, shift: int = 0) -> FrameBatch:
         """The frames of some seconds; sequence numbers are seconds + 1."""
         frames = []
         for now in range(second, second + count):
             subjects = [
                 {"uuid": f"GPU-{node}-{gpu}", "index": gpu, "name": "NVIDIA H200"} for gpu in range(GPUS)
             ]
-            rows: list[Row] = [
+            rows: list[SubjectValues] = [
                 (
                     {
                         "power_watts": power(node, gpu, now),
@@ -64,13 +64,13 @@ class Fleet:
                 blocks.append(block)
             frames.append(PackedFrame((BEGIN + now) * 1_000_000, now, tuple(blocks)).to_bytes())
         received = (BEGIN + second + count) * 1_000_000
-        return Batch(run_of(node), node, second + 1, count, received, shift, b"".join(frames))
+        return FrameBatch(run_of(node), node, second + 1, count, received, shift, b"".join(frames))
 
     def facts(self, nodes: range) -> list[bytes]:
         """What a head writes to its log before the first batch."""
-        facts = [fact_bytes("node", id=node, name=f"host-{node}") for node in nodes]
+        facts = [encode_fact("node", id=node, name=f"host-{node}") for node in nodes]
         return facts + [
-            fact_bytes("layout", id=str(number), text=text.decode()) for number, text in self.texts.items()
+            encode_fact("layout", id=str(number), text=text.decode()) for number, text in self.texts.items()
         ]
 
 

@@ -9,19 +9,19 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import pytest
 
-from gpulse.cluster.agent.changes import Changes
-from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.agent.event_detector import EventDetector
+from gpulse.cluster.head.operations import ReportRunner
 from gpulse.cluster.protocol import requests as r
-from gpulse.model.columns import Layout, PackedFrame, layout_id
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.metric import Values
-from gpulse.model.packing import FramePacker
+from gpulse.model.frame_packing import FramePacker
+from gpulse.model.metric_catalog import Values
+from gpulse.model.packed_columns import ColumnLayout, PackedFrame, layout_id
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Batch, Entry
-from gpulse.store.metadata.step import events_of
-from gpulse.store.registry import Register
+from gpulse.store.log.record_payloads import FrameBatch, LogEntry
+from gpulse.store.metadata.log_updates import find_frame_events
+from gpulse.store.node_registry import NodeRegistry
 
 Document = dict[str, Any]
 """An answer as JSON."""
@@ -62,7 +62,7 @@ class Machine:
         self.devices = [_device(number, label) for label in labels]
         self.run = bytes([number] * 16)
         self.packer = FramePacker()
-        self.changes = Changes(version="1", pid=1)
+        self.changes = EventDetector(version="1", pid=1)
         self.sequence = 0
         self.known: set[bytes] = set()
 
@@ -87,8 +87,8 @@ class Lab:
         self.machines = {number: Machine(number, gpus) for number, gpus in enumerate(labels, 1)}
         for number in self.machines:
             fact = {"id": number, "name": f"n{number}", "host": f"n{number}", "machine": f"m{number}"}
-            self.archive.commit([Entry.of_fact("node", time=float(BEGIN), facts={}, labels={}, **fact)])
-        self.reports = ReportRunner(self.archive, Register(self.archive.nodes().values()), lambda: 5.0)
+            self.archive.commit([LogEntry.of_fact("node", time=float(BEGIN), facts={}, labels={}, **fact)])
+        self.reports = ReportRunner(self.archive, NodeRegistry(self.archive.nodes().values()), lambda: 5.0)
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +129,7 @@ class Lab:
     def add(self, frames: Sequence[Frame], node: int = 1) -> None:
         """Commit frames of a node as a head does."""
         machine = self.machines[node]
-        facts: list[Entry] = []
+        facts: list[LogEntry] = []
         packed: list[PackedFrame] = []
         for frame in frames:
             done, texts = machine.packer.pack(frame, machine.changes(frame))
@@ -138,13 +138,13 @@ class Lab:
                 if text not in machine.known:
                     machine.known.add(text)
                     layout = str(layout_id(text))
-                    self.archive.layouts[layout_id(text)] = Layout.from_json(text)
-                    facts.append(Entry.of_fact("layout", id=layout, text=text.decode()))
+                    self.archive.layouts[layout_id(text)] = ColumnLayout.from_json(text)
+                    facts.append(LogEntry.of_fact("layout", id=layout, text=text.decode()))
                     if b'"scope":"gpu"' in text:
                         facts.append(
-                            Entry.of_fact("devices", node=machine.number, layout=layout, time=frame.time)
+                            LogEntry.of_fact("devices", node=machine.number, layout=layout, time=frame.time)
                         )
-        batch = Batch(
+        batch = FrameBatch(
             machine.run,
             machine.number,
             machine.sequence + 1,
@@ -154,12 +154,12 @@ class Lab:
             b"".join(frame.to_bytes() for frame in packed),
         )
         machine.sequence += len(packed)
-        self.archive.commit([*facts, Entry.of_batch(batch, tuple(events_of(batch)))])
+        self.archive.commit([*facts, LogEntry.of_batch(batch, tuple(find_frame_events(batch)))])
 
     def restart(self, node: int = 1) -> None:
         """Start a node's agent again: it tells everything anew."""
         machine = self.machines[node]
-        machine.changes = Changes(version="1", pid=2)
+        machine.changes = EventDetector(version="1", pid=2)
         machine.run = bytes([machine.run[0] + 100] * 16)
         machine.sequence = 0
 

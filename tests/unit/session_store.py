@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpulse.model.session import Session
-from gpulse.store.metadata.metadata import Metadata, Step
+from gpulse.store.metadata.local_metadata import Metadata, MetadataUpdate
 from gpulse.store.store import (
     Query,
     Samples,
@@ -21,7 +21,7 @@ from gpulse.store.store import (
     StoredGpu,
     StoredNode,
 )
-from tests.unit.books import fact
+from tests.unit.metadata_records import fact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,9 +111,9 @@ class MemoryStore(Store):
     def findings(self, query: Query) -> list[StoredFinding]:
         """Those that its events report."""
         facts = [fact("event", **event._asdict()) for event in self._events]
-        with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/metadata.sqlite") as book:
-            book.apply(Step(1, facts))
-            return book.findings(query)
+        with tempfile.TemporaryDirectory() as directory, Metadata(f"{directory}/metadata.sqlite") as metadata:
+            metadata.apply(MetadataUpdate(1, facts))
+            return metadata.findings(query)
 
     def series(self, query: Query) -> list[Series]:
         """Every sample, whatever the step."""

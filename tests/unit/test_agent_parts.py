@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from gpulse.cluster.agent.agent import AgentConfig, _Agent
-from gpulse.cluster.agent.buffer import Kept
-from gpulse.cluster.agent.changes import Changes
-from gpulse.cluster.agent.identity import read_identity, safe_name
-from gpulse.cluster.agent.link import LinkConfig
-from gpulse.cluster.agent.stream import _of_one_clock, printable
-from gpulse.cluster.agent.taker import Taker
-from gpulse.cluster.client.address import agent_address
+from gpulse.cluster.agent.connection import ConnectionConfig
+from gpulse.cluster.agent.event_detector import EventDetector
+from gpulse.cluster.agent.frame_buffer import BufferedFrame
+from gpulse.cluster.agent.frame_stream import _until_clock_step
+from gpulse.cluster.agent.identity import read_identity, safe_path_part
+from gpulse.cluster.agent.sampling_thread import SamplingThread
+from gpulse.cluster.client.transport import parse_agent_address
 from gpulse.cluster.wire_pb2 import Settings
 from gpulse.errors import UsageError
+from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame
-from gpulse.sources.simulated import DemoMachine
+from gpulse.sources.demo_machine import DemoMachine
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ from gpulse.sources.simulated import DemoMachine
 def test_addresses(address: str, target: str) -> None:
     """The port may be missing, and IPv6 may lack its brackets."""
 
-    assert target == agent_address(address).target
+    assert target == parse_agent_address(address).target
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_what_is_no_address(address: str) -> None:
     """It is refused before anything starts."""
 
     with pytest.raises(UsageError, match="address"):
-        agent_address(address)
+        parse_agent_address(address)
 
 
 def test_an_identity_stays(tmp_path: Path) -> None:
@@ -72,32 +75,30 @@ def test_a_machine_id_of_ones_own(tmp_path: Path) -> None:
     path.write_text("box-7\n")
     assert "box-7" == read_identity(tmp_path, machine_file=path).machine
     path.write_text("")
-    with pytest.raises(UsageError, match="no machine id"):
+    with pytest.raises(UsageError, match="cannot read a machine ID"):
         read_identity(tmp_path, machine_file=path)
 
 
 def test_state_directories_stay_where_they_belong() -> None:
     """Whatever a host or head is called."""
 
-    assert "head_8090" == safe_name("head:8090")
-    assert "_.._etc" == safe_name("../../etc")[-7:]
+    assert "head_8090" == safe_path_part("head:8090")
+    assert "_.._etc" == safe_path_part("../../etc")[-7:]
     assert all(
-        "/" not in safe_name(name) and safe_name(name) not in ("", ".", "..") for name in ("..", "", "/", ".")
+        "/" not in safe_path_part(name) and safe_path_part(name) not in ("", ".", "..")
+        for name in ("..", "", "/", ".")
     )
 
 
 def test_a_batch_ends_at_a_step_of_the_clock() -> None:
     """It has one relation between wall clock and monotonic clock."""
 
-    frames = [Kept(number, b"", (), offset) for number, offset in enumerate([0, 10, 900_000, 3_600_000_000])]
-    assert frames[:3] == _of_one_clock(frames)
-    assert frames[3:] == _of_one_clock(frames[3:])
-
-
-def test_words_of_a_head_are_harmless() -> None:
-    """No control character of another machine reaches a terminal."""
-
-    assert "a?[31mb" == printable("a\x1b[31mb")
+    frames = [
+        BufferedFrame(number, b"", (), offset)
+        for number, offset in enumerate([0, 10, 900_000, 3_600_000_000])
+    ]
+    assert frames[:3] == _until_clock_step(frames)
+    assert frames[3:] == _until_clock_step(frames[3:])
 
 
 class _Failing:
@@ -122,22 +123,56 @@ def test_a_last_frame_that_cannot_be_taken_is_one_line(caplog: pytest.LogCapture
     """The thread ends as it should, and prints no traceback."""
 
     source, first = _Failing(), threading.Event()
-    taker = Taker(
+    sampling = SamplingThread(
         source,
         60.0,
-        changes=Changes(version="1", pid=1, full_commands=False),
+        changes=EventDetector(version="1", pid=1, full_commands=False),
         taken=lambda *_: first.set(),
         ended=lambda: None,
         diagnosis=False,
     )
-    taker.start()
+    sampling.start()
     assert first.wait(60)
     source.is_broken = True
-    taker.stop()
+    sampling.stop()
 
-    assert taker.join(60)
-    assert taker.error is None
-    assert "the last frame could not be taken: [Errno 24] Too many open files" in caplog.text
+    assert sampling.join(60)
+    assert sampling.error is None
+    assert "cannot take the last sample: [Errno 24] Too many open files" in caplog.text
+
+
+def test_lines_that_cannot_be_found_end_the_lines_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """The diagnosis goes on."""
+    machine, diagnosed, lines = DemoMachine(1_800_000_000.0), [], BrokenLines()
+    sampling = SamplingThread(
+        machine,
+        60.0,
+        changes=EventDetector(version="0", pid=1),
+        taken=lambda *_: None,
+        ended=lambda: None,
+        lines=lines,  # type: ignore[arg-type]
+        seen=lambda frame, findings, _: diagnosed.append((frame.time, findings)),
+    )
+    for second in range(3):
+        sampling._take(machine.sample(1_800_000_000.0 + second))
+
+    assert 1 == lines.calls
+    assert 3 == len(diagnosed)
+    assert sampling._monitor is not None
+    assert ["cannot find lines of code because of a bug in gpulse; continuing without them"] == [
+        each.message for each in caplog.records
+    ]
+
+
+class BrokenLines:
+    """Lines of code with a bug."""
+
+    calls = 0
+
+    def __call__(self, _frame: Frame, _findings: object) -> list[Finding]:
+        """Fail."""
+        self.calls += 1
+        raise RuntimeError("out of threads")
 
 
 async def test_pcie_traffic_is_measured_when_the_head_wants_it(tmp_path: Path) -> None:
@@ -145,10 +180,24 @@ async def test_pcie_traffic_is_measured_when_the_head_wants_it(tmp_path: Path) -
 
     wanted: list[bool] = []
     machine = DemoMachine(time.time())
-    config = AgentConfig(LinkConfig("127.0.0.1:1"), tmp_path, interval_seconds=1.0)
+    config = AgentConfig(ConnectionConfig("127.0.0.1:1"), tmp_path, interval_seconds=1.0)
     agent = _Agent(config, machine, asyncio.Event(), wanted.append)
     for bandwidth in (False, True):
-        agent._settings(Settings(interval_ms=1000, bandwidth=bandwidth))
+        agent._on_settings(Settings(interval_ms=1000, bandwidth=bandwidth))
     machine.close()
 
     assert [False, True] == wanted
+
+
+def test_an_agent_loads_only_what_it_needs() -> None:
+    """OpenSSL, msgspec and web servers would take a sixth of its memory; hashes and TLS still work without OpenSSL at first."""
+
+    code = (
+        "import sys; from gpulse.cli.main import VERBS; VERBS['agent'].load()\n"
+        "print(sorted({'ssl', '_hashlib', 'msgspec', 'http.client', 'numpy', 'shutil'} & set(sys.modules)))\n"
+        "import hashlib, ssl; print(hashlib.sha256(b'a').hexdigest()[:8], hasattr(ssl, 'SSLContext'))"
+    )
+
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+    assert ["[]", "ca978112 True"] == said.splitlines()

@@ -8,21 +8,21 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.cluster.agent.backoff import MAX_SECONDS, MIN_SECONDS, Backoff, delay
+from gpulse.cluster.agent.head_selection import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS, Backoff, backoff_delay
 
 
 def test_the_longest_wait_grows_up_to_ten_seconds() -> None:
     """One second at first, ten in the end."""
 
-    assert [1.0, 1.5, 2.25, 3.375] == [delay(failures, 1.0) for failures in range(1, 5)]
-    assert [10.0, 10.0] == [delay(failures, 1.0) for failures in (7, 10**6)]
+    assert [1.0, 1.5, 2.25, 3.375] == [backoff_delay(failures, 1.0) for failures in range(1, 5)]
+    assert [10.0, 10.0] == [backoff_delay(failures, 1.0) for failures in (7, 10**6)]
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1))
 def test_chance_decides_where_below_it_the_wait_ends(failures: int, chance: float) -> None:
     """Never at once, never beyond the longest wait."""
 
-    assert MIN_SECONDS <= delay(failures, chance) <= MAX_SECONDS
+    assert MIN_DELAY_SECONDS <= backoff_delay(failures, chance) <= MAX_DELAY_SECONDS
 
 
 def test_a_welcome_ends_the_count_of_failed_attempts() -> None:

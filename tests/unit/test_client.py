@@ -11,13 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpulse.cluster.client.address import Address, parse_address
-from gpulse.cluster.client.client import HeadClient
-from gpulse.cluster.client.link import Reply, UnansweredError
+from gpulse.cluster.client.head_client import HeadClient
+from gpulse.cluster.client.transport import HeadAddress, HeadNotAnsweringError, Reply, parse_address
 from gpulse.cluster.protocol.answers import Status
 from gpulse.errors import GpulseError, RefusedError, UsageError
 
-HERE = Address("grpc", "localhost", 8090)
+HERE = HeadAddress("grpc", "localhost", 8090)
 
 
 class FakeLink:
@@ -50,14 +49,14 @@ def said(status: int, **document: Any) -> Reply:
 
 def test_an_address_may_be_written_in_many_ways() -> None:
     """Ports default to the transport's, IPv6 addresses need brackets only before a port."""
-    assert Address("grpc", "gpu-head", 8090) == parse_address("gpu-head")
-    assert Address("http", "gpu-head", 8091) == parse_address("gpu-head", "http")
-    assert Address("grpc", "10.0.0.7", 9000) == parse_address("10.0.0.7:9000")
-    assert Address("grpc", "::1", 8090) == parse_address("::1")
-    assert Address("grpc", "::1", 9000) == parse_address("[::1]:9000")
-    assert Address("http", "fe80::1%eth0", 8091) == parse_address("[fe80::1%eth0]", "http")
-    assert Address("http", "gpu-head", 80) == parse_address("http://gpu-head:80/")
-    assert Address("http", "gpu-head", 8091, tls=True) == parse_address("https://gpu-head")
+    assert HeadAddress("grpc", "gpu-head", 8090) == parse_address("gpu-head")
+    assert HeadAddress("http", "gpu-head", 8091) == parse_address("gpu-head", "http")
+    assert HeadAddress("grpc", "10.0.0.7", 9000) == parse_address("10.0.0.7:9000")
+    assert HeadAddress("grpc", "::1", 8090) == parse_address("::1")
+    assert HeadAddress("grpc", "::1", 9000) == parse_address("[::1]:9000")
+    assert HeadAddress("http", "fe80::1%eth0", 8091) == parse_address("[fe80::1%eth0]", "http")
+    assert HeadAddress("http", "gpu-head", 80) == parse_address("http://gpu-head:80/")
+    assert HeadAddress("http", "gpu-head", 8091, tls=True) == parse_address("https://gpu-head")
 
 
 @pytest.mark.parametrize(
@@ -120,10 +119,10 @@ def test_a_missing_token_says_how_to_get_it() -> None:
     """From another machine with the command that copies it; on the head's own machine it is another user's."""
     for address, helps in (
         (
-            Address("grpc", "gpu-head", 8090),
+            HeadAddress("grpc", "gpu-head", 8090),
             "mkdir -p ~/.config/gpulse && scp gpu-head:.config/gpulse/token ~/.config/gpulse/token",
         ),
-        (HERE, "have that user run: gpulse token --show"),
+        (HERE, "have that user run `gpulse token --show`"),
     ):
         refusal = said(401, error="this head needs a token", hint="something else")
         with pytest.raises(RefusedError) as caught:
@@ -135,7 +134,9 @@ def test_an_older_head_is_named_with_both_versions() -> None:
     """An operation that a head does not know means that it is of another version."""
     link = FakeLink(said(404, error="there is no operation 'future'", hint=None), said(200, version="0.0.1"))
 
-    with pytest.raises(GpulseError, match=r"does not know 'future': it runs gpulse 0\.0\.1, this is"):
+    with pytest.raises(
+        GpulseError, match=r"does not support 'future': it runs gpulse 0\.0\.1, but this is gpulse"
+    ):
         HeadClient(link, HERE).call("future", dict)
 
 
@@ -156,10 +157,12 @@ def test_a_page_is_no_answer(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"[1]", b"{}", b'{"freq": "often"}'])
 def test_an_answer_of_another_version_is_told(body: bytes) -> None:
     """It says which answer cannot be read, and what to do."""
-    with pytest.raises(UnansweredError, match="to 'status' cannot be read: ") as caught:
+    with pytest.raises(
+        HeadNotAnsweringError, match=r"cannot decode the answer of the head at .* to 'status': "
+    ) as caught:
         HeadClient(FakeLink(Reply(200, body)), HERE).call("status", Status)
 
-    assert "install the same version of gpulse here and there" == caught.value.hint
+    assert "install the same version of gpulse here and on the head" == caught.value.hint
 
 
 def test_a_file_arrives_piece_by_piece() -> None:

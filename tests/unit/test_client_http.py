@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import connect
-from gpulse.cluster.client.link import BrokenOffError, Credentials, UnansweredError, UnreachableError
-from gpulse.cluster.client.probe import Found, check_listening, look
+from gpulse.cluster.client.head_client import connect
+from gpulse.cluster.client.transport import (
+    DownloadInterruptedError,
+    HeadAddress,
+    HeadCredentials,
+    HeadNotAnsweringError,
+    HeadUnreachableError,
+    PortProbe,
+    check_listening,
+    probe_port,
+)
 from gpulse.errors import GpulseError, UsageError
 
 _ANSWER = b'{"success": true}'
@@ -54,8 +61,8 @@ class _Server(ThreadingHTTPServer):
         """What is no HTTP is no news."""
 
     @property
-    def address(self) -> Address:
-        return Address("http", "127.0.0.1", self.server_address[1])
+    def address(self) -> HeadAddress:
+        return HeadAddress("http", "127.0.0.1", self.server_address[1])
 
 
 @pytest.fixture
@@ -70,7 +77,7 @@ def server() -> Iterator[_Server]:
 
 
 @contextmanager
-def speaking(answer: Callable[[socket.socket], None]) -> Iterator[Address]:
+def speaking(answer: Callable[[socket.socket], None]) -> Iterator[HeadAddress]:
     """Something that is no head listens, and answers every connection so."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -83,14 +90,14 @@ def speaking(answer: Callable[[socket.socket], None]) -> Iterator[Address]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield Address("http", "127.0.0.1", listener.getsockname()[1])
+        yield HeadAddress("http", "127.0.0.1", listener.getsockname()[1])
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
 def test_reading_asks_with_a_query(server: _Server) -> None:
     """Fields become parts of the path where it has a place for them, and of the query elsewhere."""
-    with connect(server.address, Credentials()) as client:
+    with connect(server.address, HeadCredentials()) as client:
         client.call("session", dict, {"name": "a/../b"})
         client.call("query", dict, {"metric": "power_watts", "nodes": ["a", "b"], "step": 10})
 
@@ -102,7 +109,7 @@ def test_reading_asks_with_a_query(server: _Server) -> None:
 
 def test_writing_asks_with_a_body_and_the_token(server: _Server) -> None:
     """A body is JSON, says so, and comes with the token; the host is the one that was named."""
-    with connect(server.address, Credentials(token="secret-of-this-head")) as client:
+    with connect(server.address, HeadCredentials(token="secret-of-this-head")) as client:
         assert {"success": True} == client.call("start", dict, {"name": "a"})
 
     method, path, body, headers = server.asked[0]
@@ -116,7 +123,7 @@ def test_proxies_of_the_environment_are_not_used(server: _Server, monkeypatch: p
     """A head is asked directly, whatever the shell says about the web."""
     monkeypatch.setenv("http_proxy", "http://192.0.2.9:1")
 
-    with connect(server.address, Credentials()) as client:
+    with connect(server.address, HeadCredentials()) as client:
         assert {"success": True} == client.call("status", dict)
 
 
@@ -124,7 +131,10 @@ def test_a_download_that_breaks_off_is_an_error(server: _Server) -> None:
     """A file that is shorter than announced is not taken for the whole."""
     server.length = 1000
 
-    with connect(server.address, Credentials()) as client, pytest.raises(BrokenOffError, match="broke off"):
+    with (
+        connect(server.address, HeadCredentials()) as client,
+        pytest.raises(DownloadInterruptedError, match="was interrupted"),
+    ):
         client.download("a", "json", io.BytesIO())
 
 
@@ -132,34 +142,34 @@ def test_nothing_listens() -> None:
     """The error says where, and how to start a head."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = Address("http", "127.0.0.1", free.getsockname()[1])
-        with pytest.raises(UnreachableError) as caught:
-            connect(address, Credentials()).call("status", dict)
+        address = HeadAddress("http", "127.0.0.1", free.getsockname()[1])
+        with pytest.raises(HeadUnreachableError) as caught:
+            connect(address, HeadCredentials()).call("status", dict)
 
-    assert f"nothing listens at {address.target}" == caught.value.message
+    assert f"nothing is listening at {address.target}" == caught.value.message
     assert "gpulse head" in (caught.value.hint or "")
 
 
 def test_no_such_machine() -> None:
     """A name that nobody knows is told apart from a machine that is down."""
-    with pytest.raises(UnreachableError, match=r"no machine called 'no-such-host\.invalid'"):
-        check_listening(Address("grpc", "no-such-host.invalid", 8090))
+    with pytest.raises(HeadUnreachableError, match=r"cannot resolve the host name 'no-such-host\.invalid'"):
+        check_listening(HeadAddress("grpc", "no-such-host.invalid", 8090))
 
 
 def test_the_http_port_is_known_for_what_it_is(server: _Server) -> None:
     """Whoever speaks gRPC there can be told."""
-    assert Found("http", tls=False) == look(server.address._replace(transport="grpc"))
+    assert PortProbe("http", tls=False) == probe_port(server.address._replace(transport="grpc"))
 
 
 def test_the_grpc_port_is_known_for_what_it_is() -> None:
     """A head's first words in gRPC are enough, and the error names the other port."""
     with (
         speaking(lambda connection: connection.sendall(_SETTINGS)) as address,
-        pytest.raises(UnansweredError) as caught,
+        pytest.raises(HeadNotAnsweringError) as caught,
     ):
-        connect(address, Credentials()).call("status", dict)
+        connect(address, HeadCredentials()).call("status", dict)
 
-    assert "speaks gRPC, and this command speaks HTTP" in caught.value.message
+    assert "is a gRPC port, but this command uses HTTP" in caught.value.message
     assert "8091" in (caught.value.hint or "")
 
 
@@ -167,18 +177,18 @@ def test_something_else_is_told_as_such() -> None:
     """A server of another kind is no head."""
     with (
         speaking(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")) as address,
-        pytest.raises(UnansweredError, match="is no gpulse head"),
+        pytest.raises(HeadNotAnsweringError, match="is not a gpulse head"),
     ):
-        connect(address, Credentials()).call("status", dict)
+        connect(address, HeadCredentials()).call("status", dict)
 
 
 def test_tls_where_there_is_none_is_told(server: _Server) -> None:
     """The option to leave out is named."""
-    with pytest.raises(UnansweredError) as caught:
-        connect(server.address, Credentials(tls=True)).call("status", dict)
+    with pytest.raises(HeadNotAnsweringError) as caught:
+        connect(server.address, HeadCredentials(tls=True)).call("status", dict)
 
-    assert "speaks no TLS" in caught.value.message
-    assert "leave out --tls" == caught.value.hint
+    assert "does not use TLS" in caught.value.message
+    assert "omit --tls" == caught.value.hint
 
 
 def test_a_head_that_does_not_answer_is_not_waited_for_forever() -> None:
@@ -189,15 +199,18 @@ def test_a_head_that_does_not_answer_is_not_waited_for_forever() -> None:
         done.wait(600)
 
     with speaking(keep_waiting) as address:
-        client = connect(address, Credentials(), call_seconds=0.1)
-        with pytest.raises(UnansweredError, match=r"did not answer within 0\.1 s"):
+        client = connect(address, HeadCredentials(), call_seconds=0.1)
+        with pytest.raises(HeadNotAnsweringError, match=r"did not answer within 0\.1 s"):
             client.call("status", dict)
         done.set()
 
 
 def test_files_for_tls_must_be_some(server: _Server) -> None:
     """A certificate without its key, or no certificate at all, is refused before anything is sent."""
-    for wrong in (Credentials(tls=True, ca="/dev/null"), Credentials(tls=True, cert="/nonexistent.pem")):
+    for wrong in (
+        HeadCredentials(tls=True, ca="/dev/null"),
+        HeadCredentials(tls=True, cert="/nonexistent.pem"),
+    ):
         with pytest.raises(UsageError):
             connect(server.address, wrong)
 
@@ -206,5 +219,8 @@ def test_files_for_tls_must_be_some(server: _Server) -> None:
 
 def test_an_operation_that_does_not_exist_is_not_sent(server: _Server) -> None:
     """There is no path to ask for it."""
-    with connect(server.address, Credentials()) as client, pytest.raises(GpulseError, match="no operation"):
+    with (
+        connect(server.address, HeadCredentials()) as client,
+        pytest.raises(GpulseError, match="no operation"),
+    ):
         client.call("nonsense", dict)

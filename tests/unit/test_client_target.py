@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.cli import service
-from gpulse.cli.remote import chosen_format
-from gpulse.cli.target import Target, running_at
+from gpulse.cli import common
+from gpulse.cli.head_client import HeadTarget, find_running_head
+from gpulse.cli.session_download import choose_format
 from gpulse.errors import UsageError
 
 TOKEN = "0123456789abcdef0123"
@@ -36,32 +36,32 @@ def left(directory: Path, pid: int, grpc: str = "0.0.0.0:9999") -> Path:
 
 def test_the_option_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """And both before the head of this machine, which comes before the default."""
-    assert "localhost:8090" == Target().address().target
+    assert "localhost:8090" == HeadTarget().address().target
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        left(service.state_dir("head"), os.getpid(), f"0.0.0.0:{port}")
-        assert f"localhost:{port}" == Target().address().target
-    assert "localhost:8090" == Target().address().target, "nothing listens there any more"
+        left(common.state_dir("head"), os.getpid(), f"0.0.0.0:{port}")
+        assert f"localhost:{port}" == HeadTarget().address().target
+    assert "localhost:8090" == HeadTarget().address().target, "nothing listens there any more"
 
     monkeypatch.setenv("GPULSE_HEAD", "there")
-    assert "there:8090" == Target().address().target
-    assert "here:1" == Target(head="here:1").address().target
+    assert "there:8090" == HeadTarget().address().target
+    assert "here:1" == HeadTarget(head="here:1").address().target
 
 
 def test_a_head_that_is_gone_is_not_asked(tmp_path: Path) -> None:
     """The file of a head that was killed means nothing, nor does one that cannot be read."""
     dead = left(tmp_path / "data", 2**22 + 1)
 
-    assert running_at(dead) is None
-    assert running_at(tmp_path / "nothing") is None
+    assert find_running_head(dead) is None
+    assert find_running_head(tmp_path / "nothing") is None
     (dead / "head.json").write_text("{")
-    assert running_at(dead) is None
+    assert find_running_head(dead) is None
 
 
 def test_a_head_without_http_is_not_asked_over_http(tmp_path: Path) -> None:
     """Only where it listens it can be asked."""
-    assert running_at(left(tmp_path / "data", os.getpid()), "http") is None
+    assert find_running_head(left(tmp_path / "data", os.getpid()), "http") is None
 
 
 def test_the_token_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,47 +69,47 @@ def test_the_token_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     file = home / "token"
     file.write_text(f"{TOKEN}-file\n")
     file.chmod(0o600)
-    default = service.default_token_file()
+    default = common.default_token_file()
     default.parent.mkdir(parents=True)
 
-    assert Target().credentials(is_local=False).token is None
+    assert HeadTarget().credentials(is_local=False).token is None
 
     default.write_text(f"{TOKEN}-default\n")
     default.chmod(0o600)
-    assert f"{TOKEN}-default" == Target().credentials(is_local=False).token
+    assert f"{TOKEN}-default" == HeadTarget().credentials(is_local=False).token
 
     monkeypatch.setenv("GPULSE_TOKEN", f"{TOKEN}-environment")
-    assert f"{TOKEN}-environment" == Target().credentials(is_local=False).token
+    assert f"{TOKEN}-environment" == HeadTarget().credentials(is_local=False).token
 
     monkeypatch.setenv("GPULSE_TOKEN_FILE", str(file))
-    assert f"{TOKEN}-file" == Target().credentials(is_local=False).token
+    assert f"{TOKEN}-file" == HeadTarget().credentials(is_local=False).token
 
 
 def test_a_token_that_others_can_read_is_refused_where_it_is_needed() -> None:
     """A head on this machine needs none, so there it is no reason to stop."""
-    default = service.default_token_file()
+    default = common.default_token_file()
     default.parent.mkdir(parents=True)
     default.write_text(f"{TOKEN}\n")
     default.chmod(0o644)
 
-    assert Target().credentials(is_local=True).token is None
-    with pytest.raises(UsageError, match="others can read"):
-        Target().credentials(is_local=False)
+    assert HeadTarget().credentials(is_local=True).token is None
+    with pytest.raises(UsageError, match="other users can read"):
+        HeadTarget().credentials(is_local=False)
 
 
 def test_any_option_for_tls_means_tls() -> None:
     """A certificate is of no use without it."""
-    assert not Target().credentials(is_local=True).tls
-    assert Target(tls=True).credentials(is_local=True).tls
-    assert Target(tls_ca=Path("ca.pem")).credentials(is_local=True).tls
+    assert not HeadTarget().credentials(is_local=True).tls
+    assert HeadTarget(tls=True).credentials(is_local=True).tls
+    assert HeadTarget(tls_ca=Path("ca.pem")).credentials(is_local=True).tls
 
 
 def test_the_kind_of_file_follows_its_name(tmp_path: Path) -> None:
     """A directory and standard output say nothing about it."""
-    assert "json" == chosen_format(None, None)
-    assert "csv" == chosen_format(None, Path("x.csv"))
-    assert "parquet" == chosen_format("parquet", tmp_path)
-    assert "jsonl" == chosen_format("jsonl", Path("-"))
+    assert "json" == choose_format(None, None)
+    assert "csv" == choose_format(None, Path("x.csv"))
+    assert "parquet" == choose_format("parquet", tmp_path)
+    assert "jsonl" == choose_format("jsonl", Path("-"))
     for kind, place in (("json", Path("x.csv")), (None, Path("x.txt")), (None, Path("x"))):
         with pytest.raises(UsageError):
-            chosen_format(kind, place)
+            choose_format(kind, place)

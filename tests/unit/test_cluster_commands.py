@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 import pytest
 
-from gpulse.cli import agent, recover, remote, service, session, target
-from gpulse.cli.compat import gsprof
-from gpulse.cluster.client.address import Address
+from gpulse.cli import agent, common, daemon, gsprof, head_client, option_types, session, session_download
+from gpulse.cluster.client.transport import HeadAddress
 from gpulse.cluster.protocol.answers import ExportState, OneSession, SessionAnswer, Sessions, SeveralSessions
 from gpulse.errors import GpulseError, RefusedError, UsageError
 from gpulse.model.time_text import parse_duration
@@ -38,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class _Client:
     """Stands for a head with a few sessions, whose files take a while."""
 
-    address = Address("grpc", "localhost", 8090)
+    address = HeadAddress("grpc", "localhost", 8090)
 
     def __init__(self, *names: str, polls: int = 0) -> None:
         self.names = names
@@ -83,8 +82,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Lets commands ask this head."""
 
     def use(client: _Client) -> _Client:
-        monkeypatch.setattr(target.Target, "connect", lambda *_, **__: client)
-        monkeypatch.setattr(remote, "_POLL_SECONDS", 0.0)
+        monkeypatch.setattr(head_client.HeadTarget, "connect", lambda *_, **__: client)
+        monkeypatch.setattr(session_download, "_POLL_SECONDS", 0.0)
         return client
 
     return use
@@ -130,7 +129,7 @@ def test_recover_asks_which(asked: Asked, command: click.Command, words: list[st
     """Without a name it says which there are, and exits with 2."""
     head = asked(_Client("one", "two"))
 
-    with pytest.raises(UsageError, match="which session\\? interrupted: one, two") as caught:
+    with pytest.raises(UsageError, match="there are 2 interrupted sessions: one, two") as caught:
         command.main(words, standalone_mode=False)
 
     assert (hint, 2) == (caught.value.hint, caught.value.exit_code)
@@ -144,23 +143,23 @@ def test_recover_means_the_only_one(asked: Asked, capsys: pytest.CaptureFixture[
     gsprof.command.main(["recover", "localhost"], standalone_mode=False)
 
     assert ("recover", {"session_id": "id-only"}) in head.asked
-    assert "only goes on\n" == capsys.readouterr().out
+    assert "only resumed\n" == capsys.readouterr().out
 
 
 def test_nothing_to_recover_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
     """There is nothing to choose from."""
-    recover.Asked().choose([])
+    session.RecoveryRequest().choose([])
 
-    assert "there is no session to recover\n" == capsys.readouterr().out
+    assert "there is no interrupted session\n" == capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["profile", "h:1", "--name", "x"], "end it with: gsprof stop h:1 --name x, or choose another name"),
+        (["profile", "h:1", "--name", "x"], "stop it with: gsprof stop h:1 --name x, or choose another name"),
         (
             ["http-profile", "h:2", "--name", "x"],
-            "end it with: gsprof stop http://h:2 --name x, or choose another name",
+            "stop it with: gsprof stop http://h:2 --name x, or choose another name",
         ),
     ],
 )
@@ -168,7 +167,7 @@ def test_what_is_suggested_is_for_the_same_head(asked: Asked, words: list[str], 
     """A command that is copied must not ask another one."""
     head = asked(_Client())
     head.failure = RefusedError(
-        409, "it is active already", hint="end it with: gpulse session stop x, or choose another name"
+        409, "it is active already", hint="stop it with: gpulse session stop x, or choose another name"
     )
 
     with pytest.raises(RefusedError) as caught:
@@ -179,11 +178,11 @@ def test_what_is_suggested_is_for_the_same_head(asked: Asked, words: list[str], 
 def test_hints_for_http_become_commands(asked: Asked) -> None:
     """What a head suggests to programs is said in words that can be typed."""
     head = asked(_Client())
-    head.failure = RefusedError(404, "there is no node 'nope'", hint="/clients lists them")
+    head.failure = RefusedError(404, "there is no node 'nope'", hint="list the nodes with GET /clients")
 
     with pytest.raises(RefusedError) as caught:
         session.start.main(["x", "--node", "nope"], standalone_mode=False)
-    assert "gpulse status lists them" == caught.value.hint
+    assert "list the nodes with gpulse status" == caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -194,16 +193,16 @@ def test_hints_for_http_become_commands(asked: Asked) -> None:
         ("gpulse session export run --head h:1, or", "gsprof recover h:1 --export --name run, or"),
         ("gpulse session list --head h:1", "gsprof status h:1"),
         ("start a head here with `gpulse head`", "start a head here with `gsprof start`"),
-        ("gpulse status lists them", "gsprof status lists them"),
+        ("gpulse status lists the nodes", "gsprof status lists the nodes"),
         ("gpulse agent HOST:8090", "gsprof connect HOST:8090"),
         ("pip install 'gpulse[head]'", "pip install 'gpulse[head]'"),
-        ("see it with: gpulse report /d/x.json", "see it with: gsprof stat --data /d/x.json"),
+        ("view it with: gpulse report /d/x.json", "view it with: gsprof stat --data /d/x.json"),
         ("`gpulse session stop`", "`gsprof stop`"),
     ],
 )
 def test_gsprof_suggests_its_own_commands(hint: str, words: str) -> None:
     """Where it has one."""
-    assert words == gsprof.reworded(hint)
+    assert words == gsprof.translate_commands(hint)
 
 
 def test_gsprof_rewords_what_its_commands_fail_with(asked: Asked) -> None:
@@ -219,24 +218,24 @@ def test_gsprof_rewords_what_its_commands_fail_with(asked: Asked) -> None:
 @pytest.mark.parametrize("text", ["90", "1.5", "10m", "1h30m", "30D", " 2w ", "250ms"])
 def test_lengths_of_time_are_the_same_everywhere(text: str) -> None:
     """On the command line as in requests."""
-    assert parse_duration(text.strip().lower()) == service.duration(text)
+    assert parse_duration(text.strip().lower()) == option_types.duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "10 m", "10m5", "nan"])
-def test_what_is_no_length_of_time(text: str) -> None:
+def test_what_is_not_a_duration(text: str) -> None:
     """It is refused."""
-    with pytest.raises(click.BadParameter, match="no length of time"):
-        service.duration(text)
+    with pytest.raises(click.BadParameter, match="not a duration"):
+        option_types.duration(text)
 
 
 def test_labels() -> None:
     """Each has a key; a value may be empty, and may hold equals signs."""
-    assert {"a": "1", "b": "", "c": "x=y"} == service.labels(["a=1", "b=", "c=x=y"])
+    assert {"a": "1", "b": "", "c": "x=y"} == option_types.labels(["a=1", "b=", "c=x=y"])
     for wrong in ("a", "=1", "a=" + "x" * 300, "a=\n"):
-        with pytest.raises(UsageError, match="is no label"):
-            service.labels([wrong])
+        with pytest.raises(UsageError, match=r"is not a (valid )?label"):
+            option_types.labels([wrong])
     with pytest.raises(UsageError, match="too many"):
-        service.labels([f"{number}=" for number in range(1000)])
+        option_types.labels([f"{number}=" for number in range(1000)])
 
 
 @pytest.fixture
@@ -249,9 +248,9 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AgentConfig]:
         async def run(*_: object) -> None:
             return
 
-        monkeypatch.setattr(agent, "_for_heads", lambda config, _: seen.append(config))
+        monkeypatch.setattr(agent, "_sample_for_heads", lambda config, _: seen.append(config))
         monkeypatch.setattr(agent, "_run", run)
-        monkeypatch.setattr(service, "start_logging", lambda: None)
+        monkeypatch.setattr(daemon, "start_logging", lambda: None)
         agent.start(**{"demo": True, **options})
         return seen[0]
 
@@ -262,7 +261,7 @@ def test_one_head_has_one_spool_however_it_is_written(configured: Callable[..., 
     """Frames that wait for a head are found again when its port is left out the next time."""
     states = {configured(head=head).state for head in ("head", "head:8090", "HEAD", "grpc://head:8090")}
 
-    assert [service.state_dir("agent", "head_8090")] == list(states)
+    assert [common.state_dir("agent", "head_8090")] == list(states)
     assert configured(head="::1").state == configured(head="[::1]:8090").state
     assert configured(head="head:9000").state not in states
 
@@ -270,25 +269,25 @@ def test_one_head_has_one_spool_however_it_is_written(configured: Callable[..., 
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 254, "a\x1b[31m", "\udc80"])
 def test_a_name_that_no_node_can_have(configured: Callable[..., AgentConfig], name: str) -> None:
     """It is refused before anything starts."""
-    with pytest.raises(UsageError, match="a node cannot be called"):
+    with pytest.raises(UsageError, match="is not a valid node name"):
         configured(head="head", node_name=name)
 
 
 def test_agents_do_not_speak_http(configured: Callable[..., AgentConfig]) -> None:
     """An address that says so is refused, with the port to use."""
-    with pytest.raises(UsageError, match="agents use the gRPC port \\(8090 unless"):
+    with pytest.raises(UsageError, match="agents use the gRPC port \\(default: 8090"):
         configured(head="http://head:8091")
 
 
 def test_an_agents_token_is_read_as_a_commands(configured: Callable[..., AgentConfig]) -> None:
-    """One that others can read is refused, unless the head is on this machine and needs none."""
-    default = service.default_token_file()
+    """One that other users can read is refused, unless the head is on this machine and needs none."""
+    default = common.default_token_file()
     default.parent.mkdir(parents=True)
     default.write_text(f"{TOKEN}\n")
     default.chmod(0o644)
 
     assert configured(head="localhost").link.token is None
-    with pytest.raises(UsageError, match="others can read"):
+    with pytest.raises(UsageError, match="other users can read"):
         configured(head="far-away")
     default.chmod(0o600)
     assert TOKEN == configured(head="far-away").link.token

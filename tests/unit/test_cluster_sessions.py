@@ -6,19 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.cluster.head.sessions import Sessions, interrupted, recovered, stopped
+from gpulse.cluster.head.session_lifecycle import (
+    SessionRegistry,
+    interrupt_session,
+    recover_session,
+    stop_session,
+)
 from gpulse.errors import RefusedError, UsageError
-from gpulse.model.session import Interruption, Session, checked_name
+from gpulse.model.session import Interruption, Session, check_session_name
 
 NOW = 1_800_000_000.0
 
 
-def begin(sessions: Sessions, name: str | None = "run", number: int = 1, **given: Any) -> Session:
+def begin(sessions: SessionRegistry, name: str | None = "run", number: int = 1, **given: Any) -> Session:
     """Begin a session and take it in."""
     settings: dict[str, Any] = {
         "now": NOW + number,
         "since_seconds": None,
-        "longest_seconds": 30 * 86_400.0,
+        "max_seconds": 30 * 86_400.0,
         "nodes": (),
         "gpus": (),
         "labels": {},
@@ -34,10 +39,10 @@ def begin(sessions: Sessions, name: str | None = "run", number: int = 1, **given
 def test_a_name_that_is_active_is_refused() -> None:
     """Two sessions of one name would end in one file."""
 
-    sessions = Sessions()
+    sessions = SessionRegistry()
     begin(sessions)
 
-    with pytest.raises(RefusedError, match="active already") as refused:
+    with pytest.raises(RefusedError, match="which is active") as refused:
         begin(sessions, number=2)
     assert refused.value.status == 409
 
@@ -45,8 +50,8 @@ def test_a_name_that_is_active_is_refused() -> None:
 def test_a_name_that_is_finished_may_be_used_again() -> None:
     """The newest one is meant from then on."""
 
-    sessions = Sessions()
-    sessions.put(stopped(begin(sessions), NOW + 10))
+    sessions = SessionRegistry()
+    sessions.put(stop_session(begin(sessions), NOW + 10))
 
     again = begin(sessions, number=2)
 
@@ -57,7 +62,7 @@ def test_a_name_that_is_finished_may_be_used_again() -> None:
 def test_fifty_sessions_may_overlap() -> None:
     """They are intervals, and cost nothing."""
 
-    sessions = Sessions()
+    sessions = SessionRegistry()
     for number in range(50):
         begin(sessions, f"s{number}", number)
 
@@ -67,7 +72,7 @@ def test_fifty_sessions_may_overlap() -> None:
 def test_a_session_may_begin_in_the_past() -> None:
     """`--since 10m`."""
 
-    session = begin(Sessions(), since_seconds=600.0)
+    session = begin(SessionRegistry(), since_seconds=600.0)
 
     assert session.created - session.start == 600.0
 
@@ -75,7 +80,7 @@ def test_a_session_may_begin_in_the_past() -> None:
 def test_a_session_begins_no_earlier_than_history_reaches() -> None:
     """However long ago somebody asks for."""
 
-    session = begin(Sessions(), since_seconds=1e308)
+    session = begin(SessionRegistry(), since_seconds=1e308)
 
     assert session.created - session.start == 30 * 86_400.0
 
@@ -83,7 +88,7 @@ def test_a_session_begins_no_earlier_than_history_reaches() -> None:
 def test_sessions_without_a_name_get_one_each() -> None:
     """As the profiler names its files."""
 
-    sessions = Sessions()
+    sessions = SessionRegistry()
 
     names = [begin(sessions, None, number, now=NOW).name for number in (1, 2)]
 
@@ -96,8 +101,8 @@ def test_sessions_without_a_name_get_one_each() -> None:
 def test_names_that_could_leave_the_directory_are_refused(name: str) -> None:
     """Files are made from them."""
 
-    with pytest.raises(UsageError, match="cannot be called"):
-        checked_name(name)
+    with pytest.raises(UsageError, match="invalid session name"):
+        check_session_name(name)
 
 
 @given(st.text())
@@ -105,7 +110,7 @@ def test_a_name_that_is_allowed_is_harmless(name: str) -> None:
     """Whatever passes is a plain file name."""
 
     try:
-        checked_name(name)
+        check_session_name(name)
     except UsageError:
         return
     assert name.isascii()
@@ -116,11 +121,11 @@ def test_a_name_that_is_allowed_is_harmless(name: str) -> None:
 def test_an_interrupted_session_is_recovered_with_its_gap() -> None:
     """Everything about the interruption stays in the session."""
 
-    sessions = Sessions()
-    session = interrupted(begin(sessions), NOW + 100)
+    sessions = SessionRegistry()
+    session = interrupt_session(begin(sessions), NOW + 100)
     sessions.put(session)
 
-    found = recovered(sessions.to_recover("run", None), NOW + 160)
+    found = recover_session(sessions.to_recover("run", None), NOW + 160)
 
     assert found.is_active
     assert found.interruptions == (Interruption(NOW + 100, NOW + 160),)
@@ -129,16 +134,26 @@ def test_an_interrupted_session_is_recovered_with_its_gap() -> None:
 def test_an_interrupted_session_that_is_stopped_ends_where_it_broke_off() -> None:
     """Nobody asked for what came afterwards."""
 
-    session = stopped(interrupted(begin(Sessions()), NOW + 100), NOW + 500)
+    session = stop_session(interrupt_session(begin(SessionRegistry()), NOW + 100), NOW + 500)
 
     assert (session.state, session.end) == ("finished", NOW + 100)
+
+
+def test_a_session_keeps_its_data_when_the_clock_is_set_back() -> None:
+    """It ends where it was last known to be active, not at its start."""
+
+    session = interrupt_session(begin(SessionRegistry()), NOW + 100)
+    session = recover_session(session, NOW - 600)
+    assert session.interruptions == (Interruption(NOW + 100, NOW + 100),)
+    assert stop_session(session, NOW - 500).end == NOW + 100
+    assert interrupt_session(session, NOW - 500).interruptions[-1] == Interruption(NOW + 100)
 
 
 def test_a_name_waits_while_its_session_can_be_recovered() -> None:
     """The refusal says how to go on."""
 
-    sessions = Sessions()
-    sessions.put(interrupted(begin(sessions), NOW + 100))
+    sessions = SessionRegistry()
+    sessions.put(interrupt_session(begin(sessions), NOW + 100))
 
     with pytest.raises(RefusedError) as refused:
         begin(sessions, number=2)
@@ -152,9 +167,9 @@ def test_a_name_waits_while_its_session_can_be_recovered() -> None:
 def test_what_cannot_be_recovered_is_said(name: str | None, status: int) -> None:
     """One that goes on, one that is complete, one that never was."""
 
-    sessions = Sessions()
+    sessions = SessionRegistry()
     begin(sessions, "going", 1)
-    sessions.put(stopped(begin(sessions, "ended", 2), NOW + 10))
+    sessions.put(stop_session(begin(sessions, "ended", 2), NOW + 10))
 
     with pytest.raises(RefusedError) as refused:
         sessions.to_recover(name, None)
@@ -165,7 +180,7 @@ def test_what_cannot_be_recovered_is_said(name: str | None, status: int) -> None
 def test_a_session_survives_its_spelling(label: str, nodes: list[str], start: float) -> None:
     """What is written to the log is what is read back."""
 
-    session = begin(Sessions(), labels={label: label}, nodes=tuple(nodes), since_seconds=start)
-    session = recovered(interrupted(session, NOW), NOW + 1)
+    session = begin(SessionRegistry(), labels={label: label}, nodes=tuple(nodes), since_seconds=start)
+    session = recover_session(interrupt_session(session, NOW), NOW + 1)
 
     assert Session.from_dict(session.to_dict()) == session

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpulse.cluster.head.commit import Committer
+from gpulse.cluster.head.group_commit import Committer
 from gpulse.errors import DiskError
-from gpulse.store.log.records import Entry
-from gpulse.store.outage import Outage
+from gpulse.store.incomplete_answers import BackendOutage
+from gpulse.store.log.record_payloads import LogEntry
 
 
 class Disk:
@@ -18,21 +18,23 @@ class Disk:
     def __init__(self) -> None:
         self.full = False
         self.room_bytes = 1 << 30
-        self.written: list[Entry] = []
+        self.written: list[LogEntry] = []
         self.commits = 0
         self.probes: list[int] = []
+        self.started = threading.Event()
         self.going_on = threading.Event()
         self.going_on.set()
 
-    def commit(self, entries: Sequence[Entry]) -> None:
+    def commit(self, entries: Sequence[LogEntry]) -> None:
         """Write, or fail."""
         self.commits += 1
+        self.started.set()
         self.going_on.wait(60.0)
         if self.full:
             raise DiskError("no space", hint="make some")
         self.written += entries
 
-    def repair(self, probe_bytes: int) -> list[Entry]:
+    def repair(self, probe_bytes: int) -> list[LogEntry]:
         """Be as before, or fail again."""
         self.probes.append(probe_bytes)
         if self.full:
@@ -45,16 +47,16 @@ class Scene:
 
     def __init__(self) -> None:
         self.disk = Disk()
-        self.done: list[Entry] = []
-        self.trouble: list[Outage] = []
+        self.done: list[LogEntry] = []
+        self.trouble: list[BackendOutage] = []
         self.committer = Committer(
             self.disk, now=lambda: 100.0, done=self.done.extend, failed=self.trouble.append, seconds=3600.0
         )
 
 
-def fact(name: str, number: int = 0) -> Entry:
+def fact(name: str, number: int = 0) -> LogEntry:
     """Some fact."""
-    return Entry.of_fact(name, number=number)
+    return LogEntry.of_fact(name, number=number)
 
 
 async def test_nothing_is_acknowledged_before_it_is_written() -> None:
@@ -81,6 +83,26 @@ async def test_whoever_needs_it_now_does_not_wait_for_the_next_commit() -> None:
     await asyncio.wait_for(scene.committer.durable(fact("session")), 60.0)
 
     assert len(scene.disk.written) == 1
+    running.cancel()
+
+
+async def test_a_commit_that_takes_long_does_not_delay_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came meanwhile is due a second after the commit began, not after it ended."""
+
+    scene, loop, passed = Scene(), asyncio.get_running_loop(), [0.0]
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + passed[0])
+    scene.disk.going_on.clear()
+    running = asyncio.create_task(scene.committer.run())
+    first = asyncio.create_task(scene.committer.durable(fact("first")))
+    assert await asyncio.to_thread(scene.disk.started.wait, 60.0)
+    scene.committer.add(fact("meanwhile"))
+    passed[0] = 3600.0
+    scene.disk.started.clear()
+    scene.disk.going_on.set()
+    await first
+
+    assert await asyncio.to_thread(scene.disk.started.wait, 60.0)
     running.cancel()
 
 

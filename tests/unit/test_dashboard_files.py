@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpulse.cluster.security import Access
+from gpulse.charts.style import COLORS, HEAT, LINE_COLORS
+from gpulse.cluster.access_control import AccessPolicy
 from gpulse.web.app import make_app
 from gpulse.web.dashboard import Dashboard
 from tests.unit.fake_head import TOKEN, FakeHead, seen_as
@@ -23,7 +24,9 @@ EVERY = [path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".
 
 def asking(theme_dir: Path | None = None, address: str = "127.0.0.1") -> httpx.AsyncClient:
     """A client of an application with a dashboard."""
-    app = make_app(FakeHead(), Access(TOKEN), dashboard=Dashboard(str(theme_dir) if theme_dir else None))
+    app = make_app(
+        FakeHead(), AccessPolicy(TOKEN), dashboard=Dashboard(str(theme_dir) if theme_dir else None)
+    )
     transport = httpx.ASGITransport(seen_as(app, os.geteuid()), client=(address, 1))
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
@@ -132,14 +135,14 @@ async def test_a_look_without_files(tmp_path: Path) -> None:
 
 
 async def test_the_assets_are_small() -> None:
-    """What the front page loads, as it is; and everything that there is, as it travels."""
+    """What the front page loads, and everything that there is, as they travel."""
     front = _loaded(STATIC / "index.html")
     assert STATIC / "pages/overview.js" in front
     assert STATIC / "pages/gpu.js" not in front, "other pages are loaded when somebody goes there"
-    assert sum(path.stat().st_size for path in front) < 250_000
     async with asking() as client:
-        sizes = [await _travelled(client, f"/static/{path.relative_to(STATIC)}") for path in EVERY]
-    assert sum(sizes) < 200_000
+        sizes = {path: await _travelled(client, f"/static/{path.relative_to(STATIC)}") for path in EVERY}
+    assert sum(size for path, size in sizes.items() if path in front) < 140_000
+    assert sum(sizes.values()) < 280_000
 
 
 def _loaded(start: Path) -> set[Path]:
@@ -195,3 +198,17 @@ def test_own_scripts_cannot_run_text(path: Path) -> None:
         "http://",
     ):
         assert word not in text
+
+
+@pytest.mark.parametrize("selector", ['="light"]', ':is([data-scheme="dark"]'])
+def test_charts_have_the_colors_of_all_pictures(selector: str) -> None:
+    """Lines, heat maps and missing data of the dashboard look as in reports, in light and in dark."""
+    tokens = (STATIC / "tokens.css").read_text()
+    theme = tokens.partition(selector)[2].partition("}")[0]
+    names = {
+        **{f"chart-{place + 1}": f"line{place}" for place in range(LINE_COLORS)},
+        **dict(zip(("heat-0", "heat-50", "heat-100"), HEAT, strict=True)),
+        "no-data": "gap",
+    }
+    expected = {name: COLORS[own]["dark" in selector] for name, own in names.items()}
+    assert expected == {name: re.findall(rf"--{name}: (#\w+);", theme)[0] for name in names}

@@ -16,8 +16,9 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from distributed.protocol import pickle
 
-from gpulse.cli import dask, dask_client, dask_record, scheduler, service, tracked
+from gpulse.cli import common, dask, dask_client
 from gpulse.errors import GpulseError, MissingExtraError, UsageError, install_command
+from gpulse.integrations.dask.trackable_metrics import find_unit
 
 RECORD = """job,dag,timestamp,tasks,mem-util
 0,0,0.0,[],"[90, 1]"
@@ -25,7 +26,7 @@ RECORD = """job,dag,timestamp,tasks,mem-util
 2,1,0.4,[],"[20, 30]"
 """
 LOAD = """
-from gpulse.integrations.dask.custom import custom_metric
+from gpulse.integrations.dask.monitor_settings import custom_metric
 
 def factor():
     return 2
@@ -51,27 +52,27 @@ def twice(worker, handles):
 def test_an_address_is_written_as_dask_writes_it(address: str, text: str) -> None:
     """Whatever is left out is what Dask would take."""
 
-    assert address == scheduler.parse_address(text)
+    assert address == dask_client.parse_address(text)
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("is no address", ""),
-        ("is no address", "head:0"),
-        ("is no address", "head:99999"),
-        ("is no address", "a b"),
-        ("is no address", "tcp://head:8786/path"),
-        ("is no address", "::1"),
-        ("is no address", "-h"),
+        ("is not the address", ""),
+        ("is not the address", "head:0"),
+        ("is not the address", "head:99999"),
+        ("is not the address", "a b"),
+        ("is not the address", "tcp://head:8786/path"),
+        ("is not the address", "::1"),
+        ("is not the address", "-h"),
         ("is the address of a dashboard", "http://head:8787"),
-        ("cannot be reached by inproc://", "inproc://head/1/2"[:13]),
+        ("inproc:// is not a protocol", "inproc://head/1/2"[:13]),
     ],
 )
 def test_what_is_no_address_is_refused(words: str, text: str) -> None:
     """With what would be one."""
     with pytest.raises(UsageError, match=words) as caught:
-        scheduler.parse_address(text)
+        dask_client.parse_address(text)
 
     assert "://" in str(caught.value.hint)
 
@@ -87,7 +88,7 @@ def test_a_file_says_where_the_scheduler_is(tmp_path: Path) -> None:
     file.write_text('{"type": "Scheduler", "address": "tcp://head:1234"}')
     options = given(scheduler="out", scheduler_file=file, folder=None, timeout=2.0)
 
-    assert ("tcp://head:1234", 2.0) == scheduler.taken(options, "folder")
+    assert ("tcp://head:1234", 2.0) == dask_client.pop_scheduler(options, "folder")
     assert {"folder": "out"} == options
 
 
@@ -98,7 +99,7 @@ def test_a_file_says_where_the_scheduler_is(tmp_path: Path) -> None:
         ("is not JSON", b"\xff\x00"),
         ("has no address", b"[]"),
         ("has no address", b'{"address": 7}'),
-        ("is no address", b'{"address": "?"}'),
+        ("is not the address", b'{"address": "?"}'),
     ],
 )
 def test_a_file_without_an_address_is_refused(words: str, content: bytes | None, tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_file_without_an_address_is_refused(words: str, content: bytes | None,
         file.write_bytes(content)
 
     with pytest.raises(UsageError, match=words):
-        scheduler.taken(given(scheduler_file=file))
+        dask_client.pop_scheduler(given(scheduler_file=file))
 
 
 @pytest.mark.parametrize(
@@ -116,33 +117,33 @@ def test_a_file_without_an_address_is_refused(words: str, content: bytes | None,
     [
         ("'SCHEDULER'", given(folder=None)),
         ("'FOLDER'", given(scheduler="head", folder=None)),
-        ("exclude each other", given(scheduler="head", scheduler_file=Path("x"), folder="out")),
+        ("cannot be used together", given(scheduler="head", scheduler_file=Path("x"), folder="out")),
     ],
 )
 def test_arguments_that_are_missing_or_too_much_are_named(words: str, options: dict[str, Any]) -> None:
     """Also where one of them is another than it seems."""
     with pytest.raises(click.UsageError, match=words):
-        scheduler.taken(options, "folder")
+        dask_client.pop_scheduler(options, "folder")
 
 
 def test_workers_are_indices_and_ranges() -> None:
     """Each once, in the order in which they were asked for."""
 
-    assert [8, 0, 1, 2] == dask_record._indices("8, 0-2,1")
+    assert [8, 0, 1, 2] == dask._parse_indices("8, 0-2,1")
 
 
 @pytest.mark.parametrize("text", ["", "a", "0,", "-1", "1-", "1-0", "0-99999999999", "0.5"])
 def test_what_is_no_list_of_workers_is_refused(text: str) -> None:
     """With what would be one."""
     with pytest.raises(click.UsageError, match="such as 0,8"):
-        dask_record._indices(text)
+        dask._parse_indices(text)
 
 
 def test_a_custom_metric_of_a_file_runs_where_the_file_is_not(tmp_path: Path) -> None:
     """Workers get the function itself with what it uses, not the name of a module that they do not have."""
     file = tmp_path / "metrics.py"
     file.write_text(LOAD)
-    (metric,) = tracked.custom_metrics((f"{file}:twice",))
+    (metric,) = dask.load_custom_metrics((f"{file}:twice",))
     sent = pickle.dumps(metric)  # type: ignore[no-untyped-call]
     code = f"import pickle; print(pickle.loads(bytes.fromhex('{sent.hex()}'))(21, []))"
 
@@ -155,16 +156,16 @@ def test_a_custom_metric_of_a_file_runs_where_the_file_is_not(tmp_path: Path) ->
 def test_a_custom_metric_of_a_module_is_found() -> None:
     """What is installed is named as in an import."""
 
-    assert [os.getpid] == tracked.custom_metrics(("os:getpid",))
+    assert [os.getpid] == dask.load_custom_metrics(("os:getpid",))
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("names no custom metric", "metrics.py"),
-        ("names no custom metric", ":power"),
+        ("does not name a custom metric", "metrics.py"),
+        ("does not name a custom metric", ":power"),
         ("there is no file nosuch.py", "nosuch.py:power"),
-        ("is no Python file", "/etc/hostname:power"),
+        ("is not a Python file", "/etc/hostname:power"),
         ("No module named 'nosuch'", "nosuch:power"),
         ("there is no 'nosuch' in os", "os:nosuch"),
     ],
@@ -172,7 +173,7 @@ def test_a_custom_metric_of_a_module_is_found() -> None:
 def test_a_custom_metric_that_is_not_there_is_named(words: str, text: str) -> None:
     """With how one is written."""
     with pytest.raises(UsageError, match=words) as caught:
-        tracked.custom_metrics((text,))
+        dask.load_custom_metrics((text,))
 
     assert "--custom " in str(caught.value.hint)
 
@@ -184,14 +185,14 @@ def test_code_that_fails_says_so(code: str, tmp_path: Path) -> None:
     file.write_text(code)
 
     with pytest.raises(GpulseError, match=r"metrics\.py"):
-        tracked.custom_metrics((f"{file}:power",))
+        dask.load_custom_metrics((f"{file}:power",))
 
 
 def completed(incomplete: str, **params: Any) -> list[str]:
     """What a shell is told."""
     ctx = click.Context(dask.attach)
     ctx.params = params
-    return [item.value for item in tracked.complete_names(ctx, dask.attach.params[0], incomplete)]
+    return [item.value for item in dask.complete_names(ctx, dask.attach.params[0], incomplete)]
 
 
 def test_names_are_completed() -> None:
@@ -244,7 +245,7 @@ def test_a_shell_completes_the_names_of_an_export(words: tuple[str, ...], tmp_pa
 def test_units_are_those_of_the_catalogue(unit: str, metric: str) -> None:
     """What somebody's own metric means is not guessed, whatever its name."""
 
-    assert unit == tracked.unit_of(metric)
+    assert unit == find_unit(metric)
 
 
 def test_the_help_loads_neither_dask_nor_a_drawing_library() -> None:
@@ -298,17 +299,21 @@ def test_without_a_job_there_are_no_peaks(folder: Path) -> None:
     [
         ("'x' was not tracked", "peaks --help", "peaks FOLDER x"),
         ("there is no worker 7", "peaks --help", "peaks FOLDER mem-util --workers 7"),
-        ("there is no worker-0.csv", "`gpulse dask csv` was given", "peaks / mem-util"),
+        ("contains no worker-0.csv", "you passed to `gpulse dask csv`", "peaks / mem-util"),
         (
-            "there is no file or folder nosuch",
-            "a folder that `gpulse dask csv` wrote",
+            "there is no file or directory nosuch",
+            "a directory that `gpulse dask csv` wrote",
             "plot nosuch -o x.png",
         ),
-        ("there is no file or folder nosuch", "or one of the", "plot nosuch -o x.png --kind cluster"),
-        ("is no address", "wrote: there is none './nosuch'", "peaks ./nosuch mem-util"),
+        ("there is no file or directory nosuch", "or one of its", "plot nosuch -o x.png --kind cluster"),
+        ("is not the address", "wrote ('./nosuch' is not such a directory)", "peaks ./nosuch mem-util"),
         ("cannot draw 'x.foo'", "-o x.png", "plot FOLDER -o x.foo"),
-        ("there are 2 in FOLDER", "FOLDER/worker-0.csv", "plot FOLDER -o x.png --kind lines"),
-        ("is one worker's file", "the folder, FOLDER", "plot FOLDER/worker-0.csv -o x.png --kind cluster"),
+        ("FOLDER has files of 2", "FOLDER/worker-0.csv", "plot FOLDER -o x.png --kind lines"),
+        (
+            "is the file of one worker",
+            "give the directory FOLDER",
+            "plot FOLDER/worker-0.csv -o x.png --kind cluster",
+        ),
         ("there is no job 9", "plot --help", "plot FOLDER/worker-0.csv -o x.png --job 9"),
     ],
 )
@@ -331,7 +336,7 @@ def test_an_export_is_drawn(arguments: str, folder: Path) -> None:
     size = ("--width", 4, "--height", 3)
     said = invoked("plot", *arguments.replace("FOLDER", str(folder)).split(), "-o", picture, *size)
 
-    assert f"drawn: {picture}\n" == said.stdout
+    assert f"wrote {picture}\n" == said.stdout
     assert "mem-util" in picture.read_text(encoding="utf-8")
 
 
@@ -362,7 +367,7 @@ def test_python_is_said_as_commands(commands: str, python: str) -> None:
     with (
         click.Context(dask.attach, info_name="attach"),
         pytest.raises(GpulseError) as caught,
-        dask_client.reworded(),
+        dask_client.reword_errors(),
     ):
         raise GpulseError(python)
 
@@ -381,12 +386,12 @@ def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 def test_the_usual_token_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that was named, that of the environment, or this user's when there is one."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    usual = service.default_token_file()
+    usual = common.default_token_file()
 
-    assert None is dask._token_file(None)
+    assert None is dask._find_token_file(None)
     usual.parent.mkdir(parents=True)
     usual.touch()
-    assert usual == dask._token_file(None)
+    assert usual == dask._find_token_file(None)
     monkeypatch.setenv("GPULSE_TOKEN_FILE", "elsewhere")
-    assert Path("elsewhere") == dask._token_file(None)
-    assert Path("here") == dask._token_file(Path("here"))
+    assert Path("elsewhere") == dask._find_token_file(None)
+    assert Path("here") == dask._find_token_file(Path("here"))

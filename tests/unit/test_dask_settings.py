@@ -7,13 +7,22 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from gpulse.integrations.dask.custom import CustomMetric, custom_metric
-from gpulse.integrations.dask.settings import Settings, settings
-from gpulse.integrations.dask.tracking import ArgumentError, columns, names, needed
-from gpulse.model.metric import CATALOGUE
+from gpulse.integrations.dask.monitor_settings import (
+    CustomMetric,
+    MonitorSettings,
+    build_settings,
+    custom_metric,
+)
+from gpulse.integrations.dask.trackable_metrics import (
+    ArgumentError,
+    build_columns,
+    find_needed_readings,
+    list_trackable,
+)
+from gpulse.model.metric_catalog import CATALOG
 
 
-def made(**given: Any) -> Settings:
+def made(**given: Any) -> MonitorSettings:
     """Settings with one argument changed."""
     usual: dict[str, Any] = {
         "tracking": ["mem-util"],
@@ -23,17 +32,17 @@ def made(**given: Any) -> Settings:
         "mem_limit": None,
         "dump_loc": "temp",
     }
-    return settings(**{**usual, **given})
+    return build_settings(**{**usual, **given})
 
 
 def test_everything_in_the_catalogue_can_be_tracked() -> None:
     """By its name alone, and by its scope and name."""
-    found = columns(names())
+    found = build_columns(list_trackable())
 
-    assert names() == [column.name for column in found]
-    for scope, metrics in CATALOGUE.items():
+    assert list_trackable() == [column.name for column in found]
+    for scope, metrics in CATALOG.items():
         assert [scope] * len(metrics) == [
-            column.scope for column in columns(f"{scope}.{name}" for name in metrics)
+            column.scope for column in build_columns(f"{scope}.{name}" for name in metrics)
         ]
 
 
@@ -52,19 +61,21 @@ def test_everything_in_the_catalogue_can_be_tracked() -> None:
 )
 def test_a_name_means_the_nearest_thing(name: str, scope: str, shape: str) -> None:
     """GPUs first; a scope before it says otherwise."""
-    (column,) = columns([name])
+    (column,) = build_columns([name])
 
     assert (name, scope, shape) == (column.name, column.scope, column.shape)
 
 
 def test_a_name_given_twice_is_one_column() -> None:
     """In the order in which they came."""
-    assert ["tasks", "mem-util"] == [c.name for c in columns(["tasks", "mem-util", "tasks"])]
+    assert ["tasks", "mem-util"] == [c.name for c in build_columns(["tasks", "mem-util", "tasks"])]
 
 
 def test_gpus_are_asked_for_no_more_than_the_columns_need() -> None:
     """Rates may have to come from counters."""
-    found = needed(columns(["mem-util", "pcie_rx_bytes_per_second", "cpu_utilization_ratio", "tasks"]))
+    found = find_needed_readings(
+        build_columns(["mem-util", "pcie_rx_bytes_per_second", "cpu_utilization_ratio", "tasks"])
+    )
 
     assert {
         "memory_used_bytes",
@@ -79,14 +90,14 @@ def test_gpus_are_asked_for_no_more_than_the_columns_need() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"tracking": []}, "nothing to track; allowed are tasks, total-mem, mem-util, compute-util"),
+        ({"tracking": []}, "no metric to track; valid: tasks, total-mem, mem-util, compute-util"),
         ({"tracking": ["mem_util"]}, "'mem_util' .did you mean mem-util"),
-        ({"tracking": ["nonsense"]}, "allowed are tasks, total-mem"),
+        ({"tracking": ["nonsense"]}, "valid: tasks, total-mem"),
         ({"tracking": ["gpu.load1"]}, "no metric 'gpu.load1'"),
         ({"tracking": ["job"]}, "always tracked"),
         ({"tracking": "mem-util"}, r"tracking=\['mem-util'\]"),
         ({"tracking": None}, "a list of names"),
-        ({"tracking": [7]}, "7 is no name"),
+        ({"tracking": [7]}, "7 is not a metric name"),
         ({"polling_interval": -200}, "from 50 to"),
         ({"polling_interval": 0}, "from 50 to"),
         ({"polling_interval": float("nan")}, "milliseconds"),
@@ -96,11 +107,11 @@ def test_gpus_are_asked_for_no_more_than_the_columns_need() -> None:
         ({"mem_limit": 0}, "at least 1"),
         ({"mem_limit": -5}, "at least 1"),
         ({"mem_limit": "many"}, "at least 1"),
-        ({"dump_loc": ""}, "path of a folder"),
-        ({"dump_loc": None}, "path of a folder"),
+        ({"dump_loc": ""}, "path of a directory"),
+        ({"dump_loc": None}, "path of a directory"),
         ({"custom_metrics": [print]}, "@custom_metric"),
-        ({"custom_metrics": 5}, "is a list"),
-        ({"custom_metrics": CustomMetric("power", max)}, "is a list"),
+        ({"custom_metrics": 5}, "must be a list"),
+        ({"custom_metrics": CustomMetric("power", max)}, "must be a list"),
         ({"mem_limit": 10**400}, "at least 1"),
     ],
 )
@@ -127,7 +138,7 @@ def test_custom_metrics_alone_are_enough() -> None:
     assert 5 == power(None, None)
     assert (True, False) == (power.per_device, other.per_device)
     for twice in ({"custom_metrics": [power, power]}, {"custom_metrics": [other]}):
-        with pytest.raises(ArgumentError, match="two metrics called"):
+        with pytest.raises(ArgumentError, match="duplicate metric name"):
             made(**twice)
 
 
@@ -140,7 +151,7 @@ def test_a_custom_metric_has_a_name(name: Any) -> None:
 
 def test_a_custom_metric_decorates_a_function() -> None:
     """And nothing else."""
-    with pytest.raises(ArgumentError, match="decorates a function"):
+    with pytest.raises(ArgumentError, match="must decorate a function"):
         custom_metric("power")(7)  # type: ignore[arg-type]
 
 

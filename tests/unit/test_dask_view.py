@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from gpulse.terminal.dask import Peaks, newest_job, peak_lines, status_lines, value_of, workers_in_words
-from gpulse.terminal.table import painter
+from gpulse.terminal.dask_tables import (
+    WorkerPeaks,
+    describe_newest_job,
+    describe_workers,
+    format_value,
+    peak_lines,
+    status_lines,
+)
+from gpulse.terminal.table import make_painter
 
-PLAIN = painter(color=False)
+PLAIN = make_painter(color=False)
 
 
 def worker(index: int, **more: Any) -> dict[str, Any]:
@@ -60,12 +67,12 @@ def test_a_status_is_a_table() -> None:
     lines = shown(status(worker(0), worker(1, here=False, gpus=(), pid=None, last=None)))
 
     assert [
-        "the cluster at tcp://head:8786 is monitored: newest job 2 (by client), 1 graph",
+        "the cluster at tcp://head:8786 is being monitored: newest job 2 (one job per client), 1 graph",
         "every 200 ms: mem-util",
         "",
-        "worker  name  state      GPUs           measurements  last at  host       pid",
-        "     0  w0    recording  2 NVIDIA H200         1,234     4:06  10.0.0.1  4711",
-        "     1  w1    left       none                  1,234        -  10.0.0.1     -",
+        "worker  name  state      GPUs           measurements  until  host       pid",
+        "     0  w0    recording  2 NVIDIA H200         1,234   4:06  10.0.0.1  4711",
+        "     1  w1    left       none                  1,234      -  10.0.0.1     -",
     ] == lines
 
 
@@ -78,17 +85,18 @@ def test_a_status_says_everything_that_was_asked_for() -> None:
     )
 
     assert (
-        "the cluster at tcp://head:8786 is not monitored now: newest job 7 (by new-job), 1 graph" == lines[0]
+        "the cluster at tcp://head:8786 is not being monitored now: newest job 7 (each new-job begins a job), 1 graph"
+        == lines[0]
     )
     assert (
-        "every 200 ms: mem-util, power (custom), 9,000 measurements in memory, streamed to the head at h:8090"
+        "every 200 ms: mem-util, power (custom), at most 9,000 measurements in memory, streamed to the head at h:8090"
         == lines[1]
     )
-    assert "the cluster has no workers yet; they are monitored from the moment they join" == lines[3]
-    assert "a monitor that was not started yet" in shown(status(running=False, started=False))[0]
+    assert "the cluster has no workers yet; each is monitored as soon as it joins" == lines[3]
+    assert "a monitor that has not been started yet" in shown(status(running=False, started=False))[0]
 
 
-def test_troubles_are_told_once() -> None:
+def test_troubles_are_reported_once() -> None:
     """With the workers that have them; a traceback stays readable, and whatever a worker says stays harmless."""
     told = "custom metric 'x' fails:\nTraceback:\n  File \x1b[2J\nZeroDivisionError"
     workers = [worker(index, troubles=(told,)) for index in (0, 1, 2, 7)]
@@ -119,29 +127,29 @@ def test_a_status_fits_the_terminal(width: int) -> None:
     ("words", "gpus"),
     [
         ("0 workers", []),
-        ("2 workers without a GPU", [(), ()]),
-        ("1 worker seeing 1 GPU (A)", [("A",)]),
-        ("1 worker seeing 2 GPUs (A, B)", [("A", "B")]),
-        ("2 workers seeing 2 GPUs each (A)", [("A", "A"), ("A", "A")]),
-        ("2 workers seeing 1 GPU each (A, B)", [("A",), ("B",)]),
-        ("3 workers seeing 0 to 2 GPUs each (A)", [("A", "A"), (), ("A",)]),
+        ("2 workers without GPUs", [(), ()]),
+        ("1 worker with 1 GPU (A)", [("A",)]),
+        ("1 worker with 2 GPUs (A, B)", [("A", "B")]),
+        ("2 workers with 2 GPUs each (A)", [("A", "A"), ("A", "A")]),
+        ("2 workers with 1 GPU each (A, B)", [("A",), ("B",)]),
+        ("3 workers with 0 to 2 GPUs each (A)", [("A", "A"), (), ("A",)]),
     ],
 )
 def test_gpus_of_workers_are_not_added_up(words: str, gpus: list[tuple[str, ...]]) -> None:
     """Two workers of one machine may see the same ones."""
 
-    assert words == workers_in_words([worker(index, gpus=names) for index, names in enumerate(gpus)])
+    assert words == describe_workers([worker(index, gpus=names) for index, names in enumerate(gpus)])
 
 
 def test_the_newest_job_is_no_count() -> None:
     """Numbers can be left out by hand."""
 
-    assert ["no job yet", "newest job 7"] == [newest_job(number) for number in (0, 7)]
+    assert ["no jobs yet", "newest job 7"] == [describe_newest_job(number) for number in (0, 7)]
 
 
 def test_peaks_are_a_table() -> None:
     """A column a GPU; those that a worker does not have are unknown, and so is what was never read."""
-    peaks = [Peaks(0, 1, [50.25, None]), Peaks(0, 2, [100, 3]), Peaks(8, 1, [7])]
+    peaks = [WorkerPeaks(0, 1, [50.25, None]), WorkerPeaks(0, 2, [100, 3]), WorkerPeaks(8, 1, [7])]
 
     assert [
         "highest mem-util",
@@ -154,7 +162,7 @@ def test_peaks_are_a_table() -> None:
 
 def test_peaks_are_not_cut_on_a_narrow_terminal() -> None:
     """A line a GPU then: half a number would be another number."""
-    peaks = [Peaks(0, 1, [50.25, None]), Peaks(8, 12, [100])]
+    peaks = [WorkerPeaks(0, 1, [50.25, None]), WorkerPeaks(8, 12, [100])]
 
     assert [
         "highest mem-util",
@@ -164,7 +172,7 @@ def test_peaks_are_not_cut_on_a_narrow_terminal() -> None:
         "     8   12    0    100%",
     ] == list(peak_lines("mem-util", peaks, "percent", width=25, paint=PLAIN))
     assert ["highest heap", "worker        peak", "     0  12,345,678"] == list(
-        peak_lines("heap", [Peaks(0, None, [12_345_678])], width=15, paint=PLAIN)
+        peak_lines("heap", [WorkerPeaks(0, None, [12_345_678])], width=15, paint=PLAIN)
     )
 
 
@@ -172,10 +180,10 @@ def test_one_value_has_the_name_of_its_metric() -> None:
     """And without jobs there is no column for them."""
 
     assert ["worker  cores", "     0    2.5"] == list(
-        peak_lines("cores", [Peaks(0, None, [2.5])], width=80, paint=PLAIN)
+        peak_lines("cores", [WorkerPeaks(0, None, [2.5])], width=80, paint=PLAIN)
     )
     assert ["worker  mem-util", "     0         -"] == list(
-        peak_lines("mem-util", [Peaks(0, None, [])], width=80, paint=PLAIN)
+        peak_lines("mem-util", [WorkerPeaks(0, None, [])], width=80, paint=PLAIN)
     )
 
 
@@ -201,4 +209,4 @@ def test_one_value_has_the_name_of_its_metric() -> None:
 def test_values_have_their_unit(text: str, unit: str, value: float | None) -> None:
     """As everywhere else on the terminal."""
 
-    assert text == value_of(value, unit)
+    assert text == format_value(value, unit)

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from gpulse.errors import MissingExtraError, RecordingError, UsageError, install_command
 from gpulse.integrations.dask import visualize
-from gpulse.integrations.dask.files import write_files
+from gpulse.integrations.dask.csv_files import write_files
 from tests.unit.dask_records import Plan, as_bytes, export, one_file
 
 EVIL = '<script>alert("1")</script>&$x^2$'
@@ -114,7 +114,7 @@ def test_odd_records_can_be_drawn(unknown: int, lines: list[list[Any]], tmp_path
 
     for draw, place in ((visualize.lines, worker), (visualize.boxes, worker), (visualize.cluster, tmp_path)):
         draw(place, job=job, metrics=names, save=path, **SMALL).draw_without_rendering()
-        assert unknown == path.read_text().count("nothing is known")
+        assert unknown == path.read_text().count(">no data<")
 
 
 def test_a_number_too_large_to_be_one_is_unknown(tmp_path: Path) -> None:
@@ -124,29 +124,17 @@ def test_a_number_too_large_to_be_one_is_unknown(tmp_path: Path) -> None:
 
     for draw, place in ((visualize.lines, worker), (visualize.boxes, worker), (visualize.cluster, tmp_path)):
         draw(place, job=1, save=path, **SMALL).draw_without_rendering()
-        assert 1 == path.read_text().count("nothing is known")
+        assert 1 == path.read_text().count(">no data<")
 
 
-def test_many_jobs_are_marked_where_their_graphs_cannot_be_named(tmp_path: Path) -> None:
-    """In pictures and pages alike; few need no marks."""
-    for jobs, marks in ((3, 0), (40, 39)):
-        folder = export(
-            tmp_path / str(jobs), Plan(metrics=("mem-util",), lines=400, jobs=jobs, dags=10 if marks else 1)
-        )
+def test_jobs_are_marked_where_they_begin(tmp_path: Path) -> None:
+    """The first needs no mark."""
+    for jobs, marks in ((1, 0), (40, 39)):
+        folder = export(tmp_path / str(jobs), Plan(metrics=("mem-util",), lines=400, jobs=jobs, dags=10))
 
         visualize.cluster(folder, save=tmp_path / "run.html", **SMALL)
 
-        assert marks == (tmp_path / "run.html").read_text().count('<line class="job"')
-
-
-def test_a_page_can_be_read_on_a_telephone(worker: Path, tmp_path: Path) -> None:
-    """The picture keeps a width at which its letters can be read, and scrolls."""
-    visualize.lines(worker, 1, METRICS, save=tmp_path / "run.html")
-
-    text = (tmp_path / "run.html").read_text()
-    assert '<div class="wide">\n<svg' in text
-    assert ".wide { overflow-x: auto; }" in text
-    assert "min-width: 800px" in text
+        assert marks == (tmp_path / "run.html").read_text().count('<line class="mark"')
 
 
 def test_a_page_needs_nothing_else_and_escapes_everything(tmp_path: Path) -> None:
@@ -161,9 +149,8 @@ def test_a_page_needs_nothing_else_and_escapes_everything(tmp_path: Path) -> Non
 
     text = (tmp_path / "a.html").read_text()
     page = Page(text)
-    assert 2 == page.tags.count("script")
-    assert EVIL in page.texts
-    assert f" {EVIL}    " in "".join(page.texts).replace("\xa0", " ")
+    assert 3 == page.tags.count("script")
+    assert 2 <= page.texts.count(EVIL)
     assert [] == [link for link in page.links if not link.startswith("data:")]
     assert "<script>alert" not in text.replace("&lt;", "")
     assert "default-src 'none'" in text
@@ -224,24 +211,27 @@ def test_a_notebook_shows_the_picture_once(worker: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"job": 7}, "there is no job 7 in .*; there are 1, 2"),
+        ({"job": 7}, "there is no job 7 in .*; jobs: 1, 2"),
         ({"job": -1}, "there is no job -1"),
         ({"job": 10**400}, "there is no job 1000"),
-        ({"job": "1"}, "a job is a number"),
-        ({"job": True}, "a job is a number"),
-        ({"metrics": ["power"]}, "'power' was not tracked; tracked was total-mem, mem-util, compute-util"),
-        ({"metrics": ["tasks"]}, "'tasks' are no numbers"),
-        ({"metrics": []}, "no metric to draw; tracked was total-mem"),
-        ({"width": 0}, "width is a number of inches from 1 to 200"),
-        ({"height": float("nan")}, "height is a number"),
-        ({"height": "10"}, "height is a number"),
-        ({"width": 1000}, "width is a number"),
+        ({"job": "1"}, "job must be a number"),
+        ({"job": True}, "job must be a number"),
+        (
+            {"metrics": ["power"]},
+            "'power' was not tracked; tracked metrics: total-mem, mem-util, compute-util",
+        ),
+        ({"metrics": ["tasks"]}, "'tasks' are not numbers"),
+        ({"metrics": []}, "no metric to draw; tracked metrics: total-mem"),
+        ({"width": 0}, "width must be a number of inches from 1 to 200"),
+        ({"height": float("nan")}, "height must be a number"),
+        ({"height": "10"}, "height must be a number"),
+        ({"width": 1000}, "width must be a number"),
         ({"save": "run.xyz"}, r"cannot draw 'run.xyz': .*\.png, \.svg, \.pdf, \.html"),
         ({"save": "run"}, "cannot draw 'run'"),
-        ({"save": "/no/such/folder/run.png"}, "there is no folder"),
+        ({"save": "/no/such/folder/run.png"}, "there is no directory"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(changes: dict[str, Any], words: str, worker: Path) -> None:
+def test_what_cannot_be_drawn_is_reported(changes: dict[str, Any], words: str, worker: Path) -> None:
     """With what can."""
     asked: dict[str, Any] = {"job": 1, "metrics": METRICS, **changes}
 
@@ -257,17 +247,17 @@ def test_what_cannot_be_drawn_is_told(changes: dict[str, Any], words: str, worke
 def test_a_box_of_no_records_is_none(freq: Any, worker: Path) -> None:
     """It needs at least one."""
 
-    with pytest.raises(UsageError, match="freq is the number of records in a box"):
+    with pytest.raises(UsageError, match="freq must be the number of records per box"):
         visualize.boxes(worker, 1, METRICS, freq=freq)
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     """As everywhere."""
     (tmp_path / "worker-0.csv").write_bytes(b"job,dag,timestamp,m\n1,1,0.0,{\n")
 
     with pytest.raises(UsageError, match="there is no file"):
         visualize.lines(tmp_path / "no.csv", 1, METRICS)
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="there is no directory"):
         visualize.cluster(tmp_path / "no")
     with pytest.raises(RecordingError, match=r"worker-0\.csv, line 2"):
         visualize.cluster(tmp_path)
@@ -283,7 +273,7 @@ def test_a_picture_that_fails_leaves_the_one_before(worker: Path, tmp_path: Path
     assert "old" == path.read_text()
 
 
-def test_matplotlib_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, worker: Path) -> None:
+def test_matplotlib_that_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch, worker: Path) -> None:
     """With the command that installs it."""
     monkeypatch.setattr(visualize, "find_spec", lambda _: None)
 
@@ -315,6 +305,6 @@ def test_words_are_not_drawn_unless_somebody_asks(tmp_path: Path) -> None:
     for save in ("all.png", "all.html"):
         visualize.cluster(tmp_path, save=tmp_path / save)
         assert (tmp_path / save).stat().st_size > 1000
-    assert "nothing is known" not in (tmp_path / "all.html").read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match="'word' are no numbers"):
+    assert ">no data<" not in (tmp_path / "all.html").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="'word' are not numbers"):
         visualize.lines(file, 1, ["word"], save=tmp_path / "word.png")

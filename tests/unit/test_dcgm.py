@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.export.prometheus.dcgm import FIELDS
-from gpulse.export.prometheus.exposed import Exposed
-from gpulse.export.prometheus.page import exposition
+from gpulse.export.prometheus.dcgm_metrics import FIELDS
+from gpulse.export.prometheus.metrics_page import format_metrics
+from gpulse.export.prometheus.node_state import NodeState
 from gpulse.model.device import Device, Node
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.job import Job
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
 
 DATA = Path(__file__).parents[1] / "data/dcgm"
@@ -54,7 +54,9 @@ def listed(name: str) -> dict[str, tuple[str, str]]:
 
 def served(frame: Frame, node: str = "node1") -> list[tuple[str, dict[str, str], float]]:
     """The samples of a page in DCGM's names."""
-    pages = exposition([Exposed(node, frame)], now=NOW, interval_seconds=1.0, version="1", dcgm_names=True)
+    pages = format_metrics(
+        [NodeState(node, frame)], now=NOW, interval_seconds=1.0, version="1", dcgm_names=True
+    )
     lines = [line for line in "".join(pages).splitlines() if line.startswith("DCGM_")]
     found = []
     for line in lines:

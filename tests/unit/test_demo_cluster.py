@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.demo.past import MOST_FRAMES, moments, past_seconds, simulated, write_past
-from gpulse.cluster.demo.plan import PAST_SECONDS, cluster_plan
+from gpulse.cluster.demo.demo_history import (
+    MAX_FRAMES,
+    frame_ages,
+    history_seconds,
+    make_machine,
+    write_history,
+)
+from gpulse.cluster.demo.scenario import HISTORY_SECONDS, build_cluster
 from gpulse.model.frame import Frame
 from gpulse.store.local import LocalStore
 from tests.queries import query
-from tests.unit.test_simulated import counters
+from tests.unit.test_demo_machine import counters
 
 STARTED = 1_800_000_000.0
 
@@ -22,14 +28,14 @@ STARTED = 1_800_000_000.0
 def frames_at(seconds: float) -> dict[str, Frame]:
     """Every node of the usual cluster, so long after the start."""
     return {
-        node.name: simulated(node, STARTED).sample(STARTED + seconds) for node in cluster_plan(8, 8).nodes
+        node.name: make_machine(node, STARTED).sample(STARTED + seconds) for node in build_cluster(8, 8).nodes
     }
 
 
 def test_the_plan_is_always_the_same() -> None:
     """What is shown depends on the size of the cluster and the time alone."""
 
-    assert cluster_plan(8, 8) == cluster_plan(8, 8)
+    assert build_cluster(8, 8) == build_cluster(8, 8)
     assert frames_at(12.5) == frames_at(12.5)
 
 
@@ -61,8 +67,8 @@ def test_idle_gpus_are_harvested() -> None:
 
     assert "harvest:fold" in jobs
     assert [(None, None, None)] * 5 == told(5.0)[:5]
-    assert [(2, PAST_SECONDS + 5.0 - 51 * 60, 1)] * 2 == told(5.0)[5:7]
-    assert (2, PAST_SECONDS + 5.0, 0) == told(5.0)[7]
+    assert [(2, HISTORY_SECONDS + 5.0 - 51 * 60, 1)] * 2 == told(5.0)[5:7]
+    assert (2, HISTORY_SECONDS + 5.0, 0) == told(5.0)[7]
     assert [0, 2] == [told(-2.8 * 3600)[place][0] for place in (5, 7)]
 
 
@@ -84,11 +90,11 @@ def test_two_people_share_a_gpu() -> None:
 def test_counters_go_on_from_one_job_to_the_next(place: int) -> None:
     """From the first hour to a minute after the start no counter of a node runs backwards."""
 
-    node = cluster_plan(8, 8).nodes[place]
-    machine = simulated(node, STARTED)
+    node = build_cluster(8, 8).nodes[place]
+    machine = make_machine(node, STARTED)
     known: dict[tuple[object, ...], float] = {}
     backwards = set()
-    for ago in range(round(PAST_SECONDS), -61, -173):
+    for ago in range(round(HISTORY_SECONDS), -61, -173):
         now = counters(machine.sample(STARTED - ago))
         backwards |= {key for key, value in now.items() if value < known.get(key, value)}
         known.update(now)
@@ -136,28 +142,28 @@ def test_jobs_began_when_they_say() -> None:
 def test_sizes() -> None:
     """One node, many nodes, machines without GPUs, and with twice as many: names differ, the last one leaves."""
 
-    small, large = cluster_plan(1, 0), cluster_plan(200, 16)
+    small, large = build_cluster(1, 0), build_cluster(200, 16)
     names = {node.name for node in large.nodes}
 
     assert [None] == [node.leaves for node in small.nodes]
     assert ("gpu-02",) == small.missing
     assert () == small.example_nodes
     assert ("gpu-002", "gpu-003") == large.example_nodes
-    assert () == simulated(small.nodes[0], STARTED).sample(STARTED).gpus
+    assert () == make_machine(small.nodes[0], STARTED).sample(STARTED).gpus
     assert 200 == len(names)
     assert not names & set(large.missing)
     assert ["gpu-200"] == [node.name for node in large.nodes if node.leaves is not None]
-    assert 16 == len(simulated(large.nodes[7], STARTED).sample(STARTED).gpus)
+    assert 16 == len(make_machine(large.nodes[7], STARTED).sample(STARTED).gpus)
     assert large.nodes[1].slots[0][-1].scene.user != large.nodes[9].slots[0][-1].scene.user
 
 
 def test_a_large_cluster_has_a_shorter_past() -> None:
     """The work of writing it is bounded; few nodes have six hours, all have more than twenty minutes."""
 
-    assert PAST_SECONDS == past_seconds(8)
-    assert 1200 < past_seconds(200) < PAST_SECONDS
-    assert all(nodes * len(moments(nodes)) <= MOST_FRAMES for nodes in range(1, 201))
-    assert all(sorted(moments(nodes), reverse=True) == moments(nodes) for nodes in (1, 9, 50, 200))
+    assert HISTORY_SECONDS == history_seconds(8)
+    assert 1200 < history_seconds(200) < HISTORY_SECONDS
+    assert all(nodes * len(frame_ages(nodes)) <= MAX_FRAMES for nodes in range(1, 201))
+    assert all(sorted(frame_ages(nodes), reverse=True) == frame_ages(nodes) for nodes in (1, 9, 50, 200))
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +171,9 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The past of five nodes with two GPUs each."""
     directory = tmp_path_factory.mktemp("past")
     _told.clear()  # a worker that took tests of another file in between makes it anew
-    write_past(
+    write_history(
         str(directory),
-        cluster_plan(5, 2),
+        build_cluster(5, 2),
         STARTED,
         clock=lambda: STARTED + 2.0,
         progress=_told.append,
@@ -183,13 +189,13 @@ def test_a_head_finds_the_past(past: Path) -> None:
 
     with LocalStore(str(past)) as archive:
         nodes = {node.name: number for number, node in archive.nodes().items()}
-        processes = archive.processes(query(start=STARTED - PAST_SECONDS - 1, end=STARTED))
-        events = archive.events(query(start=STARTED - PAST_SECONDS - 1, end=STARTED + 3))
+        processes = archive.processes(query(start=STARTED - HISTORY_SECONDS - 1, end=STARTED))
+        events = archive.events(query(start=STARTED - HISTORY_SECONDS - 1, end=STARTED + 3))
         series = archive.series(
             query(
                 "gpu",
                 "gpu_utilization_ratio",
-                start=STARTED - PAST_SECONDS,
+                start=STARTED - HISTORY_SECONDS,
                 end=STARTED,
                 step=60.0,
                 nodes={nodes["gpu-01"], nodes["gpu-05"]},
@@ -229,10 +235,31 @@ def test_the_findings_of_the_past_are_judged(past: Path) -> None:
     assert set() == by_name["gpu-02"]
 
 
+@pytest.mark.parametrize("seconds", [7, 19])
+def test_one_finding_of_a_gpu_begins_with_its_job(tmp_path: Path, seconds: int) -> None:
+    """What the diagnosis suspects beside it may be over a moment later, and was not there for all of the job's hours."""
+    plan = build_cluster(8, 8)
+    plan = plan._replace(nodes=tuple(node for node in plan.nodes if node.name in {"gpu-04", "gpu-05"}))
+    now = STARTED + seconds
+    write_history(str(tmp_path), plan, STARTED, clock=lambda: now, progress=lambda _: None)
+    with LocalStore(str(tmp_path)) as archive:
+        events = archive.events(query(start=now - HISTORY_SECONDS - 1, end=now + 3))
+        nodes = {number: node.name for number, node in archive.nodes().items()}
+    old: dict[tuple[str | None, str], set[str]] = {}
+    for event in events:
+        for finding in event.detail["findings"] if event.kind == "findings" else ():
+            if now - finding["start"] > 60.0:
+                old.setdefault((nodes.get(event.node or 0), finding["label"]), set()).add(finding["id"])
+
+    assert {1} == {len(ids) for ids in old.values()}
+    assert {"input_too_few_workers"} == set.union(*(old["gpu-04", label] for label in "0123"))
+    assert {"checkpoint_stall"} == set.union(*(old["gpu-05", label] for label in "4567"))
+
+
 def test_a_glance_is_a_part_of_the_whole() -> None:
     """GPUs and host are the same; nothing else is there, not even an empty list of processes."""
 
-    machine = simulated(cluster_plan(8, 8).nodes[4], STARTED)
+    machine = make_machine(build_cluster(8, 8).nodes[4], STARTED)
     whole, part = machine.sample(STARTED - 777), machine.glance(STARTED - 777)
 
     assert part.host == whole.host
@@ -245,7 +272,7 @@ def test_a_glance_is_a_part_of_the_whole() -> None:
 def test_over_some_time_gpus_tell_what_they_did_on_the_mean(over: float) -> None:
     """Between the least and the largest of its moments, a started percent for a whole one; counters are not touched."""
 
-    machine = simulated(cluster_plan(8, 8).nodes[0], STARTED)
+    machine = make_machine(build_cluster(8, 8).nodes[0], STARTED)
     now = STARTED - 400.0
     seen = [machine.glance(now - tenth / 10).gpus for tenth in range(round(over * 10))]
     for slot, gpu in enumerate(machine.glance(now, over=over).gpus):
@@ -265,7 +292,7 @@ def test_who_waits_for_input_is_not_idle(past: Path) -> None:
         nodes = {node.name: number for number, node in archive.nodes().items()}
         shares = [
             share
-            for share in archive.gpu_time(query(start=STARTED - PAST_SECONDS, end=STARTED))
+            for share in archive.gpu_time(query(start=STARTED - HISTORY_SECONDS, end=STARTED))
             if share.pid is not None
         ]
 

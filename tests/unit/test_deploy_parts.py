@@ -16,18 +16,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.cli import crew, deploy, deployed
-from gpulse.deploy import wheelhouse, work
-from gpulse.deploy.helpers import Helpers
-from gpulse.deploy.logs import show_log
-from gpulse.deploy.nodes import NodeSpec
-from gpulse.deploy.order import Order, Outcome, head_of, slug_of, words_for
-from gpulse.deploy.script import Letter, letter, read_answer
-from gpulse.deploy.ssh import Ended, NodeError, Ssh, check_destination, converse, explained, is_new_ssh
-from gpulse.deploy.wheels import make_own_wheel, repack
-from gpulse.deploy.work import Foreman, Shop, everywhere
+from gpulse.cli import deploy, deploy_nodes
+from gpulse.deploy import deployment, wheelhouse
+from gpulse.deploy.deployment import (
+    Deployment,
+    DeployOrder,
+    NodeOutcome,
+    WheelhouseCache,
+    build_agent_options,
+    choose_head,
+    head_slug,
+    run_on_all,
+    show_log,
+)
+from gpulse.deploy.node_list import NodeError, NodeSpec, check_destination
+from gpulse.deploy.ssh import (
+    ScriptRequest,
+    SshConfig,
+    SshResult,
+    explain_failure,
+    is_new_ssh,
+    make_request,
+    parse_answer,
+    send_request,
+)
+from gpulse.deploy.wheelhouse import ProgramRunner, make_own_wheel, repack_distribution
 from gpulse.errors import GpulseError, UsageError
-from gpulse.terminal.table import painter
+from gpulse.terminal.table import make_painter
 from tests.integration.ssh_nodes import is_alive
 from tests.unit.head_answers import node_status
 
@@ -37,7 +52,7 @@ _PRINTABLE = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_si
 def test_ssh_is_told_to_ask_nothing_and_to_trust_nobody() -> None:
     """The destination comes after `--`, what the user wants before what we want by default."""
 
-    words = Ssh("/x/config", ("ServerAliveInterval=9",)).command(NodeSpec("-x y", "ada", 22), "true")
+    words = SshConfig("/x/config", ("ServerAliveInterval=9",)).command(NodeSpec("-x y", "ada", 22), "true")
 
     assert ["ssh", "-T", "-a", "-x"] == words[:4]
     assert ["--", "-x y", "true"] == words[-3:]
@@ -46,7 +61,7 @@ def test_ssh_is_told_to_ask_nothing_and_to_trust_nobody() -> None:
     assert ["-F", "/x/config", "-p", "22", "-l", "ada"] == words[words.index("-F") : words.index("-F") + 6]
     assert not [word for word in words if "StrictHostKeyChecking" in word]
     assert {"-oStdinNull=no", "-oSessionType=default", "-oForkAfterAuthentication=no"} <= set(words)
-    old = Ssh(is_new=False).command(NodeSpec("x"), "true")
+    old = SshConfig(is_new=False).command(NodeSpec("x"), "true")
     assert not [word for word in old if "StdinNull" in word], "older ones would refuse it"
 
 
@@ -69,9 +84,9 @@ def test_ssh_says_what_it_knows(said: str, is_new: bool, tmp_path: Path) -> None
 def test_what_no_machine_is_called_never_reaches_a_program(host: str) -> None:
     """Older ssh puts names into commands of its configuration."""
 
-    with pytest.raises(NodeError, match="no machine can be called that"):
+    with pytest.raises(NodeError, match="contains invalid characters"):
         check_destination(NodeSpec(host))
-    with pytest.raises(NodeError, match="no machine can be called that"):
+    with pytest.raises(NodeError, match="contains invalid characters"):
         check_destination(NodeSpec("gpu01", f"{host}\\"))
 
 
@@ -85,20 +100,22 @@ def test_what_machines_are_called_is_left_alone(host: str) -> None:
 def test_what_ssh_says_becomes_what_to_do() -> None:
     """And what is not known is passed on."""
 
-    unknown = explained(
+    unknown = explain_failure(
         "No ED25519 host key is known for x\nHost key verification failed.\n", NodeSpec("x", "ada", 22)
     )
-    assert "its host key is not known here" == unknown.message
+    assert "the node's host key is unknown" == unknown.message
     assert "ssh-keyscan -p 22 x" in (unknown.hint or "")
-    assert "it is on fire" == explained("noise\nssh: it is on fire\n", NodeSpec("x")).message
-    assert "did not say why" in explained("", NodeSpec("x")).message
+    assert "it is on fire" == explain_failure("noise\nssh: it is on fire\n", NodeSpec("x")).message
+    assert "without a message" in explain_failure("", NodeSpec("x")).message
 
 
 async def test_ssh_that_is_not_there_is_a_failure_of_the_node() -> None:
     """With what to install."""
 
     with pytest.raises(NodeError, match="cannot start"):
-        await converse(Ssh(program="/nonexistent/ssh"), NodeSpec("x"), letter("status", {}), seconds=5)
+        await send_request(
+            SshConfig(program="/nonexistent/ssh"), NodeSpec("x"), make_request("status", {}), seconds=5
+        )
 
 
 @settings(max_examples=25, deadline=None)
@@ -106,9 +123,9 @@ async def test_ssh_that_is_not_there_is_a_failure_of_the_node() -> None:
 def test_words_reach_a_node_as_they_are(words: list[str], head: str) -> None:
     """Whatever a shell would make of them; files behind the script arrive byte for byte."""
 
-    order = letter("status", {"head": head}, words, {"token": b"a\nb"}, b"\x00rest")
+    order = make_request("status", {"head": head}, words, {"token": b"a\nb"}, b"\x00rest")
     script = order.data[: int(order.command.partition("count=")[2].split()[0])]
-    shown = script.partition(b"# What `gpulse deploy`")[0] + b'printf "%s\\n" "$head" "$@"\ncat\n'
+    shown = script.partition(b"# The part of `gpulse deploy`")[0] + b'printf "%s\\n" "$head" "$@"\ncat\n'
     done = subprocess.run(
         ["sh", "-c", shown], input=order.data[len(script) :], capture_output=True, check=True
     )
@@ -120,23 +137,23 @@ def test_words_reach_a_node_as_they_are(words: list[str], head: str) -> None:
 def test_an_answer_is_told_from_noise() -> None:
     """Login scripts talk too, and some know our words."""
 
-    order = letter("status", {})
+    order = make_request("status", {})
     text = f"welcome\nstate running\n{order.mark} state stopped\n{order.mark} pid 12x\n\xff".encode("latin-1")
-    answer = read_answer(text, order.mark)
+    answer = parse_answer(text, order.mark)
 
     assert ("stopped", None, None) == (answer.first("state"), answer.number("pid"), answer.first("head"))
     assert not answer.is_complete
-    assert read_answer(f"{order.mark} end\n".encode(), order.mark).is_complete
+    assert parse_answer(f"{order.mark} end\n".encode(), order.mark).is_complete
 
 
-def test_a_letter_holds_only_what_the_script_knows() -> None:
+def test_a_request_holds_only_what_the_script_knows() -> None:
     """A parameter or a file of another name is a fault of ours."""
 
     for wrong in ((("rm -rf", {}),), (("up", {"x; y": "1"}),)):
         with pytest.raises(ValueError, match="not in the script"):
-            letter(*wrong[0])
-    with pytest.raises(ValueError, match="no name of a file"):
-        letter("up", {}, (), {"../token": b""})
+            make_request(*wrong[0])
+    with pytest.raises(ValueError, match="not a file name"):
+        make_request("up", {}, (), {"../token": b""})
 
 
 def test_each_node_has_its_head_and_its_words() -> None:
@@ -144,36 +161,40 @@ def test_each_node_has_its_head_and_its_words() -> None:
 
     node = NodeSpec("gpu01", name="big one", head="Other:99", labels={"b": "2", "a": "1"})
 
-    assert "Other:99" == head_of(node, Order("up", "gpu-head"))
-    assert "other_99" == slug_of("Other:99")
-    words = words_for(node, Order("up", words=("--demo",)))
+    assert "Other:99" == choose_head(node, DeployOrder("up", "gpu-head"))
+    assert "other_99" == head_slug("Other:99")
+    words = build_agent_options(node, DeployOrder("up", options=("--demo",)))
     assert ["--demo", "--node-name", "big one"] == words[:3]
     assert ["--label", "a=1", "--label", "b=2", "--label", "ssh=gpu01"] == words[3:]
-    assert "ssh=gpu01:2222" in words_for(NodeSpec("gpu01", "ada", 2222), Order("up")), "others may be at 2223"
+    assert "ssh=gpu01:2222" in build_agent_options(NodeSpec("gpu01", "ada", 2222), DeployOrder("up")), (
+        "others may be at 2223"
+    )
     with pytest.raises(UsageError, match="51 labels are too many"):
-        words_for(NodeSpec("x", labels={f"k{number}": "v" for number in range(50)}), Order("up"))
-    with pytest.raises(UsageError, match="which head"):
-        head_of(NodeSpec("x"), Order("up"))
+        build_agent_options(
+            NodeSpec("x", labels={f"k{number}": "v" for number in range(50)}), DeployOrder("up")
+        )
+    with pytest.raises(UsageError, match="no head is given"):
+        choose_head(NodeSpec("x"), DeployOrder("up"))
     with pytest.raises(UsageError):
-        head_of(NodeSpec("x"), Order("up", "http://gpu-head:8091"))
+        choose_head(NodeSpec("x"), DeployOrder("up", "http://gpu-head:8091"))
 
 
 async def test_no_more_nodes_at_a_time_than_were_allowed() -> None:
     """All of them in the end."""
 
     busy, most = 0, 0
-    done: list[Outcome] = []
+    done: list[NodeOutcome] = []
 
-    async def job(node: NodeSpec) -> Outcome:
+    async def job(node: NodeSpec) -> NodeOutcome:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
         await asyncio.sleep(0)
         busy -= 1
-        return Outcome(node, 0.0)
+        return NodeOutcome(node, 0.0)
 
     nodes = [NodeSpec(f"n{number}") for number in range(20)]
-    await everywhere(nodes, job, parallel=3, begun=lambda _: None, done=done.append)
+    await run_on_all(nodes, job, parallel=3, begun=lambda _: None, done=done.append)
 
     assert 3 == most
     assert {node.host for node in nodes} == {outcome.node.host for outcome in done}
@@ -182,9 +203,9 @@ async def test_no_more_nodes_at_a_time_than_were_allowed() -> None:
 def test_a_wheel_of_an_installation_is_the_wheel_it_came_from(tmp_path: Path) -> None:
     """It has the same files, and its record names them all; making it again makes the same bytes."""
 
-    made = repack(metadata.distribution("click"), tmp_path)
+    made = repack_distribution(metadata.distribution("click"), tmp_path)
     first = made.read_bytes()
-    assert first == repack(metadata.distribution("click"), tmp_path).read_bytes()
+    assert first == repack_distribution(metadata.distribution("click"), tmp_path).read_bytes()
     with zipfile.ZipFile(made) as wheel:
         names = set(wheel.namelist())
         record = wheel.read(next(name for name in names if name.endswith("RECORD"))).decode()
@@ -206,46 +227,46 @@ def test_our_own_wheel_holds_what_is_not_code_too(tmp_path: Path) -> None:
 def test_a_node_says_which_wheels_it_needs() -> None:
     """And one that gpulse cannot run on is refused."""
 
-    assert (12, "aarch64", 31) == wheelhouse.kind_of("cp312 aarch64 glibc2.31")
-    assert None is wheelhouse.kind_of("cp311 x86_64 musl").glibc
-    assert (sys.version_info.minor,) == wheelhouse.own_kind()[:1]
+    assert (12, "aarch64", 31) == wheelhouse.parse_platform("cp312 aarch64 glibc2.31")
+    assert None is wheelhouse.parse_platform("cp311 x86_64 musl").glibc
+    assert (sys.version_info.minor,) == wheelhouse.own_platform()[:1]
     for facts in ("", "pypy310 x86_64 glibc2.31", "cp312 x86_64; rm", "cp312"):
-        with pytest.raises(GpulseError, match="not made for"):
-            wheelhouse.kind_of(facts)
+        with pytest.raises(GpulseError, match="does not support"):
+            wheelhouse.parse_platform(facts)
 
 
 def test_a_directory_without_gpulse_is_no_wheelhouse(tmp_path: Path) -> None:
     """With how to make one; another wheel is another key."""
 
-    with pytest.raises(UsageError, match="no wheel of gpulse"):
-        wheelhouse.packed(tmp_path)
+    with pytest.raises(UsageError, match="no wheel for gpulse"):
+        wheelhouse.pack_wheelhouse(tmp_path)
     make_own_wheel(tmp_path)
-    with pytest.raises(UsageError, match="no wheel of pip"):
-        wheelhouse.packed(tmp_path)
+    with pytest.raises(UsageError, match="no wheel for pip"):
+        wheelhouse.pack_wheelhouse(tmp_path)
     (tmp_path / "pip-1-py3-none-any.whl").write_bytes(b"x")
-    first = wheelhouse.packed(tmp_path)
-    assert first == wheelhouse.packed(tmp_path)
+    first = wheelhouse.pack_wheelhouse(tmp_path)
+    assert first == wheelhouse.pack_wheelhouse(tmp_path)
     (tmp_path / "pip-1-py3-none-any.whl").write_bytes(b"y")
-    assert first.key != wheelhouse.packed(tmp_path).key
+    assert first.key != wheelhouse.pack_wheelhouse(tmp_path).key
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["up"], "which head"),
-        (["up", "--head", "http://h:8091"], "address for HTTP"),
-        (["up", "--head", "h", "--wheelhouse", "w"], "goes with --push"),
-        (["up", "--head", "h", "--push", "--wheelhouse", "w"], "no wheel of gpulse"),
-        (["up", "--head", "h", "--", "--state-dir=x"], "chosen by gpulse deploy"),
-        (["up", "--head", "h", "--", "--label", "x"], "no label"),
-        (["up", "--head", "h", "--python", "-c"], "no Python"),
+        (["up"], "no head is given"),
+        (["up", "--head", "http://h:8091"], "HTTP address"),
+        (["up", "--head", "h", "--wheelhouse", "w"], "requires --push"),
+        (["up", "--head", "h", "--push", "--wheelhouse", "w"], "no wheel for gpulse"),
+        (["up", "--head", "h", "--", "--state-dir=x"], "gpulse deploy sets"),
+        (["up", "--head", "h", "--", "--label", "x"], "not a label"),
+        (["up", "--head", "h", "--python", "-c"], "not the path of a Python"),
         (["up", "--head", "h", "--tls-ca", "/nonexistent/ca"], "cannot read"),
-        (["up", "--head", "h", "--tls-ca", "list"], "holds no certificate"),
-        (["up", "--head", "h", "--tls-key", "list"], "no key"),
+        (["up", "--head", "h", "--tls-ca", "list"], "contains no certificate"),
+        (["up", "--head", "h", "--tls-key", "list"], "not a usable private key"),
         (["up", "--head", "h", "--tls-ca", "large"], "larger than 1 MiB"),
-        (["up", "--head", "h", "--token-file", "/nonexistent/token"], "cannot be read"),
-        (["up", "--head", "h", "--token-file", "list", "--no-token"], "exclude each other"),
-        (["down", "--head", "http://h:8091"], "address for HTTP"),
+        (["up", "--head", "h", "--token-file", "/nonexistent/token"], "cannot read the token file"),
+        (["up", "--head", "h", "--token-file", "list", "--no-token"], "cannot be used together"),
+        (["down", "--head", "http://h:8091"], "HTTP address"),
         (["down", "--only", "other"], "is not in"),
         (["down", "--ssh-config", "/nonexistent/config"], "cannot read"),
     ],
@@ -267,30 +288,32 @@ def test_what_cannot_be_meant_is_refused_before_any_node_is_asked(
 async def test_a_fault_of_ours_is_the_outcome_of_one_node() -> None:
     """And stops no other."""
 
-    broken = await Foreman(Ssh(program="x\0y"), Order("down"), Shop(), seconds=5).job(NodeSpec("x"))
-    assert "a fault in gpulse: ValueError" in (broken.error or "")
+    broken = await Deployment(
+        SshConfig(program="x\0y"), DeployOrder("down"), WheelhouseCache(), seconds=5
+    ).run(NodeSpec("x"))
+    assert "a bug in gpulse: ValueError" in (broken.error or "")
 
 
 def test_tables_show_nothing_of_what_nodes_could_do_to_a_terminal() -> None:
     """Names and reasons come from elsewhere."""
 
     outcomes = [
-        Outcome(NodeSpec("gpu01"), 1.24, did="started", state="running", link="connected"),
-        Outcome(NodeSpec("gpu02"), 0.1, error="bad \x1b[2J thing", hint="x"),
-        Outcome(NodeSpec("gpu03"), 0.1, error="bad \x1b[2J thing", hint="y"),
+        NodeOutcome(NodeSpec("gpu01"), 1.24, did="started", state="running", link="connected"),
+        NodeOutcome(NodeSpec("gpu02"), 0.1, error="bad \x1b[2J thing", hint="x"),
+        NodeOutcome(NodeSpec("gpu03"), 0.1, error="bad \x1b[2J thing", hint="y"),
     ]
-    paint = painter(color=False)
+    paint = make_painter(color=False)
 
     assert [
-        "node   state    what was done    head       seconds",
+        "node   state    result           head       seconds",
         "gpu01  running  started          connected      1.2",
         "gpu02  failed   bad ^[[2J thing  -              0.1",
         "gpu03  failed   bad ^[[2J thing  -              0.1",
-    ] == deployed.work_table(outcomes, width=100, paint=paint)
-    assert [(["gpu02", "gpu03"], "bad ^[[2J thing", "x (that is for gpu02)")] == list(
-        deployed.failures(outcomes)
+    ] == deploy_nodes.work_table(outcomes, width=100, paint=paint)
+    assert [(["gpu02", "gpu03"], "bad ^[[2J thing", "x (for gpu02)")] == list(
+        deploy_nodes.group_failures(outcomes)
     )
-    status = deployed.status_table(outcomes[:1], now=10.0, width=100, paint=paint)
+    status = deploy_nodes.status_table(outcomes[:1], now=10.0, width=100, paint=paint)
     assert ["node   state    connection", "gpu01  running  connected"] == status
 
 
@@ -310,7 +333,7 @@ async def test_a_log_without_an_end_takes_no_more_than_its_share(tmp_path: Path)
     )
     lines: list[str] = []
     told = await show_log(
-        Ssh(program=endless),
+        SshConfig(program=endless),
         NodeSpec("gpu01"),
         lambda _, line: lines.append(line),
         lines=50,
@@ -318,7 +341,7 @@ async def test_a_log_without_an_end_takes_no_more_than_its_share(tmp_path: Path)
         seconds=30,
     )
 
-    assert "more than 16 MiB came" in (told.error or "")
+    assert "the log is larger than 16 MiB" in (told.error or "")
     assert 16_000 < len(lines) < 17_000
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
@@ -328,24 +351,24 @@ async def test_a_connection_that_was_shut_out_is_tried_again(
 ) -> None:
     """As long as nobody could log in; what else fails is told at once."""
 
-    monkeypatch.setattr("gpulse.deploy.ssh._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("gpulse.deploy.ssh._FIRST_WAIT_SECONDS", 0.001)
     tries = tmp_path / "tries"
     text = f'echo >>{tries}\n[ $(wc -l <{tries}) -gt 2 ] && echo in && exit 0\necho "$SAID" >&2\nexit 255\n'
-    ssh = Ssh(program=_program(tmp_path / "ssh", text))
+    ssh = SshConfig(program=_program(tmp_path / "ssh", text))
     monkeypatch.setenv("SAID", "kex_exchange_identification: Connection closed by remote host")
-    assert b"in\n" == (await converse(ssh, NodeSpec("x"), letter("status", {}), seconds=10)).output
+    assert b"in\n" == (await send_request(ssh, NodeSpec("x"), make_request("status", {}), seconds=10)).output
     tries.unlink()
     monkeypatch.setenv(
         "SAID", "jump: Permission denied (publickey).\nConnection closed by UNKNOWN port 65535"
     )
-    with pytest.raises(NodeError, match="refuses the login"):
-        await converse(ssh, NodeSpec("x"), letter("status", {}), seconds=10)
+    with pytest.raises(NodeError, match="refused the login"):
+        await send_request(ssh, NodeSpec("x"), make_request("status", {}), seconds=10)
     assert "\n" == tries.read_text()
-    monkeypatch.setattr("gpulse.deploy.ssh._MOST_TRIES", 2)
+    monkeypatch.setattr("gpulse.deploy.ssh._MAX_TRIES", 2)
     tries.unlink()
     monkeypatch.setenv("SAID", "Connection closed by UNKNOWN port 65535")
-    with pytest.raises(NodeError, match="before the login") as caught:
-        await converse(ssh, NodeSpec("x"), letter("status", {}), seconds=10)
+    with pytest.raises(NodeError, match="before login") as caught:
+        await send_request(ssh, NodeSpec("x"), make_request("status", {}), seconds=10)
     assert "--parallel 8" in (caught.value.hint or "")
 
 
@@ -354,7 +377,7 @@ async def test_a_copy_is_for_one_interpreter(monkeypatch: pytest.MonkeyPatch) ->
 
     pushed = []
 
-    async def node(_ssh: Ssh, where: NodeSpec, order: Letter, **_: object) -> Ended:
+    async def node(_ssh: SshConfig, where: NodeSpec, order: ScriptRequest, **_: object) -> SshResult:
         script = order.data.decode()
         said = {
             "probe": f"python /x/python3\n{order.mark} facts cp311 x86_64 glibc2.36\n{order.mark} real /{where.host}",
@@ -363,35 +386,34 @@ async def test_a_copy_is_for_one_interpreter(monkeypatch: pytest.MonkeyPatch) ->
         }[script.partition("verb=")[2].split()[0]]
         if install := re.search(r"^install=(\S+)$", script, re.MULTILINE):
             pushed.append(install[1])
-        return Ended(0, f"{order.mark} {said}\n{order.mark} end\n".encode(), "")
+        return SshResult(0, f"{order.mark} {said}\n{order.mark} end\n".encode(), "")
 
-    monkeypatch.setattr(work, "converse", node)
-    foreman = Foreman(
-        Ssh(), Order("up", "h", push=True), Shop(wheelhouse.Wheelhouse("key", b"wheels", 1)), seconds=5
-    )
+    monkeypatch.setattr(deployment, "send_request", node)
+    prepared = WheelhouseCache(wheelhouse.Wheelhouse("key", b"wheels", 1))
+    order = DeployOrder("up", "h", push=True)
     for host in ("a", "b"):
-        outcome = await foreman.job(NodeSpec(host))
+        outcome = await Deployment(SshConfig(), order, prepared, seconds=5).run(NodeSpec(host))
         assert (None, True) == (outcome.error, outcome.pushed)
     first, again, other, _ = [name for name in pushed if name != "''"]
     assert first == again != other
     assert first.startswith("key-cp311-x86_64-")
 
 
-def test_helpers_end_when_they_are_told_to() -> None:
+def test_programs_end_when_their_runner_is_closed() -> None:
     """With all that they started, and no other begins."""
 
-    helpers, ended = Helpers(), []
+    programs, ended = ProgramRunner(), []
     thread = threading.Thread(
-        target=lambda: ended.append(helpers.run(["sh", "-c", "sleep 600 & wait"], seconds=600))
+        target=lambda: ended.append(programs.run(["sh", "-c", "sleep 600 & wait"], seconds=600))
     )
     thread.start()
-    while not helpers._running:
+    while not programs._running:
         time.sleep(0.01)
-    helpers.end()
+    programs.close()
     thread.join(60)
     assert -9 == ended[0][0]
     with pytest.raises(InterruptedError):
-        helpers.run(["true"], seconds=1)
+        programs.run(["true"], seconds=1)
 
 
 def test_what_a_head_says_of_a_node_that_ssh_cannot_reach() -> None:
@@ -404,11 +426,11 @@ def test_what_a_head_says_of_a_node_that_ssh_cannot_reach() -> None:
     ]
 
     def heard(node: NodeSpec, hostname: str | None = None, error: str | None = None) -> str | None:
-        return crew._heard_of(Outcome(node, 0.1, hostname=hostname, error=error), nodes)
+        return deploy_nodes._head_state(NodeOutcome(node, 0.1, hostname=hostname, error=error), nodes)
 
-    assert "late" == heard(NodeSpec("gpu01"), error="it refuses the connection")
-    assert "lost" == heard(NodeSpec("door", port=2222), error="it refuses the connection")
-    assert None is heard(NodeSpec("door", port=2223), error="it refuses the connection")
+    assert "late" == heard(NodeSpec("gpu01"), error="the node refused the connection")
+    assert "lost" == heard(NodeSpec("door", port=2222), error="the node refused the connection")
+    assert None is heard(NodeSpec("door", port=2223), error="the node refused the connection")
     assert "healthy" == heard(NodeSpec("10.0.0.9"), hostname="gpu02")
     assert "never reported" == heard(NodeSpec("gpu03"), hostname="gpu03")
     assert "late" == heard(NodeSpec("gpu01"), hostname="ip-10-0-0-7")

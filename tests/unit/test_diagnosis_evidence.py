@@ -5,11 +5,14 @@ from functools import cache
 import pytest
 
 from gpulse.diagnosis.engine import diagnose
-from gpulse.diagnosis.rulebook import BY_ID
+from gpulse.diagnosis.rule_registry import RULES_BY_ID
 from gpulse.model.finding import Diagnosis, Finding
 from tests.unit.diagnosis_perturb import NOISE
 from tests.unit.diagnosis_recompute import HOLDS, everything, recomputed, unexplained, window
 from tests.unit.diagnosis_traces import NAMES, steady
+
+pytestmark = pytest.mark.slow
+"""Hundreds of recordings are judged: seconds of CPU time together."""
 
 LOOSE = {"slope", "extrapolated", "stall_written_bytes", "stall_seconds", "stall_ratio", "length"}
 """Computed here by another method, or over edges that fall between two frames."""
@@ -68,4 +71,4 @@ def test_what_was_ruled_out_names_its_measure(name: str) -> None:
         measured = [words for words in finding.ruled_out if ", below " in words]
 
         assert measured or finding.lost_ratio is None or finding.family not in ("input", "host", "copy")
-        assert all(words.partition(":")[0].split(", ")[0] in BY_ID for words in finding.ruled_out)
+        assert all(words.partition(":")[0].split(", ")[0] in RULES_BY_ID for words in finding.ruled_out)

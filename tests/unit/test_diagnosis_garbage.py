@@ -11,7 +11,7 @@ from gpulse.errors import RecordingError
 from gpulse.model.device import Device, Node
 from gpulse.model.finding import Diagnosis
 from gpulse.model.frame import CgroupReading, DiskReading, Frame, GpuReading, HostReading, NetworkReading
-from gpulse.model.metric import CATALOGUE
+from gpulse.model.metric_catalog import CATALOG
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading, Thread
 from tests.unit.diagnosis_perturb import glue
 from tests.unit.diagnosis_traces import SICK, labels, steady
@@ -61,7 +61,7 @@ def test_too_short_says_how_much_is_missing() -> None:
 def test_reversed_frames_are_refused(name: str) -> None:
     """Time that runs backwards is no recording."""
 
-    with pytest.raises(RecordingError, match="older than the one before"):
+    with pytest.raises(RecordingError, match="older than the frame before"):
         diagnose(reversed(steady(name)))
 
 
@@ -181,7 +181,7 @@ def test_a_long_run_is_judged_as_a_whole() -> None:
 
 
 _NAMES = {
-    scope: [name for name, metric in CATALOGUE[scope].items() if not metric.derived]
+    scope: [name for name, metric in CATALOG[scope].items() if not metric.derived]
     for scope in ("gpu", "host", "disk", "network", "process", "cgroup")
 }
 _NUMBERS = st.one_of(
@@ -245,6 +245,7 @@ _MOMENTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )

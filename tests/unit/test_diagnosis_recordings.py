@@ -11,7 +11,7 @@ import pytest
 
 from gpulse.diagnosis.engine import diagnose
 from gpulse.model.frame import Frame
-from gpulse.sources.recording import Recording
+from gpulse.sources.recording_reader import Recording
 
 _FOLDER = Path(__file__).parents[1] / "data" / "recordings"
 _LABELS: dict[str, dict[str, Any]] = json.loads((_FOLDER / "labels.json").read_text())

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from gpulse.diagnosis.engine import diagnose
-from gpulse.diagnosis.live import Monitor
-from gpulse.diagnosis.timeline import Timeline
+from gpulse.diagnosis.live_diagnosis import LiveDiagnosis
+from gpulse.diagnosis.windowed_diagnosis import WindowedDiagnosis
 from gpulse.model.finding import Diagnosis
 from gpulse.model.frame import CgroupReading, Frame, GpuReading, HostReading
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading
@@ -80,19 +80,19 @@ def test_an_empty_list_of_processes_is_not_idleness(name: str) -> None:
 
     diagnosis = diagnose(edited(steady(name), hide))
 
-    assert "idle" not in diagnosis.verdict
+    assert "GPU is idle" not in diagnosis.verdict
     assert any("--pid=host" in gap for gap in diagnosis.data_gaps)
     sure = {finding.id for finding in diagnosis.findings if finding.confidence >= 0.5}
     assert sure <= labels()[name].right
 
 
-def test_memory_that_nobody_holds_is_not_health() -> None:
+def test_memory_without_a_process_is_not_healthy() -> None:
     """An idle GPU with a hundred gigabytes in use is not simply idle."""
 
     def hide(frame: Frame) -> Frame:
         return frame._replace(gpus=tuple(g._replace(processes=()) for g in frame.gpus), processes=())
 
-    assert "in use by nobody" in diagnose(edited(steady("idle_allocated"), hide)).verdict
+    assert "in use, held by no visible process" in diagnose(edited(steady("idle_allocated"), hide)).verdict
 
 
 def test_a_full_run_queue_is_no_harm_to_who_always_runs() -> None:
@@ -113,8 +113,8 @@ def test_a_full_run_queue_is_no_harm_to_who_always_runs() -> None:
     assert ["launch_bound"] == ids(diagnose(crowd))
 
 
-def test_a_limit_on_cpus_is_told_as_such() -> None:
-    """Not as a wait that nobody can explain."""
+def test_a_cpu_limit_is_reported_as_such() -> None:
+    """Not as an unexplained wait."""
     first = steady("loader_waits_on_service")[0].time
 
     def throttled(frame: Frame) -> Frame:
@@ -126,7 +126,7 @@ def test_a_limit_on_cpus_is_told_as_such() -> None:
     diagnosis = diagnose(edited(steady("loader_waits_on_service"), throttled))
 
     assert ["host_wait_unattributed"] == ids(diagnosis)
-    assert "control group is out of CPU time" in diagnosis.findings[0].summary
+    assert "cgroup has used up its CPU limit" in diagnosis.findings[0].summary
     assert "cgroup_cpu_throttled" in [finding.id for finding in diagnosis.info]
 
 
@@ -146,7 +146,7 @@ def test_gpus_that_take_turns_are_not_held_up_by_their_thread() -> None:
 
     assert {"host_wait_unattributed"} == set(ids(diagnosis))
     assert all(finding.confidence < 0.5 for finding in diagnosis.findings)
-    assert "take turns" in diagnosis.findings[0].summary
+    assert "one at a time" in diagnosis.findings[0].summary
 
 
 def test_weights_on_their_way_in_are_no_leak() -> None:
@@ -210,7 +210,7 @@ def test_a_long_run_without_gpm_is_not_called_healthy() -> None:
 
     frames = edited(steady("thin_graph_decode"), blind)
     length = frames[-1].time - frames[0].time + 0.1
-    timeline = Timeline()
+    timeline = WindowedDiagnosis()
     for lap in range(15):
         for frame in frames:
             later = lap * length
@@ -219,7 +219,7 @@ def test_a_long_run_without_gpm_is_not_called_healthy() -> None:
     assert timeline.finish().verdict.startswith("No cause found")
 
 
-def test_instances_of_one_gpu_are_told_apart() -> None:
+def test_instances_of_one_gpu_are_distinguished() -> None:
     """Two MIG slices with the same trouble are two findings."""
 
     def sliced(frame: Frame) -> Frame:
@@ -231,9 +231,9 @@ def test_instances_of_one_gpu_are_told_apart() -> None:
         return frame._replace(gpus=tuple(reading._replace(device=device) for device in devices))
 
     frames = edited(steady("launch_bound"), sliced)
-    monitor = Monitor()
+    monitor = LiveDiagnosis()
     told = [monitor(frame) for frame in frames][-1]
-    timeline = Timeline()
+    timeline = WindowedDiagnosis()
     for frame in frames:
         timeline.feed(frame)
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpulse.diagnosis.engine import diagnose
 from gpulse.model.finding import Diagnosis
-from gpulse.sources.simulated import SCENES, DemoMachine
+from gpulse.sources.demo_machine import DEMO_WORKLOADS, DemoMachine
 from tests.unit.diagnosis_traces import HEALTHY, NAMES, SICK, labels, steady, whole
 
 STARTED = 1_800_000_000.0
@@ -14,7 +14,7 @@ STARTED = 1_800_000_000.0
 
 @pytest.mark.parametrize("name", SICK)
 def test_the_first_finding_is_the_cause(name: str) -> None:
-    """What was induced on purpose comes first, with nothing wrong beside it, and sure of itself."""
+    """The induced problem comes first, with high confidence and without wrong findings."""
 
     found = diagnose(steady(name)).findings
 
@@ -80,9 +80,9 @@ def test_the_verdict_is_one_sentence_about_the_first_finding() -> None:
     """Healthy, idle and ailing runs each have their own."""
 
     assert diagnose(steady("launch_bound")).verdict.startswith(
-        "Kernels are too small for their launch: GPU 0"
+        "Launch overhead dominates because kernels are too small: GPU 0"
     )
-    assert diagnose(steady("healthy_gpt")).verdict.startswith("Nothing holds the GPUs up: GPU 0 busy 99%")
+    assert diagnose(steady("healthy_gpt")).verdict.startswith("No bottleneck found: GPU 0 busy 99%")
     assert diagnose(steady("idle")).verdict.startswith("The GPU is idle")
 
 
@@ -105,12 +105,12 @@ def demo() -> Diagnosis:
     return diagnose([machine.sample(STARTED + number * 0.2) for number in range(126)])
 
 
-@pytest.mark.parametrize("gpu", range(len(SCENES)))
+@pytest.mark.parametrize("gpu", range(len(DEMO_WORKLOADS)))
 def test_every_gpu_of_a_machine_is_judged_by_its_own_job(gpu: int) -> None:
     """Neighbours that starve, swap and copy change nothing: each scene has its finding, and the sound none."""
 
     found = [finding.id for finding in demo().findings if finding.gpu == gpu]
-    label = labels()[SCENES[gpu].recording]
+    label = labels()[DEMO_WORKLOADS[gpu].recording]
 
     assert (found[0] in label.right and set(found) <= label.right) if label.expect else found == []
 

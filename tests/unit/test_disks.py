@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpulse.model.frame import DiskReading, FilesystemReading
-from gpulse.model.metric import Values, names
-from gpulse.sources.disks import DiskReader, FilesystemReader, disk_of
-from gpulse.sources.mounts import real_mounts
+from gpulse.model.metric_catalog import Values, metric_names
+from gpulse.sources.disks import DiskReader, FilesystemReader, find_data_mounts, find_disk_of_device
 from gpulse.sources.procfs import parse_mounts
 from tests.unit.trees import grow
 
@@ -60,7 +59,7 @@ def test_a_disk_is_read_in_base_units(tmp_path: Path) -> None:
             "SAMSUNG MZ7L3",
         ),
     ) == readings
-    assert set(names("disk", derived=False)) == readings[0].values.keys()
+    assert set(metric_names("disk", derived=False)) == readings[0].values.keys()
 
 
 def test_only_whole_disks_that_are_used_are_shown(tmp_path: Path) -> None:
@@ -179,7 +178,7 @@ def test_real_file_systems_are_kept_once(lines: list[str], mount_points: list[st
 
     mounts = parse_mounts("".join(f"{line} 0 0\n" for line in lines).encode())
 
-    assert mount_points == [mount.mount_point for mount in real_mounts(mounts)]
+    assert mount_points == [mount.mount_point for mount in find_data_mounts(mounts)]
 
 
 def test_a_partition_belongs_to_its_disk_and_a_mapped_disk_to_itself(tmp_path: Path) -> None:
@@ -195,7 +194,8 @@ def test_a_partition_belongs_to_its_disk_and_a_mapped_disk_to_itself(tmp_path: P
     )
 
     assert ["sda", "dm-0", None, None] == [
-        disk_of(roots, device) for device in ("/dev/sda1", "/dev/dm-0", "/dev/gone", "srv:/export")
+        find_disk_of_device(roots, device)
+        for device in ("/dev/sda1", "/dev/dm-0", "/dev/gone", "srv:/export")
     ]
 
 
@@ -246,7 +246,7 @@ def test_the_first_read_brings_values(tmp_path: Path, server: Server) -> None:
         FilesystemReading("/a", "srv:/a", "nfs4", None, "network", FULL),
         FilesystemReading("/dev/shm", "tmpfs", "tmpfs", None, "memory", FULL),
     ) == readings
-    assert {name for name in names("filesystem") if not name.startswith("nfs_")} == FULL.keys()
+    assert {name for name in metric_names("filesystem") if not name.startswith("nfs_")} == FULL.keys()
 
 
 def test_a_dead_server_costs_only_its_own_values(tmp_path: Path, server: Server) -> None:

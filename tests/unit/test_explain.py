@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from gpulse.cli.explain import command
 from gpulse.cli.main import command as root
-from gpulse.diagnosis.rulebook import RULES
+from gpulse.diagnosis.rule_registry import RULES
 from gpulse.errors import UsageError
 
 
@@ -86,7 +86,7 @@ def test_nonsense_is_sent_to_the_list() -> None:
         CliRunner().invoke(command, ["\x1b[2J"], catch_exceptions=False)
 
     assert "\x1b" not in caught.value.message
-    assert "gpulse explain, which lists them all" == caught.value.hint
+    assert "list all findings with: gpulse explain" == caught.value.hint
 
 
 def test_json_holds_everything() -> None:
@@ -98,7 +98,7 @@ def test_json_holds_everything() -> None:
     assert {rule.id for rule in RULES} == {entry["id"] for entry in everything}
     assert one in everything
     assert {"do", "why", "confirm"} == set(one["advice"][0])
-    assert "lost time, from 10%" in one["limits"]
+    assert "lost GPU time: at least 10%" in one["limits"]
 
 
 def test_the_shell_completes_names() -> None:

@@ -453,6 +453,7 @@ def test_an_absent_function_is_not_found(fake: FakeNvml) -> None:
         fake.fail("nvmlDeviceGetConfComputeMemSizeInfo")
 
 
+@pytest.mark.slow
 @pytest.mark.requires("C compiler")
 def test_builders_do_not_clash(tmp_path: Path) -> None:
     """Concurrent builds into one directory leave one working library and nothing else."""

@@ -9,9 +9,8 @@ import pytest
 
 from gpulse.errors import GpulseError
 from gpulse.store.federated import Backend, FederatedStore
-from gpulse.store.incomplete import noticing
+from gpulse.store.incomplete_answers import BackendOutage, collect_missing
 from gpulse.store.local import LocalStore
-from gpulse.store.outage import Outage
 from gpulse.store.store import Query, Store
 from tests.queries import query
 
@@ -42,18 +41,18 @@ def test_a_strict_store_does_not_answer_without_the_shared_database(
     """A report says that a part is missing; an export fails."""
     with LocalStore(str(tmp_path)) as local:
         store = FederatedStore(local, None, _FailingStore(), now=lambda: 100.0)
-        with noticing() as incomplete:
+        with collect_missing() as incomplete:
             assert question(store) == []
         with pytest.raises(GpulseError, match="PostgreSQL is away"):
             question(store.strict)
 
-    assert incomplete == ["a part is missing: PostgreSQL is away"]
+    assert incomplete == ["some data is missing: PostgreSQL is away"]
 
 
 def test_a_backend_may_recover_while_another_question_looks_at_it() -> None:
     """Another thread may find that it answers again at any moment."""
     backend = Backend(_FailingStore(), lambda: 0.0)
-    backend.outage = Outage(0.0, "PostgreSQL is away")
+    backend.outage = BackendOutage(0.0, "PostgreSQL is away")
     backend._pause = (0.0, 10.0)
 
     def recover() -> float:
@@ -61,7 +60,7 @@ def test_a_backend_may_recover_while_another_question_looks_at_it() -> None:
         return 5.0
 
     backend._now = recover
-    with noticing() as incomplete:
+    with collect_missing() as incomplete:
         assert backend.ask(lambda store, part: store.events(part), Query(0.0, 1.0), is_strict=False) is None
 
-    assert incomplete == ["a part is missing: PostgreSQL is away"]
+    assert incomplete == ["some data is missing: PostgreSQL is away"]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpulse.harvest.config import ini
-from gpulse.harvest.config.faults import Faults
-from gpulse.harvest.settings import ConfigError, People, Program
+from gpulse.harvest.config.gpu_mon_ini import read_sections
+from gpulse.harvest.config.validation import ConfigFaults
+from gpulse.harvest.settings import ConfigError, PeopleSettings, Program
 from tests.unit.harvest_config_lab import INI, Lab
 
 ONE_FOR_ALL = """\
@@ -60,7 +60,10 @@ def test_one_program_for_all_gpus(lab: Lab) -> None:
     assert (program,) == settings.programs
     assert (10, 0, 0) == (settings.interval_seconds, settings.idle_seconds, settings.cooldown_seconds)
     assert 30 == lab.ini(f"[defaults]\ncooldown_seconds=30\n{INI}").cooldown_seconds
-    assert People(enabled=True, whitelist=frozenset({"user1", "user2"}), idle_seconds=300) == settings.people
+    assert (
+        PeopleSettings(enabled=True, whitelist=frozenset({"user1", "user2"}), idle_seconds=300)
+        == settings.people
+    )
 
 
 def test_a_program_for_each_gpu(lab: Lab) -> None:
@@ -79,7 +82,7 @@ def test_without_sections_everything_is_as_gpu_mon_had_it(lab: Lab) -> None:
     settings = lab.ini(INI)
 
     assert {0: frozenset(), 1: frozenset()} == settings.gpus
-    assert People(enabled=False) == settings.people
+    assert PeopleSettings(enabled=False) == settings.people
     assert (10, 0, 0) == (settings.interval_seconds, settings.idle_seconds, settings.cooldown_seconds)
     assert 30 == lab.ini(f"[defaults]\ncooldown_seconds=30\n{INI}").cooldown_seconds
     assert (os.getcwd(), None) == (settings.programs[0].directory, settings.programs[0].log)
@@ -127,59 +130,68 @@ def test_paths_begin_at_the_current_directory(lab: Lab, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("gpus=0\n" + INI, "1: 'gpus=0' is in no section"),
-        ("[defaults]\nnonsense\n" + INI, "2: 'nonsense' is neither a section nor a key with a value"),
-        ("[defaults]\n=1\n" + INI, "2: '=1' is neither a section nor a key with a value"),
+        ("gpus=0\n" + INI, "1: 'gpus=0' is not in any section"),
+        ("[defaults]\nnonsense\n" + INI, "2: 'nonsense' is neither a section header nor KEY=VALUE"),
+        ("[defaults]\n=1\n" + INI, "2: '=1' is neither a section header nor KEY=VALUE"),
         ("[default]\n" + INI, "1: unknown section [default]"),
         ("[DEFAULT]\n" + INI, "1: unknown section [DEFAULT]"),
         ("[gpu]\ngpus=0\n" + INI, "1: unknown section [gpu]"),
         ("[defaults]\n\nintervall=1\n" + INI, "3: unknown key 'intervall' in [defaults]"),
         (INI + "dir=/tmp\nuser=me\n", "5: unknown key 'user' in [process-all]"),
-        ("[tty]\n[tty]\n" + INI, "2: there is a section [tty] already, at line 1"),
-        (INI + "gpus=0\n", "4: 'gpus' is there already, at line 3"),
+        ("[tty]\n[tty]\n" + INI, "2: duplicate section [tty], first defined on line 1"),
+        (INI + "gpus=0\n", "4: 'gpus' is already set on line 3"),
         (
             "[defaults]\ninterval_seconds=0\n" + INI,
-            "2: interval_seconds: 0.0 is not a number from 0.1 to 86400",
+            "2: interval_seconds: must be a number from 0.1 to 86400, not 0.0",
         ),
         ("[defaults]\ninterval_seconds=nan\n" + INI, "2: interval_seconds: 'nan' is not a number"),
         (
             "[defaults]\ninterval_seconds=-3\n" + INI,
-            "2: interval_seconds: -3.0 is not a number from 0.1 to 86400",
+            "2: interval_seconds: must be a number from 0.1 to 86400, not -3.0",
         ),
-        ("[defaults]\ninterval_seconds=1e9\n" + INI, "2: interval_seconds: 1000000000.0 is not a number"),
-        ("[defaults]\ninterval_seconds=1e999\n" + INI, "2: interval_seconds: inf is not a number"),
+        (
+            "[defaults]\ninterval_seconds=1e9\n" + INI,
+            "2: interval_seconds: must be a number from 0.1 to 86400, not 1000000000.0",
+        ),
+        (
+            "[defaults]\ninterval_seconds=1e999\n" + INI,
+            "2: interval_seconds: must be a number from 0.1 to 86400, not inf",
+        ),
         ("[defaults]\ninterval_seconds=\n" + INI, "2: interval_seconds: '' is not a number"),
-        ("[defaults]\ninterval_seconds=5 ; s\n" + INI, "2: interval_seconds: '5 ; s' has a comment in it"),
+        ("[defaults]\ninterval_seconds=5 ; s\n" + INI, "2: interval_seconds: '5 ; s' contains a comment"),
         ("[tty]\nidle_seconds=ten\n" + INI, "2: idle_seconds: 'ten' is not a number"),
         ("[tty]\nenabled=maybe\n" + INI, "2: enabled: 'maybe' is neither true nor false"),
         ("[gpu-a]\nignore_programs=x\n" + INI, "1: [gpu-a] has no gpus"),
-        ("[gpu-a]\ngpus=\n" + INI, "2: gpus: it names no GPU"),
+        ("[gpu-a]\ngpus=\n" + INI, "2: gpus: the list of GPUs is empty"),
         ("[gpu-a]\ngpus=2\n" + INI, "2: gpus: there is no GPU 2"),
-        ("[gpu-a]\ngpus=0,0\n" + INI, "2: gpus: GPU 0 is named twice"),
-        ("[gpu-a]\ngpus=GPU-1f\n" + INI, "2: gpus: 'GPU-1f' may be GPU 0 or 1"),
+        ("[gpu-a]\ngpus=0,0\n" + INI, "2: gpus: GPU 0 is listed twice"),
+        ("[gpu-a]\ngpus=GPU-1f\n" + INI, "2: gpus: 'GPU-1f' matches GPUs 0 and 1"),
         ("[gpu-a]\ngpus=GPU-ff\n" + INI, "2: gpus: there is no GPU 'GPU-ff'"),
-        ("[gpu-a]\ngpus=each\n" + INI, "2: gpus: 'each' is no GPU"),
+        ("[gpu-a]\ngpus=each\n" + INI, "2: gpus: 'each' is not a GPU"),
         ("[gpu-a]\ngpus=0\nignore_programs=/bin/x\n" + INI, "3: ignore_programs: '/bin/x' is a path"),
         ("[gpu-a]\ngpus=0\n[process-x]\ncmd=worker\ngpus=1\n", "5: gpus: GPU 1 is not watched"),
-        ("[process-x]\ncmd=worker\ngpus=-1\n", "3: gpus: '-1' is no GPU"),
+        ("[process-x]\ncmd=worker\ngpus=-1\n", "3: gpus: '-1' is not a GPU"),
         ("[process-x]\ncmd=worker\n", "1: [process-x] has no gpus"),
         ("[process-x]\ngpus=0\n", "1: [process-x] has no cmd"),
         ("[process-x]\ngpus=0\ncmd=\n", "3: cmd: the command is empty"),
         ("[process-x]\ngpus=0\ncmd=''\n", "3: cmd: the command is empty"),
-        ("[process-x]\ngpus=0\ncmd=worker 'x\n", '3: cmd: the quotes in "worker \'x" are not balanced'),
+        ("[process-x]\ngpus=0\ncmd=worker 'x\n", '3: cmd: unbalanced quotes in "worker \'x"'),
         ("[process-x]\ngpus=0\ncmd=nobody-has-this\n", "3: cmd: there is no program 'nobody-has-this'"),
-        ("[process-x]\ngpus=0\ncmd=/tmp\n", "3: cmd: '/tmp' is not a program"),
+        ("[process-x]\ngpus=0\ncmd=/tmp\n", "3: cmd: '/tmp' is not a program file"),
         ("[process-x]\ngpus=0\ncmd=worker\ndir=/none/x\n", "4: dir: there is no directory '/none/x'"),
         ("[process-x]\ngpus=0\ncmd=worker\ndir=/dev/null\n", "4: dir: '/dev/null' is not a directory"),
         ("[process-x]\ngpus=0\ncmd=worker\nlog=/none/x\n", "4: log: there is no directory '/none'"),
         ("[process-x]\ngpus=0\ncmd=worker\nlog=/tmp\n", "4: log: '/tmp' is a directory"),
-        ("[process-]\ngpus=0\ncmd=worker\n", "1: [process-] does not name its program"),
-        ("[gpu-all]\ngpus=ALL\n", " there is no program in it"),
-        ("", " there is no program in it"),
-        ('[[program]]\nname = "x"\n', "1: this is TOML in a file that is not called so"),
-        ("# x\n[harvest]\ninterval_seconds = 1\n", "2: this is TOML in a file that is not called so"),
-        (b"[defaults]\n\xff\n", "2: this is not UTF-8 text"),
-        (b"#" * (1 << 20) + b"#", " it is larger than 1 MiB"),
+        ("[process-]\ngpus=0\ncmd=worker\n", "1: [process-] has no program name"),
+        ("[gpu-all]\ngpus=ALL\n", " no program is configured"),
+        ("", " no program is configured"),
+        ('[[program]]\nname = "x"\n', "1: this file is TOML, but its name does not end in .toml"),
+        (
+            "# x\n[harvest]\ninterval_seconds = 1\n",
+            "2: this file is TOML, but its name does not end in .toml",
+        ),
+        (b"[defaults]\n\xff\n", "2: not UTF-8 text"),
+        (b"#" * (1 << 20) + b"#", " larger than 1 MiB"),
     ],
 )
 def test_what_is_refused(lab: Lab, text: str | bytes, expected: str) -> None:
@@ -188,14 +200,14 @@ def test_what_is_refused(lab: Lab, text: str | bytes, expected: str) -> None:
     assert lab.refused("gpu_mon.conf", text).startswith(expected)
 
 
-def test_the_first_fault_is_told_and_the_others_are_counted(lab: Lab) -> None:
+def test_the_first_fault_is_reported_and_the_others_are_counted(lab: Lab) -> None:
     """By line, whatever was looked at first."""
     text = "[process-x]\ncmd=none\ngpus=9\n[defaults]\ninterval_seconds=0\nfoo=1\n"
 
     refused = lab.refused("gpu_mon.conf", text)
 
     assert refused.startswith("2: cmd: there is no program 'none'")
-    assert refused.endswith("(and 3 more faults)")
+    assert refused.endswith("(and 3 more errors)")
 
 
 def test_a_wrong_section_of_gpus_is_not_blamed_on_programs(lab: Lab) -> None:
@@ -209,11 +221,11 @@ def test_a_wrong_section_of_gpus_is_not_blamed_on_programs(lab: Lab) -> None:
     [
         (
             "[defaults]\nintervall_seconds=1\n",
-            "did you mean interval_seconds? known: interval_seconds, cooldown_seconds",
+            "did you mean interval_seconds? valid: interval_seconds, cooldown_seconds",
         ),
-        ("[TTY]\n", "did you mean tty? known: defaults, gpu-NAME, process-NAME, tty"),
-        ("[process-a]\ncommand=x\n", "did you mean cmd? known: dir, cmd, gpus, log"),
-        ("[process-a]\ncmd=worker\ngpus=5\n", "there are: 0, 1; or all of them: all"),
+        ("[TTY]\n", "did you mean tty? valid: defaults, gpu-NAME, process-NAME, tty"),
+        ("[process-a]\ncommand=x\n", "did you mean cmd? valid: dir, cmd, gpus, log"),
+        ("[process-a]\ncmd=worker\ngpus=5\n", "use one of 0, 1, or all"),
     ],
 )
 def test_hints_say_what_may_be_written_instead(lab: Lab, text: str, expected: str) -> None:
@@ -274,9 +286,9 @@ def test_ini_is_read_as_configparser_reads_it(lines: list[str], end: str) -> Non
         expected = {name: dict(parser[name]) for name in parser.sections()}
     except configparser.Error:
         expected = None
-    faults = Faults("x")
+    faults = ConfigFaults("x")
 
-    tables = ini.read(text, faults)
+    tables = read_sections(text, faults)
 
     found = {
         name: {key: entry.value for key, entry in table._entries.items()} for name, table in tables.items()
@@ -291,5 +303,5 @@ def test_a_refusal_says_where(lab: Lab) -> None:
     with pytest.raises(ConfigError) as caught:
         lab.load_file(path)
 
-    assert f"{path}:1: unknown section [what] (and 1 more fault)" == caught.value.message
+    assert f"{path}:1: unknown section [what] (and 1 more error)" == caught.value.message
     assert 2 == caught.value.exit_code

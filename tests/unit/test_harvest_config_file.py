@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.cli.shell import complain
-from gpulse.harvest.config import gpu_mon, template, toml
+from gpulse.cli.common import print_error
+from gpulse.harvest.config import gpu_mon_ini, toml
+from gpulse.harvest.config.config_file import build_template
 from gpulse.harvest.settings import ConfigError
 from tests.unit.harvest_config_lab import GPUS, INI, TOML, Lab
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "harvest-config.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "harvest-configuration.md"
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give files away")
 
 
@@ -36,28 +37,28 @@ def why(lab: Lab, path: Path, *, root: bool = False) -> str:
 def test_a_file_that_is_not_there(lab: Lab) -> None:
     """The hint says how to get one."""
 
-    assert "there is no such file" == why(lab, lab.directory / "none.toml")
-    assert "it cannot be read: Not a directory" == why(lab, lab.bin / "worker" / "x.toml")
+    assert "no such file" == why(lab, lab.directory / "none.toml")
+    assert "cannot be read: Not a directory" == why(lab, lab.bin / "worker" / "x.toml")
 
 
 def test_a_directory(lab: Lab) -> None:
     """It is named for what it is."""
 
-    assert "this is a directory" == why(lab, lab.bin)
+    assert "is a directory" == why(lab, lab.bin)
 
 
 def test_a_pipe_is_not_waited_for(lab: Lab) -> None:
     """What is not a regular file is not read."""
     os.mkfifo(lab.directory / "pipe")
 
-    assert "this is not a regular file" == why(lab, lab.directory / "pipe")
-    assert "this is not a regular file" == why(lab, Path("/dev/null"))
+    assert "not a regular file" == why(lab, lab.directory / "pipe")
+    assert "not a regular file" == why(lab, Path("/dev/null"))
 
 
 def test_a_name_that_no_file_can_have(lab: Lab) -> None:
     """It is refused, not a fault of ours."""
 
-    assert "it cannot be read: embedded null byte" == why(lab, Path("a\0b"))
+    assert "cannot be read: embedded null byte" == why(lab, Path("a\0b"))
 
 
 def test_a_file_that_may_not_be_read(lab: Lab) -> None:
@@ -66,7 +67,7 @@ def test_a_file_that_may_not_be_read(lab: Lab) -> None:
     path.chmod(0)
 
     with somebody_else():
-        assert "it cannot be read: Permission denied" == why(lab, path)
+        assert "cannot be read: Permission denied" == why(lab, path)
 
 
 @contextmanager
@@ -97,7 +98,7 @@ def test_root_refuses_a_file_that_others_may_write(lab: Lab, mode: int) -> None:
     path = lab.write("harvest.toml", TOML)
     path.chmod(mode)
 
-    assert "others may write it, and its programs run as root" == why(lab, path, root=True)
+    assert "other users can write to this file, but its programs run as root" == why(lab, path, root=True)
     assert lab.load_file(path)
 
 
@@ -109,7 +110,7 @@ def test_root_refuses_a_directory_that_others_may_write(lab: Lab, mode: int) -> 
     path = lab.write("open/harvest.toml", TOML)
     open_directory.chmod(mode)
 
-    expected = f"others may write its directory {open_directory}, and its programs run as root"
+    expected = f"its directory {open_directory} is writable by other users, but the programs in this file run as root"
     assert expected == why(lab, path, root=True)
     assert lab.load_file(path)
 
@@ -133,11 +134,11 @@ def test_root_refuses_what_is_reached_through_such_a_directory(lab: Lab) -> None
         lab.directory / "onwards.toml",
         lab.directory / "directory" / "harvest.toml",
     ):
-        assert f"others may write its directory {shared}" in why(lab, path, root=True)
+        assert f"its directory {shared} is writable by other users" in why(lab, path, root=True)
     shared.chmod(0o1777)
     assert lab.load_file(below, root=True)
-    assert "others may write" in why(lab, shared / "link.toml", root=True)
-    assert "others may write" in why(lab, shared / "way" / "harvest.toml", root=True)
+    assert "writable by other users" in why(lab, shared / "link.toml", root=True)
+    assert "writable by other users" in why(lab, shared / "way" / "harvest.toml", root=True)
 
 
 @as_root
@@ -147,20 +148,20 @@ def test_root_refuses_what_belongs_to_somebody_else(lab: Lab) -> None:
     path = lab.write("hers/harvest.toml", TOML)
     os.chown(path, 4711, 0)
 
-    assert "it belongs to somebody else (user 4711)" == why(lab, path, root=True)
+    assert "owned by another user (UID 4711)" == why(lab, path, root=True)
     os.chown(path, 0, 4711)
     path.chmod(0o664)
-    assert "others may write it" in why(lab, path, root=True)
+    assert "other users can write to this file" in why(lab, path, root=True)
     os.chown(path, 0, 0)
     assert lab.load_file(path, root=True)
     os.chown(path.parent, 4711, 0)
-    expected = f"its directory {path.parent} belongs to somebody else (user 4711)"
+    expected = f"its directory {path.parent} is owned by another user (UID 4711)"
     assert expected == why(lab, path, root=True)
 
 
 def test_the_template_of_toml_loads(lab: Lab) -> None:
     """As it is, it harvests each GPU with the program that is still to be named."""
-    settings = lab.toml(template("toml", GPUS), count=4)
+    settings = lab.toml(build_template("toml", GPUS), count=4)
 
     assert ["work-0", "work-1", "work-2", "work-3"] == [program.name for program in settings.programs]
     assert all(("my-program",) == program.command for program in settings.programs)
@@ -171,7 +172,7 @@ def test_the_template_of_toml_loads(lab: Lab) -> None:
 
 def test_every_key_of_the_template_can_be_used(lab: Lab) -> None:
     """Without their marks the keys load, those that are shown with defaults change nothing, and none is missing."""
-    text = template("toml", GPUS)
+    text = build_template("toml", GPUS)
     uncommented = re.sub(r"^#(?=\[|[a-z])", "", text, flags=re.MULTILINE)
 
     used = lab.toml(uncommented, root=True, count=4)
@@ -194,12 +195,17 @@ def test_every_key_of_the_template_can_be_used(lab: Lab) -> None:
 
 def test_the_template_of_gpu_mons_form_loads(lab: Lab) -> None:
     """With the lines that are commented out too."""
-    text = template("ini", GPUS, "ada")
+    text = build_template("ini", GPUS, "ada")
 
     assert lab.ini(text).programs[0].whole
     used = lab.ini(re.sub(r"^;(?=[a-z])", "", text, flags=re.MULTILINE))
     assert ("/dev/null", frozenset({"ada"})) == (used.programs[0].log, used.people.whitelist)
-    keys = (*gpu_mon.DEFAULTS_KEYS, *gpu_mon.GPU_KEYS, *gpu_mon.PROCESS_KEYS, *gpu_mon.TTY_KEYS)
+    keys = (
+        *gpu_mon_ini.DEFAULTS_KEYS,
+        *gpu_mon_ini.GPU_KEYS,
+        *gpu_mon_ini.PROCESS_KEYS,
+        *gpu_mon_ini.TTY_KEYS,
+    )
     assert all(re.search(rf"^;?{key}=", text, re.MULTILINE) for key in keys)
 
 
@@ -208,7 +214,7 @@ def test_a_template_cannot_be_broken_by_the_name_of_a_gpu(lab: Lab, kind: str) -
     """What a driver says stays inside the comment."""
     odd = [GPUS[0]._replace(name="x\n[evil]\u2028{y}")]
 
-    text = template("toml" if kind == "toml" else "ini", odd)
+    text = build_template("toml" if kind == "toml" else "ini", odd)
 
     assert "0 x?[evil]?{y}" in text
     assert lab.load(f"x.{kind}", text, count=1)
@@ -222,7 +228,7 @@ def test_the_document_shows_a_real_refusal(lab: Lab, capsys: pytest.CaptureFixtu
     assert shown is not None
     with pytest.raises(ConfigError) as caught:
         lab.toml(shown[1])
-    complain("gpulse", caught.value.message, caught.value.hint)
+    print_error("gpulse", caught.value.message, caught.value.hint)
 
     assert shown[2].replace("/home/ada", str(lab.directory)) == capsys.readouterr().err
 
@@ -245,10 +251,10 @@ def test_the_document_names_every_key(lab: Lab) -> None:
     for table, keys in toml.TABLES.items():
         assert list(keys) == re.findall(r"^\| `(\w+)` ", sections[table], re.MULTILINE)
     for section, known in {
-        "defaults": gpu_mon.DEFAULTS_KEYS,
-        "gpu": gpu_mon.GPU_KEYS,
-        "process": gpu_mon.PROCESS_KEYS,
-        "tty": gpu_mon.TTY_KEYS,
+        "defaults": gpu_mon_ini.DEFAULTS_KEYS,
+        "gpu": gpu_mon_ini.GPU_KEYS,
+        "process": gpu_mon_ini.PROCESS_KEYS,
+        "tty": gpu_mon_ini.TTY_KEYS,
     }.items():
         assert list(known) == re.findall(rf"^\| `\[{section}[^|]*\]` \| `(\w+)` ", document, re.MULTILINE)
     examples = re.findall(r"^```(toml|ini)\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
@@ -264,4 +270,4 @@ def test_the_current_directory_may_be_gone(lab: Lab, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(lab.directory / "gone")
     (lab.directory / "gone").rmdir()
 
-    assert "the current directory is gone" == why(lab, path)
+    assert "the current directory no longer exists" == why(lab, path)

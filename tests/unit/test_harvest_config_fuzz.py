@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpulse.harvest.config import gpu_mon, toml
-from gpulse.harvest.settings import ConfigError, Settings
+from gpulse.harvest.config import gpu_mon_ini, toml
+from gpulse.harvest.settings import ConfigError, HarvestSettings
 from tests.unit.harvest_config_lab import INI, TOML, Lab
 
 fuzz = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -58,7 +58,15 @@ WORDS = st.sampled_from(
     ]
 )
 INI_KEYS = st.sampled_from(
-    [*gpu_mon.DEFAULTS_KEYS, *gpu_mon.GPU_KEYS, *gpu_mon.PROCESS_KEYS, *gpu_mon.TTY_KEYS, "x", "", "\x1c"]
+    [
+        *gpu_mon_ini.DEFAULTS_KEYS,
+        *gpu_mon_ini.GPU_KEYS,
+        *gpu_mon_ini.PROCESS_KEYS,
+        *gpu_mon_ini.TTY_KEYS,
+        "x",
+        "",
+        "\x1c",
+    ]
 )
 INI_LINES = st.one_of(
     st.sampled_from(
@@ -101,14 +109,14 @@ def lab(tmp_path: Path) -> Lab:
 def check(lab: Lab, name: str, content: str | bytes, *, root: bool) -> None:
     """Settings that hold together, or a refusal that names the file."""
     made = attempt(lab, name, content, root=root)
-    if isinstance(made, Settings):
+    if isinstance(made, HarvestSettings):
         hold(made)
     else:
         assert made.message.startswith(f"{lab.directory / name}:")
         assert "\n" not in made.message + (made.hint or "")
 
 
-def attempt(lab: Lab, name: str, content: str | bytes, *, root: bool) -> Settings | ConfigError:
+def attempt(lab: Lab, name: str, content: str | bytes, *, root: bool) -> HarvestSettings | ConfigError:
     """What comes of a configuration."""
     try:
         return lab.load(name, content, root=root)
@@ -116,7 +124,7 @@ def attempt(lab: Lab, name: str, content: str | bytes, *, root: bool) -> Setting
         return error
 
 
-def hold(made: Settings) -> None:
+def hold(made: HarvestSettings) -> None:
     """What everything that is built on settings relies on."""
     names = [program.name for program in made.programs]
     assert names
@@ -129,7 +137,7 @@ def hold(made: Settings) -> None:
         assert program.directory.startswith("/")
         assert all("\0" not in part for part in program.command)
         assert all("\0" not in part for pair in program.environment for part in pair)
-        assert 0 < program.backoff_seconds <= program.longest_backoff_seconds
+        assert 0 < program.backoff_seconds <= program.max_backoff_seconds
         assert set(program.cpus) <= set(range(8))
 
 
@@ -179,8 +187,8 @@ def test_any_value_of_any_key(lab: Lab, place: tuple[str, str], value: str, root
 @given(
     st.sampled_from(
         [("defaults", "interval_seconds"), ("gpu-a", "gpus"), ("gpu-a", "ignore_programs")]
-        + [("tty", key) for key in gpu_mon.TTY_KEYS]
-        + [("process-a", key) for key in gpu_mon.PROCESS_KEYS]
+        + [("tty", key) for key in gpu_mon_ini.TTY_KEYS]
+        + [("process-a", key) for key in gpu_mon_ini.PROCESS_KEYS]
     ),
     st.one_of(WORDS, st.text(max_size=12)),
 )

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpulse.harvest.config.hours import hours
-from gpulse.harvest.config.locate import Lines
-from gpulse.harvest.settings import Hours, People, Program, Settings, Span
+from gpulse.harvest.config.toml import KeyLines
+from gpulse.harvest.config.validation import hours
+from gpulse.harvest.settings import DayWindow, HarvestSettings, OpenHours, PeopleSettings, Program
 from tests.unit.harvest_config_lab import TOML, Lab
 
 EVERY_DAY = frozenset(range(7))
@@ -32,7 +32,7 @@ def test_a_program_alone_gets_every_default(lab: Lab) -> None:
     program = Program("fold", ("worker",), (0, 1), whole=True, directory=str(lab.directory))
     path = str(lab.directory / "harvest.toml")
     lookers = frozenset({"gpulse", "nvidia-smi"})
-    assert Settings(path, {0: lookers, 1: lookers}, (program,)) == settings
+    assert HarvestSettings(path, {0: lookers, 1: lookers}, (program,)) == settings
 
 
 def test_every_key_has_its_meaning(lab: Lab) -> None:
@@ -99,13 +99,13 @@ def test_every_key_has_its_meaning(lab: Lab) -> None:
         cpus=(0, 1, 2, 5),
         grace_seconds=0.5,
         stop_signal=signal.SIGUSR1,
-        hours=Hours((Span(frozenset({5, 6}), 0, 1440), Span(frozenset(range(5)), 1200, 1440))),
+        hours=OpenHours((DayWindow(frozenset({5, 6}), 0, 1440), DayWindow(frozenset(range(5)), 1200, 1440))),
         restart="on-failure",
         backoff_seconds=6,
-        longest_backoff_seconds=7,
+        max_backoff_seconds=7,
     )
     ignored = frozenset({"nvidia-smi", "nvtop", "gpustat"})
-    expected = Settings(
+    expected = HarvestSettings(
         str(lab.directory / "harvest.toml"),
         {1: ignored, 2: ignored},
         (program,),
@@ -115,9 +115,9 @@ def test_every_key_has_its_meaning(lab: Lab) -> None:
         quiet_seconds=3,
         utilization_ratio=0.05,
         memory_bytes=3 << 29,
-        most_gpus=1,
-        hours=Hours((Span(EVERY_DAY, 1320, 420),)),
-        people=People(enabled=True, whitelist=frozenset({"root"}), idle_seconds=4),
+        max_gpus=1,
+        hours=OpenHours((DayWindow(EVERY_DAY, 1320, 420),)),
+        people=PeopleSettings(enabled=True, whitelist=frozenset({"root"}), idle_seconds=4),
         ignore_users=frozenset({"root", "12345"}),
         always_users=frozenset({"root"}),
     )
@@ -206,106 +206,109 @@ def program(line: str) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[harvest\n" + TOML, "1: this is not TOML: "),
-        ('[harvest]\na = "\n' + TOML, "2: this is not TOML: "),
-        ("x = [", "1: this is not TOML: "),
-        (f"x = {'[' * 9999}", " this is not TOML: it is nested too deeply"),
-        (f"[harvest]\ninterval_seconds = {'9' * 5000}\n{TOML}", " this is not TOML: "),
-        ("[harvest]\nhours = 'sat'\nhours = 'sun'\n", "3: this is not TOML: "),
-        ("[idle]\n[people]\n[idle]\n", "3: this is not TOML: "),
+        ("[harvest\n" + TOML, "1: invalid TOML: "),
+        ('[harvest]\na = "\n' + TOML, "2: invalid TOML: "),
+        ("x = [", "1: invalid TOML: "),
+        (f"x = {'[' * 9999}", " invalid TOML: nested too deeply"),
+        (f"[harvest]\ninterval_seconds = {'9' * 5000}\n{TOML}", " invalid TOML: "),
+        ("[harvest]\nhours = 'sat'\nhours = 'sun'\n", "3: invalid TOML: "),
+        ("[idle]\n[people]\n[idle]\n", "3: invalid TOML: "),
         (TOML + "[harvst]\n", "5: unknown table or key 'harvst'"),
         ("interval_seconds = 1\n" + TOML, "1: unknown table or key 'interval_seconds'"),
         ("harvest = 1\n" + TOML, "1: harvest is not a table"),
-        ('[program]\nname = "x"\n', "1: [program] is not [[program]]"),
-        ("gpu = [1]\n" + TOML, "1: [gpu] is not [[gpu]]"),
+        ('[program]\nname = "x"\n', "1: [program] must be [[program]]"),
+        ("gpu = [1]\n" + TOML, "1: [gpu] must be [[gpu]]"),
         ("[idle]\n\nidle_second = 1\n" + TOML, "3: unknown key 'idle_second' in [idle]"),
         (program('cmd = "x"'), "5: unknown key 'cmd' in [[program]]"),
-        ("[harvest]\ninterval_seconds = 0\n" + TOML, "2: interval_seconds: 0 is not a number from 0.1"),
-        ("[harvest]\ninterval_seconds = nan\n" + TOML, "2: interval_seconds: nan is not a number from 0.1"),
+        ("[harvest]\ninterval_seconds = 0\n" + TOML, "2: interval_seconds: must be a number from 0.1"),
+        ("[harvest]\ninterval_seconds = nan\n" + TOML, "2: interval_seconds: must be a number from 0.1"),
         ("[harvest]\ninterval_seconds = true\n" + TOML, "2: interval_seconds: true is not a number"),
         ('[harvest]\ninterval_seconds = "5"\n' + TOML, "2: interval_seconds: '5' is not a number"),
         (
             f"[harvest]\ninterval_seconds = 0x{'f' * 9999}\n{TOML}",
-            "2: interval_seconds: so large a number is not",
+            "2: interval_seconds: must be a number from",
         ),
-        ("[harvest]\nmax_gpus = 0\n" + TOML, "2: max_gpus: 0 is not a whole number from 1 to 1024"),
+        ("[harvest]\nmax_gpus = 0\n" + TOML, "2: max_gpus: must be a whole number from 1 to 1024, not 0"),
         (
             "[harvest]\nmax_gpus = 1\n" + TOML,
-            "6: 'fold' wants 2 GPUs and max_gpus is 1: it would never start",
+            "6: 'fold' needs 2 GPUs, but max_gpus is 1, so it could never start",
         ),
-        ("[idle]\ncooldown_seconds = -1\n" + TOML, "2: cooldown_seconds: -1 is not a number from 0"),
-        ("[idle]\nmax_utilization_percent = 101\n" + TOML, "2: max_utilization_percent: 101 is not"),
+        ("[idle]\ncooldown_seconds = -1\n" + TOML, "2: cooldown_seconds: must be a number from 0"),
+        (
+            "[idle]\nmax_utilization_percent = 101\n" + TOML,
+            "2: max_utilization_percent: must be a number from 0 to 100, not 101",
+        ),
         ('[idle]\nmax_memory = "1G"\n' + TOML, "2: max_memory: '1G' is not a size"),
-        ("[idle]\nmax_memory = -1\n" + TOML, "2: max_memory: -1 is not a size that can be meant"),
-        ('[idle]\nmax_memory = "9999999PiB"\n' + TOML, "2: max_memory: '9999999PiB' is not a size that"),
+        ("[idle]\nmax_memory = -1\n" + TOML, "2: max_memory: -1 is out of range for a memory size"),
+        ('[idle]\nmax_memory = "9999999PiB"\n' + TOML, "2: max_memory: '9999999PiB' is out of range"),
         ('[idle]\nignore_users = ["nobody-has-it"]\n' + TOML, "2: ignore_users: there is no user"),
         ('[idle]\nalways_users = ["nobody-has-it"]\n' + TOML, "2: always_users: there is no user"),
         ('[people]\nwhitelist = ["nobody-has-it"]\n' + TOML, "2: whitelist: there is no user"),
         ('[people]\nenabled = "yes"\n' + TOML, "2: enabled: 'yes' is neither true nor false"),
         ("[people]\nidle_seconds = 22:00:00\n" + TOML, "2: idle_seconds: a date or time is not a number"),
-        ("[idle]\nignore_programs = [1]\n" + TOML, "2: ignore_programs: 1 is not a text"),
+        ("[idle]\nignore_programs = [1]\n" + TOML, "2: ignore_programs: 1 is not a string"),
         ("[idle]\nignore_programs = 1\n" + TOML, "2: ignore_programs: 1 is not a list"),
         ("[[gpu]]\ngpus = 5\n" + TOML, "2: gpus: there is no GPU 5"),
-        ("[[gpu]]\ngpus = true\n" + TOML, "2: gpus: true is no GPU"),
-        ("[[gpu]]\ngpus = []\n" + TOML, "2: gpus: it names no GPU"),
-        ("[[gpu]]\ngpus = [[0]]\n" + TOML, "2: gpus: a list is no GPU"),
-        ('[[gpu]]\ngpus = "each"\n' + TOML, "2: gpus: 'each' is no GPU"),
+        ("[[gpu]]\ngpus = true\n" + TOML, "2: gpus: true is not a GPU"),
+        ("[[gpu]]\ngpus = []\n" + TOML, "2: gpus: the list of GPUs is empty"),
+        ("[[gpu]]\ngpus = [[0]]\n" + TOML, "2: gpus: a list is not a GPU"),
+        ('[[gpu]]\ngpus = "each"\n' + TOML, "2: gpus: 'each' is not a GPU"),
         ('[[gpu]]\ngpus = "3-1"\n' + TOML, "2: gpus: there is no GPU 3"),
         ("[[gpu]]\ngpus = 0\n" + TOML.replace('"all"', "1"), "6: gpus: GPU 1 is not watched"),
         ('[[program]]\ncommand = "worker"\ngpus = 0\n', "1: [[program]] has no name"),
         ('[[program]]\nname = "x"\ngpus = 0\n', "1: [[program]] has no command"),
         ('[[program]]\nname = "x"\ncommand = "worker"\n', "1: [[program]] has no gpus"),
-        (TOML.replace("fold", "a\\nb"), "2: name: 'a\\nb' has a line break"),
+        (TOML.replace("fold", "a\\nb"), "2: name: 'a\\nb' contains a line break"),
         (TOML.replace("fold", "a" * 65), "2: name: '"),
-        (TOML.replace("fold", ""), "2: name: it is empty"),
-        (TOML + TOML, "6: there is a program 'fold' already, at line 1"),
+        (TOML.replace("fold", ""), "2: name: the value is empty"),
+        (TOML + TOML, "6: duplicate program 'fold', first defined on line 1"),
         (
             TOML.replace('"all"', '"each"') + TOML.replace("fold", "fold-1"),
-            "6: there is a program 'fold-1' already",
+            "6: duplicate program 'fold-1', first defined on line",
         ),
         (TOML.replace('"worker"', '""'), "3: command: the command is empty"),
         (TOML.replace('"worker"', "[]"), "3: command: the command is empty"),
-        (TOML.replace('"worker"', "['worker', 1]"), "3: command: 1 is not a text"),
+        (TOML.replace('"worker"', "['worker', 1]"), "3: command: 1 is not a string"),
         (TOML.replace('"worker"', "1"), "3: command: 1 is not a command"),
-        (TOML.replace('"worker"', "'''\n\nworker \"'''"), "3: command: the quotes in '"),
+        (TOML.replace('"worker"', "'''\n\nworker \"'''"), "3: command: unbalanced quotes in '"),
         (
             TOML.replace('"worker"', "'worker\\u0000'").replace("'", '"'),
-            "3: command: 'worker\\x00' has a zero",
+            "3: command: 'worker\\x00' contains a NUL",
         ),
         (TOML.replace('"worker"', '"./worker"'), "3: command: there is no program './worker' in '"),
         (program('dir = "none"'), "5: dir: there is no directory '"),
-        (program('dir = ""'), "5: dir: it is empty"),
-        (program('dir = "~nobody-has-it/x"'), "5: dir: nobody knows what '~nobody-has-it' is"),
-        (program('dir = "a\\u0000b"'), "5: dir: 'a\\x00b' has a line break or a zero in it"),
+        (program('dir = ""'), "5: dir: the value is empty"),
+        (program('dir = "~nobody-has-it/x"'), "5: dir: '~nobody-has-it': unknown home directory"),
+        (program('dir = "a\\u0000b"'), "5: dir: 'a\\x00b' contains a line break or a NUL character"),
         (program('log = "none/log"'), "5: log: there is no directory '"),
         (program('env = "A=1"'), "5: env: 'A=1' is not a table"),
-        (program("env = {A = true}"), "5: env: 'A' is true, not a text"),
-        (program('env = {"A=B" = "1"}'), "5: env: 'A=B' is not the name of a variable"),
+        (program("env = {A = true}"), "5: env: 'A' is true, not a string"),
+        (program('env = {"A=B" = "1"}'), "5: env: 'A=B' is not a valid variable name"),
         (program("env = {CUDA_VISIBLE_DEVICES = 1}"), "5: env: harvest sets CUDA_VISIBLE_DEVICES itself"),
-        (program('user = "root"'), "5: user: only root runs programs as somebody else"),
-        (program("nice = 20"), "5: nice: 20 is not a whole number from -20 to 19"),
-        (program("nice = -1"), "5: nice: -1 needs root"),
-        (program('ionice = "realtime"'), "5: ionice: 'realtime' is not known"),
-        (program('ionice = "best-effort:8"'), "5: ionice: 'best-effort:8' is not known"),
-        (program("cpus = 9"), "5: cpus: 9 CPUs cannot be had, there are 8"),
-        (program("cpus = 0"), "5: cpus: 0 CPUs cannot be had"),
-        (program('cpus = "4-8"'), "5: cpus: there is no CPU 8 for us"),
-        (program('cpus = "3-1"'), "5: cpus: '3-1' does not say which CPUs"),
-        (program("cpus = []"), "5: cpus: a list does not say which CPUs"),
-        (program('cpus = ""'), "5: cpus: '' does not say which CPUs"),
-        (program("grace_seconds = 3601"), "5: grace_seconds: 3601 is not a number from 0 to 3600"),
+        (program('user = "root"'), "5: user: only root can run programs as another user"),
+        (program("nice = 20"), "5: nice: must be a whole number from -20 to 19, not 20"),
+        (program("nice = -1"), "5: nice: -1 requires root"),
+        (program('ionice = "realtime"'), "5: ionice: 'realtime' is not a valid I/O priority"),
+        (program('ionice = "best-effort:8"'), "5: ionice: 'best-effort:8' is not a valid I/O priority"),
+        (program("cpus = 9"), "5: cpus: the number of CPUs must be between 1 and 8, not 9"),
+        (program("cpus = 0"), "5: cpus: the number of CPUs must be between 1 and 8, not 0"),
+        (program('cpus = "4-8"'), "5: cpus: CPU 8 is not available"),
+        (program('cpus = "3-1"'), "5: cpus: '3-1' is not a valid CPU selection"),
+        (program("cpus = []"), "5: cpus: a list is not a valid CPU selection"),
+        (program('cpus = ""'), "5: cpus: '' is not a valid CPU selection"),
+        (program("grace_seconds = 3601"), "5: grace_seconds: must be a number from 0 to 3600, not 3601"),
         (program('stop_signal = "NONE"'), "5: stop_signal: 'NONE' is not a signal"),
         (program("stop_signal = 0"), "5: stop_signal: 0 is not a signal"),
-        (program('stop_signal = "SIGSTOP"'), "5: stop_signal: 'SIGSTOP' does not ask a program to end"),
-        (program("restart = true"), "5: restart: true is not known"),
-        (program("backoff_seconds = 0"), "5: backoff_seconds: 0 is not a number from 0.1"),
+        (program('stop_signal = "SIGSTOP"'), "5: stop_signal: 'SIGSTOP' does not make a program exit"),
+        (program("restart = true"), "5: restart: true is not a valid restart policy"),
+        (program("backoff_seconds = 0"), "5: backoff_seconds: must be a number from 0.1"),
         (
             program("backoff_seconds = 5\nmax_backoff_seconds = 4"),
-            "6: max_backoff_seconds: 4 is not a number from 5",
+            "6: max_backoff_seconds: must be a number from 5",
         ),
-        (program('hours = "later"'), "5: hours: 'later' is not a day"),
-        (program("hours = []"), "5: hours: there is no span in it"),
-        ("", " there is no program in it"),
+        (program('hours = "later"'), "5: hours: 'later' is not a weekday"),
+        (program("hours = []"), "5: hours: the list is empty"),
+        ("", " no program is configured"),
         ("[[program]]\n", "1: [[program]] has no name"),
     ],
 )
@@ -325,14 +328,14 @@ def test_a_user_who_does_not_exist(lab: Lab) -> None:
 def test_gpu_mons_form_under_the_name_of_ours(lab: Lab) -> None:
     """The hint says how it must be called."""
 
-    assert "must not end in .toml" in lab.hint("harvest.toml", "[process-x]\ncmd=worker\ngpus=ALL\n")
+    assert "does not end in .toml" in lab.hint("harvest.toml", "[process-x]\ncmd=worker\ngpus=ALL\n")
 
 
 def test_a_long_backoff_needs_no_longer_limit(lab: Lab) -> None:
     """The longest wait is never shorter than the first."""
     made = lab.toml(program("backoff_seconds = 900")).programs[0]
 
-    assert (900, 900) == (made.backoff_seconds, made.longest_backoff_seconds)
+    assert (900, 900) == (made.backoff_seconds, made.max_backoff_seconds)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +408,7 @@ def test_lines_of_toml(statements: list[tuple[str, str, str]], end: str) -> None
             kept.append(made)
             text = "\n".join(kept)
             line = text.count("\n", 0, len(text) - len(made)) + 1
-            lines = Lines(text.replace("\n", end))
+            lines = KeyLines(text.replace("\n", end))
             for path in _paths(tomllib.loads(text)) - before:
                 assert line == lines.of(*path)
 

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.harvest.policy.state import begin
-from gpulse.harvest.policy.step import step
-from gpulse.harvest.policy.words import Changed, Ended, Event, Heard, Kill, Looked, Passed, Signal, Start
-from gpulse.harvest.running.told import Exited, Failed, Gone, Process, Started, Told
-from gpulse.harvest.settings import People, Program, Settings
-from gpulse.harvest.sight.seen import Holder, Presence, Sighting, Use
+from gpulse.harvest.events import (
+    GpuHolder,
+    MachineObservation,
+    ObservedUse,
+    ProcessId,
+    ProgramExited,
+    ProgramGone,
+    ProgramStarted,
+    ProgramStartFailed,
+    RunEvent,
+    UserPresence,
+)
+from gpulse.harvest.policy import step
+from gpulse.harvest.policy_state import (
+    Event,
+    Kill,
+    Observed,
+    Reconfigured,
+    RunReported,
+    ShutdownRequested,
+    Signal,
+    Start,
+    TimePassed,
+    initial_state,
+)
+from gpulse.harvest.settings import HarvestSettings, PeopleSettings, Program
 
 GPUS = 3
 NAMES = (("nvidia-smi",), ("python3", "train"), ("exporter",))
 SUBSETS = ((0,), (1,), (2,), (0, 1), (1, 2))
 
 holders = st.builds(
-    Holder,
+    GpuHolder,
     pid=st.integers(1, 4),
     start_ticks=st.integers(1, 2),
     names=st.sampled_from(NAMES),
@@ -26,7 +47,7 @@ holders = st.builds(
     files=st.frozensets(st.integers(3, 5), max_size=2),
 )
 uses = st.builds(
-    Use,
+    ObservedUse,
     holders=st.one_of(st.just(()), st.tuples(holders), st.tuples(holders, holders)),
     unknown=st.sampled_from((None, None, None, "no permission")),
     opened_unseen=st.sampled_from((False, False, False, True)),
@@ -34,13 +55,13 @@ uses = st.builds(
     utilization_ratio=st.none(),
     memory_bytes=st.none(),
 )
-free_or_used = st.one_of(st.just(Use()), uses)
+free_or_used = st.one_of(st.just(ObservedUse()), uses)
 people = st.one_of(
     st.none(),
     st.just(()),
     st.tuples(
         st.builds(
-            Presence,
+            UserPresence,
             st.sampled_from(("carol", "dave")),
             st.just("pts/1"),
             st.sampled_from((None, 5.0, 400.0)),
@@ -54,7 +75,7 @@ programs = st.builds(
     st.sampled_from(("always", "on-failure", "never")),
 )
 configurations = st.builds(
-    lambda wanted, idle, cool, quiet, most, watch: Settings(
+    lambda wanted, idle, cool, quiet, most, watch: HarvestSettings(
         "x.toml",
         dict.fromkeys(range(GPUS), frozenset({"nvidia-smi"})),
         tuple(
@@ -72,8 +93,8 @@ configurations = st.builds(
         idle_seconds=idle,
         cooldown_seconds=cool,
         quiet_seconds=quiet,
-        most_gpus=most,
-        people=People(enabled=watch, whitelist=frozenset({"dave"})),
+        max_gpus=most,
+        people=PeopleSettings(enabled=watch, whitelist=frozenset({"dave"})),
     ),
     st.lists(programs, min_size=1, max_size=4),
     st.sampled_from((0.0, 3.0)),
@@ -84,7 +105,7 @@ configurations = st.builds(
 )
 moves = st.one_of(
     st.tuples(st.just("look"), st.lists(free_or_used, min_size=GPUS, max_size=GPUS), people),
-    st.tuples(st.just("look"), st.just([Use()] * GPUS), st.just(())),
+    st.tuples(st.just("look"), st.just([ObservedUse()] * GPUS), st.just(())),
     st.tuples(st.just("glance"), st.integers(0, GPUS - 1), uses),
     st.tuples(
         st.just("tell"),
@@ -100,34 +121,34 @@ histories = st.lists(st.tuples(st.sampled_from((0.0, 0.1, 1.0, 3.0)), moves), ma
 class Observer:
     """Remembers what was seen and ordered, and complains."""
 
-    def __init__(self, wanted: Settings) -> None:
+    def __init__(self, wanted: HarvestSettings) -> None:
         self.wanted = wanted
         self.runs: dict[str, Program] = {}
         self.signalled: dict[str, float] = {}
         self.killed: set[str] = set()
-        self.uses: dict[int, Use] = {}
+        self.uses: dict[int, ObservedUse] = {}
         self.looked_at: dict[int, float] = {}
         self.first: dict[tuple[int, int, int | None], tuple[float, frozenset[int]]] = {}
         self.unseen: dict[int, float] = {}
-        self.people: tuple[Presence, ...] | None = None
+        self.people: tuple[UserPresence, ...] | None = None
 
     def watch(self, event: Event) -> None:
         """Take in what the policy is about to be told."""
         match event:
-            case Looked(now, sighting):
+            case Observed(now, sighting):
                 for gpu, use in sighting.uses.items():
                     self._see(gpu, use, now)
                 if sighting.people is not None:
                     self.people = sighting.people
-            case Heard(_, Gone(run) | Failed(run)):
+            case RunReported(_, ProgramGone(run) | ProgramStartFailed(run)):
                 self.runs.pop(run, None)
-            case Changed(now, wanted, sighting):
+            case Reconfigured(now, wanted, sighting):
                 if wanted.people != self.wanted.people:
                     self.people = None
                 self.wanted = wanted
-                self.watch(Looked(now, sighting))
+                self.watch(Observed(now, sighting))
 
-    def _see(self, gpu: int, use: Use, now: float) -> None:
+    def _see(self, gpu: int, use: ObservedUse, now: float) -> None:
         self.uses[gpu] = use
         self.looked_at[gpu] = now
         if use.opened_unseen and ("nvidia-smi",) not in use.suspects:
@@ -155,7 +176,7 @@ class Observer:
             for holder in use.holders
         )
 
-    def somebody(self) -> bool:
+    def people_reason(self) -> bool:
         """Somebody is at the machine, or nobody knows."""
         if not self.wanted.people.enabled:
             return False
@@ -173,10 +194,10 @@ class Observer:
                 taken = {gpu for program in self.runs.values() for gpu in program.gpus}
                 assert taken.isdisjoint(order.program.gpus), "two programs on a GPU"
                 assert not any(self.users(gpu, now) for gpu in order.program.gpus), "started beside somebody"
-                assert not self.somebody(), "started beside somebody at the machine"
+                assert not self.people_reason(), "started beside somebody at the machine"
                 assert (
-                    self.wanted.most_gpus is None
-                    or len(taken) + len(order.program.gpus) <= self.wanted.most_gpus
+                    self.wanted.max_gpus is None
+                    or len(taken) + len(order.program.gpus) <= self.wanted.max_gpus
                 )
                 assert order.run not in self.runs
                 self.runs[order.run] = order.program
@@ -189,11 +210,11 @@ class Observer:
                 assert order.run not in self.killed, "killed twice"
                 self.killed.add(order.run)
         for run, program in self.runs.items():
-            if isinstance(event, Looked | Changed) and any(
-                gpu in event.sighting.uses and self.users(gpu, now) for gpu in program.gpus
+            if isinstance(event, Observed | Reconfigured) and any(
+                gpu in event.observation.uses and self.users(gpu, now) for gpu in program.gpus
             ):
                 assert run in self.signalled or run in self.killed, "somebody was not given way to"
-            if self.somebody():
+            if self.people_reason():
                 assert run in self.signalled or run in self.killed, "somebody sits there"
             if run in self.signalled and now >= self.signalled[run] + program.grace_seconds:
                 assert run in self.killed, "the grace period is over"
@@ -203,34 +224,35 @@ def played(move: tuple[str, object, object], now: float, runs: list[str]) -> Eve
     """One move as the event it stands for."""
     match move:
         case ("look", list() as seen, who):
-            return Looked(now, Sighting(dict(enumerate(seen)), who))  # type: ignore[arg-type]
-        case ("glance", int() as gpu, Use() as use):
-            return Looked(now, Sighting({gpu: use}))
+            return Observed(now, MachineObservation(dict(enumerate(seen)), who))  # type: ignore[arg-type]
+        case ("glance", int() as gpu, ObservedUse() as use):
+            return Observed(now, MachineObservation({gpu: use}))
         case ("tell", int() as which, str() as word) if runs:
             run = runs[which % len(runs)]
-            words: dict[str, Told] = {
-                "started": Started(run, Process(1, 1), Process(2, 2)),
-                "exited": Exited(run, 0),
-                "crashed": Exited(run, 1),
-                "gone": Gone(run),
-                "failed": Failed(run, "no such file"),
+            words: dict[str, RunEvent] = {
+                "started": ProgramStarted(run, ProcessId(1, 1), ProcessId(2, 2)),
+                "exited": ProgramExited(run, 0),
+                "crashed": ProgramExited(run, 1),
+                "gone": ProgramGone(run),
+                "failed": ProgramStartFailed(run, "no such file"),
             }
-            return Heard(now, words[word])
-        case ("change", Settings() as wanted, list() as seen):
-            return Changed(now, wanted, Sighting(dict(enumerate(seen)), ()))
+            return RunReported(now, words[word])
+        case ("change", HarvestSettings() as wanted, list() as seen):
+            return Reconfigured(now, wanted, MachineObservation(dict(enumerate(seen)), ()))
         case ("wait", _, _):
-            return Passed(now, 0.0)
+            return TimePassed(now, 0.0)
     return None
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
 @given(configurations, histories)
 def test_every_history_is_safe(
-    wanted: Settings, history: list[tuple[float, tuple[str, object, object]]]
+    wanted: HarvestSettings, history: list[tuple[float, tuple[str, object, object]]]
 ) -> None:
     """Never two of ours on a GPU, never beside others, always gone in time, nothing asked or ended twice."""
 
-    state, observer, now = begin(wanted), Observer(wanted), 100.0
+    state, observer, now = initial_state(wanted), Observer(wanted), 100.0
     for seconds, move in history:
         now += seconds
         event = played(move, now, list(observer.runs))
@@ -239,22 +261,24 @@ def test_every_history_is_safe(
             state, orders = step(state, event)
             observer.check(event, list(orders))
             assert set(observer.runs) == set(state.runs)
-    state, orders = step(state, Ended(now))
-    observer.check(Ended(now), list(orders))
-    state, orders = step(state, Passed(now + 5, 0.0))
-    observer.check(Passed(now + 5, 0.0), list(orders))
+    state, orders = step(state, ShutdownRequested(now))
+    observer.check(ShutdownRequested(now), list(orders))
+    state, orders = step(state, TimePassed(now + 5, 0.0))
+    observer.check(TimePassed(now + 5, 0.0), list(orders))
     assert observer.killed >= observer.runs.keys()
 
 
 @settings(max_examples=200, deadline=None)
 @given(configurations)
-def test_a_program_for_all_comes_first(wanted: Settings) -> None:
+def test_a_program_for_all_comes_first(wanted: HarvestSettings) -> None:
     """On a free machine nothing else runs once a program for all GPUs may."""
 
-    state = begin(wanted._replace(idle_seconds=0.0))
-    state, orders = step(state, Looked(1.0, Sighting(dict.fromkeys(range(GPUS), Use()), ())))
+    state = initial_state(wanted._replace(idle_seconds=0.0))
+    state, orders = step(
+        state, Observed(1.0, MachineObservation(dict.fromkeys(range(GPUS), ObservedUse()), ()))
+    )
     whole = [program for program in wanted.programs if program.whole]
-    fits = wanted.most_gpus is None
+    fits = wanted.max_gpus is None
 
     started = [order.program for order in orders if isinstance(order, Start)]
     assert not (whole and fits) or whole[:1] == started
@@ -262,14 +286,14 @@ def test_a_program_for_all_comes_first(wanted: Settings) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(configurations, st.integers(0, GPUS - 1), holders)
-def test_all_that_can_run_does(wanted: Settings, gpu: int, holder: Holder) -> None:
+def test_all_that_can_run_does(wanted: HarvestSettings, gpu: int, holder: GpuHolder) -> None:
     """A free machine is put to work: what is left has no GPU, no room or is for all of them."""
 
-    wanted = wanted._replace(idle_seconds=0.0, most_gpus=None)
-    seen = dict.fromkeys(range(GPUS), Use()) | {
-        gpu: Use((holder._replace(names=("python3",), working=True),))
+    wanted = wanted._replace(idle_seconds=0.0, max_gpus=None)
+    seen = dict.fromkeys(range(GPUS), ObservedUse()) | {
+        gpu: ObservedUse((holder._replace(names=("python3",), working=True),))
     }
-    _, orders = step(begin(wanted), Looked(1.0, Sighting(seen, ())))
+    _, orders = step(initial_state(wanted), Observed(1.0, MachineObservation(seen, ())))
 
     taken = {gpu, *(index for order in orders if isinstance(order, Start) for index in order.program.gpus)}
     running = {order.program.name for order in orders if isinstance(order, Start)}

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.model.harvest import (
-    MOST_PREEMPTIONS,
+from gpulse.model.harvest_status import (
+    MAX_PREEMPTIONS,
     HarvestGpu,
     HarvestProcess,
     HarvestProgram,
     HarvestRun,
     HarvestStatus,
     Preemption,
-    from_document,
-    is_harvested,
-    job_of,
-    to_document,
+    harvest_job_name,
+    is_harvest_job,
+    status_from_document,
+    status_to_document,
 )
 
 STATUS = HarvestStatus(
@@ -53,13 +53,13 @@ STATUS = HarvestStatus(
 
 def document(**changes: Any) -> dict[str, Any]:
     """The status as it is published, with some of it other than it should be."""
-    return {**json.loads(json.dumps(to_document(STATUS))), **changes}
+    return {**json.loads(json.dumps(status_to_document(STATUS))), **changes}
 
 
 def test_a_status_comes_back_as_it_was() -> None:
     """Through JSON, with everything in it and without what only a newer writer knows."""
 
-    assert STATUS == from_document(document(news="of a later version"))
+    assert STATUS == status_from_document(document(news="of a later version"))
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_a_status_comes_back_as_it_was() -> None:
         {"user": None},
         {"gpus": {}},
         {"gpus": [[]]},
-        {"gpus": [{**to_document(STATUS)["gpus"][0], "state": "mine"}]},
-        {"gpus": [{**to_document(STATUS)["gpus"][0], "harvested_seconds": -1.0}]},
+        {"gpus": [{**status_to_document(STATUS)["gpus"][0], "state": "mine"}]},
+        {"gpus": [{**status_to_document(STATUS)["gpus"][0], "harvested_seconds": -1.0}]},
         {"runs": [{"id": "r1"}]},
-        {"runs": [{**to_document(STATUS)["runs"][0], "keeper": {"pid": 1}}]},
-        {"programs": [{**to_document(STATUS)["programs"][0], "last_status": 10_000}]},
-        {"preemptions": [{**to_document(STATUS)["preemptions"][0], "gpus": ["0"]}]},
+        {"runs": [{**status_to_document(STATUS)["runs"][0], "supervisor": {"pid": 1}}]},
+        {"programs": [{**status_to_document(STATUS)["programs"][0], "last_status": 10_000}]},
+        {"preemptions": [{**status_to_document(STATUS)["preemptions"][0], "gpus": ["0"]}]},
         {"gpus": [{}] * 20_000},
     ],
     ids=repr,
@@ -89,7 +89,7 @@ def test_a_status_comes_back_as_it_was() -> None:
 def test_what_is_not_a_status_is_none(changes: dict[str, Any]) -> None:
     """Another version, a missing field, a number that cannot be one, a state nobody knows."""
 
-    assert from_document(document(**changes)) is None
+    assert status_from_document(document(**changes)) is None
 
 
 @given(
@@ -97,7 +97,7 @@ def test_what_is_not_a_status_is_none(changes: dict[str, Any]) -> None:
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(sorted(to_document(STATUS))), inner, max_size=8)
+            | st.dictionaries(st.sampled_from(sorted(status_to_document(STATUS))), inner, max_size=8)
         ),
         max_leaves=20,
     )
@@ -105,26 +105,26 @@ def test_what_is_not_a_status_is_none(changes: dict[str, Any]) -> None:
 def test_no_document_makes_it_fail(anything: Any) -> None:
     """Whatever JSON may hold is a status or nothing."""
 
-    assert from_document(anything) is None
+    assert status_from_document(anything) is None
     if isinstance(anything, dict):
-        from_document(document(**anything))
+        status_from_document(document(**anything))
 
 
-def test_only_the_newest_preemptions_are_told() -> None:
+def test_only_the_newest_preemptions_are_reported() -> None:
     """A status does not grow with the years."""
 
     many = tuple(Preemption(float(number), "fold", (0,), "bob", "") for number in range(200))
 
-    back = from_document(to_document(STATUS._replace(preemptions=many)))
+    back = status_from_document(status_to_document(STATUS._replace(preemptions=many)))
 
     assert back is not None
-    assert many[-MOST_PREEMPTIONS:] == back.preemptions
+    assert many[-MAX_PREEMPTIONS:] == back.preemptions
 
 
 def test_texts_are_made_harmless() -> None:
     """What cannot be written as UTF-8 would break whoever prints or stores it, and nobody reads a novel."""
 
-    back = from_document(json.loads(json.dumps(document(user="a\ud800b", config="x" * 100_000))))
+    back = status_from_document(json.loads(json.dumps(document(user="a\ud800b", config="x" * 100_000))))
 
     assert back is not None
     assert ("a?b", "x" * 4096) == (back.user, back.config)
@@ -146,8 +146,8 @@ def test_texts_are_made_harmless() -> None:
 def test_a_program_names_a_job(program: str, job: str) -> None:
     """With letters that are harmless everywhere, and not too many of them."""
 
-    assert job == job_of(program)
-    assert is_harvested(job)
+    assert job == harvest_job_name(program)
+    assert is_harvest_job(job)
 
 
 def test_programs_are_never_one_job() -> None:
@@ -166,7 +166,7 @@ def test_programs_are_never_one_job() -> None:
         f"{long}b",
     ]
 
-    jobs = {job_of(name) for name in names}
+    jobs = {harvest_job_name(name) for name in names}
 
     assert (len(names), True) == (len(jobs), all(len(job) <= 8 + 64 and job.isascii() for job in jobs))
 
@@ -174,4 +174,4 @@ def test_programs_are_never_one_job() -> None:
 def test_other_jobs_are_not_harvested() -> None:
     """A scheduler's job, or none at all, is somebody's own."""
 
-    assert [False, False] == [is_harvested("slurm:4711"), is_harvested(None)]
+    assert [False, False] == [is_harvest_job("slurm:4711"), is_harvest_job(None)]

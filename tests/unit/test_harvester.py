@@ -9,17 +9,24 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from gpulse.errors import GpulseError
-from gpulse.harvest.account import Account, Me
-from gpulse.harvest.harvester import Harvester, Options
-from gpulse.harvest.ledger import Kept
-from gpulse.harvest.running.told import Gone, Process, Started
-from gpulse.harvest.settings import Gpu, People, Program, Settings
-from gpulse.harvest.sight.seen import Holder, Presence, Sighting, Use
+from gpulse.harvest.events import (
+    GpuHolder,
+    MachineObservation,
+    ObservedUse,
+    ProcessId,
+    ProgramGone,
+    ProgramStarted,
+    UserPresence,
+)
+from gpulse.harvest.harvester import Harvester, HarvestOptions
+from gpulse.harvest.settings import HarvestableGpu, HarvestSettings, PeopleSettings, Program
+from gpulse.harvest.state_directory import SavedState
+from gpulse.harvest.status import HarvestAccounting, HarvestIdentity
 
-ALICE = Use((Holder(71, 8, ("python3",), "alice", working=True),))
-GPUS = (Gpu(0, 0, "GPU-a", "H200"),)
+ALICE = ObservedUse((GpuHolder(71, 8, ("python3",), "alice", working=True),))
+GPUS = (HarvestableGpu(0, 0, "GPU-a", "H200"),)
 PROGRAM = Program("fold", ("true",), (0,), grace_seconds=0.05)
-SETTINGS = Settings(
+SETTINGS = HarvestSettings(
     "h.toml", {0: frozenset()}, (PROGRAM,), interval_seconds=600, idle_seconds=0, cooldown_seconds=0
 )
 
@@ -28,8 +35,8 @@ class Eyes:
     """What is to be seen, and a pipe that is readable when a glance is worth it."""
 
     def __init__(self) -> None:
-        self.use = Use()
-        self.people: tuple[Presence, ...] = ()
+        self.use = ObservedUse()
+        self.people: tuple[UserPresence, ...] = ()
         self.with_people = False
         self.looks = 0
         self.fault: Exception | None = None
@@ -39,17 +46,17 @@ class Eyes:
         """Whether people are looked at."""
         self.with_people = wanted
 
-    def look(self, now: float) -> Sighting:  # noqa: ARG002  as all eyes
+    def look(self, now: float) -> MachineObservation:  # noqa: ARG002  as all eyes
         """All there is."""
         self.looks += 1
-        return Sighting({0: self.use}, self.people if self.with_people else None)
+        return MachineObservation({0: self.use}, self.people if self.with_people else None)
 
-    def glance(self, now: float) -> Sighting | None:  # noqa: ARG002
+    def glance(self, now: float) -> MachineObservation | None:  # noqa: ARG002
         """The GPU alone."""
         os.read(self.descriptor, 1)
         if self.fault is not None:
             raise self.fault
-        return Sighting({0: self.use})
+        return MachineObservation({0: self.use})
 
     def ring(self) -> None:
         """Somebody opened the GPU."""
@@ -70,36 +77,36 @@ class Hands:
         self.dies = True
         self.harvester: Harvester | None = None
 
-    def _tell(self, told: Started | Gone) -> None:
+    def _tell(self, told: ProgramStarted | ProgramGone) -> None:
         assert self.harvester is not None
-        asyncio.get_running_loop().call_soon(self.harvester.told, told)
+        asyncio.get_running_loop().call_soon(self.harvester.handle_run_event, told)
 
     def start(self, run: str, program: Program, environment: Mapping[str, str]) -> None:  # noqa: ARG002
         """It runs."""
         self.did.append("start")
-        self._tell(Started(run, Process(1, 1), Process(2, 2)))
+        self._tell(ProgramStarted(run, ProcessId(1, 1), ProcessId(2, 2)))
 
     def signal(self, run: str, number: int) -> None:  # noqa: ARG002
         """It ends, or does not."""
         self.did.append("signal")
         if self.obeys:
-            self._tell(Gone(run))
+            self._tell(ProgramGone(run))
 
     def kill(self, run: str) -> None:
         """It ends, or hangs in the driver."""
         self.did.append("kill")
         if self.dies:
-            self._tell(Gone(run))
+            self._tell(ProgramGone(run))
 
 
 class World:
     """A harvester at work."""
 
-    def __init__(self, settings: Settings = SETTINGS, **options: bool) -> None:
+    def __init__(self, settings: HarvestSettings = SETTINGS, **options: bool) -> None:
         self.eyes, self.hands = Eyes(), Hands()
         self.lines: list[str] = []
-        account = Account(Me(Process(1, 1), 0, "ada"), GPUS, Kept(), wall=1e9)
-        given = Options({}, decided=self.lines.extend, **options)
+        account = HarvestAccounting(HarvestIdentity(ProcessId(1, 1), 0, "ada"), GPUS, SavedState(), wall=1e9)
+        given = HarvestOptions({}, decided=self.lines.extend, **options)
         self.harvester = Harvester(settings, self.eyes, account, None, given)
         self.hands.harvester = self.harvester
 
@@ -138,7 +145,7 @@ def test_an_open_is_answered_between_looks() -> None:
         world.eyes.use = ALICE
         world.eyes.ring()
         await world.did("start", "signal")
-        world.eyes.use = Use()
+        world.eyes.use = ObservedUse()
         world.eyes.ring()
         await world.did("start", "signal", "start")
         world.harvester.end()
@@ -180,14 +187,14 @@ def test_a_change_comes_with_a_look() -> None:
     """People that are watched from now on stop programs only when somebody is there."""
 
     world = World()
-    watched = SETTINGS._replace(people=People(enabled=True))
+    watched = SETTINGS._replace(people=PeopleSettings(enabled=True))
 
     async def story() -> None:
         await world.did("start")
         world.harvester.change(watched)
         assert world.eyes.with_people
         await world.did("start")
-        world.eyes.people = (Presence("carol", "pts/1", 1.0),)
+        world.eyes.people = (UserPresence("carol", "pts/1", 1.0),)
         world.harvester.change(watched._replace(interval_seconds=300))
         await world.did("start", "signal")
         world.harvester.end()
@@ -198,7 +205,7 @@ def test_a_change_comes_with_a_look() -> None:
 def test_what_cannot_be_killed_does_not_hold_the_end_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second end waits for a while, and says what is left."""
 
-    monkeypatch.setattr("gpulse.harvest.harvester._GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr("gpulse.harvest.harvester._SHUTDOWN_SECONDS", 0.05)
     world = World()
     world.hands.obeys = world.hands.dies = False
 
@@ -208,7 +215,7 @@ def test_what_cannot_be_killed_does_not_hold_the_end_up_for_ever(monkeypatch: py
         world.harvester.end()
         await world.did("start", "signal", "kill")
 
-    with pytest.raises(GpulseError, match="something of fold cannot be ended"):
+    with pytest.raises(GpulseError, match="cannot kill all processes of fold"):
         world.play(story)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpulse.cluster.agent.heads import LOOK_SECONDS, Heads
+from gpulse.cluster.agent.head_selection import PROBE_SECONDS, HeadSelection
 from gpulse.errors import GpulseError
 
 
-def heads(*targets: str) -> Heads:
+def heads(*targets: str) -> HeadSelection:
     """A list of heads, with chances that are all even."""
-    return Heads(targets or ("a:1", "b:2", "c:3"), lambda: 0.5)
+    return HeadSelection(targets or ("a:1", "b:2", "c:3"), lambda: 0.5)
 
 
-def chosen(known: Heads, now: float) -> str | None:
+def chosen(known: HeadSelection, now: float) -> str | None:
     """The one to try now."""
     found = known.next(now)
     return None if found is None else found.target
@@ -63,7 +63,7 @@ def test_a_better_head_is_looked_for_now_and_then() -> None:
     assert [] == known.better(a, 0.0)
     assert [a] == known.better(b, 0.0)
     assert [a, b] == known.better(c, 0.0)
-    assert LOOK_SECONDS <= known.look_after() <= 1.5 * LOOK_SECONDS
+    assert PROBE_SECONDS <= known.probe_delay() <= 1.5 * PROBE_SECONDS
 
 
 def test_a_better_head_that_never_lasts_is_left_alone_for_longer_and_longer() -> None:
@@ -90,11 +90,11 @@ def test_a_head_that_refuses_is_asked_rarely() -> None:
     assert 0.0 == known.refused(a, 0.0, GpulseError("wrong token"))
     assert "b:2" == chosen(known, 0.0)
     assert [] == known.better(b, 29.0)
-    refuse = [known.refuse_all]
+    refuse = [known.all_refused]
     known.refused(b, 0.0, GpulseError("wrong token"))
-    refuse.append(known.refuse_all)
+    refuse.append(known.all_refused)
     known.welcomed(a)
-    assert [False, True, False] == [*refuse, known.refuse_all]
+    assert [False, True, False] == [*refuse, known.all_refused]
 
 
 def test_a_single_head_is_tried_whenever_it_is_time() -> None:

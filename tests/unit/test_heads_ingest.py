@@ -6,10 +6,12 @@ from typing import Any
 
 from gpulse.cluster.wire_pb2 import Goodbye, Run
 from gpulse.model.device import Device
-from tests.unit.test_ingest import NOW, RUN, Scene, batch, settled
+from tests.unit.test_ingest import NOW, RUN, Scene, batch, committers_end, settled
+
+__all__ = ["committers_end"]  # a fixture that every test here uses
 
 
-def told(**given: Any) -> Run:
+def run_message(**given: Any) -> Run:
     """The run of an agent that has been somewhere else."""
     return Run(id=RUN, boot="b1", **given)
 
@@ -18,7 +20,7 @@ async def test_frames_that_another_head_has_are_not_lost() -> None:
     """An agent that comes for the first time after an hour brings the last of it, and nothing is reported missing."""
 
     scene = Scene()
-    call = await scene.connected(runs=[told(elsewhere=3600, first_kept=3601)])
+    call = await scene.connected(runs=[run_message(elsewhere=3600, first_kept=3601)])
     call.say(batch=batch(3481, 10))
     call.say(batch=batch(3491, 111))
     await settled(scene, call)
@@ -32,7 +34,7 @@ async def test_what_is_missing_behind_them_is_reported() -> None:
     """Only what no head has is lost, and it is exactly that."""
 
     scene = Scene()
-    call = await scene.connected(runs=[told(elsewhere=100, first_kept=111)])
+    call = await scene.connected(runs=[run_message(elsewhere=100, first_kept=111)])
     call.say(batch=batch(111))
     await settled(scene, call)
 
@@ -48,7 +50,7 @@ async def test_an_agent_that_comes_back() -> None:
     call.say(batch=batch(1, 10))
     await settled(scene, call)
     await call.hang_up()
-    again = await scene.connected(runs=[told(elsewhere=500, first_kept=501)])
+    again = await scene.connected(runs=[run_message(elsewhere=500, first_kept=501)])
     again.say(batch=batch(8, 3))
     again.say(batch=batch(381, 121))
     await settled(scene, again)
@@ -62,9 +64,11 @@ async def test_losses_that_another_head_was_told_of() -> None:
     """They are told once; those since then are told here."""
 
     scene = Scene()
-    call = await scene.connected(runs=[told(elsewhere=100, first_kept=101, dropped=7, dropped_elsewhere=7)])
-    call.say(dropped=told(dropped=7))
-    call.say(dropped=told(dropped=9))
+    call = await scene.connected(
+        runs=[run_message(elsewhere=100, first_kept=101, dropped=7, dropped_elsewhere=7)]
+    )
+    call.say(dropped=run_message(dropped=7))
+    call.say(dropped=run_message(dropped=9))
     await settled(scene, call)
 
     assert [2] == [loss["frames"] for loss in scene.events("frames_dropped")]
@@ -84,9 +88,9 @@ async def test_a_node_that_moves_is_not_late() -> None:
         assert [] == scene.fleet.check(NOW + silent, 1.0)
 
     (node,) = scene.fleet.live()
-    assert ("lost", False, True) == (node.state, node.connected, node.elsewhere)
+    assert ("lost", False, True) == (node.state, node.connected, node.at_other_head)
     back = await scene.connected()
-    assert not scene.fleet.live()[0].elsewhere
+    assert not scene.fleet.live()[0].at_other_head
     await back.hang_up()
 
 
@@ -129,15 +133,15 @@ def test_nodes_of_other_heads_have_numbers_while_the_head_runs() -> None:
     """With the name they have there and their GPUs; one that is known keeps what this head calls it."""
 
     register = Scene().fleet.register
-    node = register.learn("gpu02", "m2", NOW, name="gpu02", facts={"driver": "580"}, labels={})
-    assert node == register.learn("gpu02", "m2", NOW, name="other", facts={}, labels={})
-    namesake = register.learn("gpu02", "m3", NOW, name="gpu02", facts={}, labels={})
-    register.learn_gpus(node, [Device(0, "GPU-1", "H200"), Device(1, "GPU-2", "H200")])
+    node = register.add_from_other_head("gpu02", "m2", NOW, name="gpu02", facts={"driver": "580"}, labels={})
+    assert node == register.add_from_other_head("gpu02", "m2", NOW, name="other", facts={}, labels={})
+    namesake = register.add_from_other_head("gpu02", "m3", NOW, name="gpu02", facts={}, labels={})
+    register.set_other_head_gpus(node, [Device(0, "GPU-1", "H200"), Device(1, "GPU-2", "H200")])
 
     assert ("gpu02", "m2", {"driver": "580"}) == (node.name, node.machine, node.facts)
     assert "gpu02#2" == namesake.name
-    assert {node.id, namesake.id} == register.elsewhere
-    assert ["GPU-1", "GPU-2"] == [gpu.uuid for gpu in register.gpus_elsewhere(())]
+    assert {node.id, namesake.id} == register.other_head_ids
+    assert ["GPU-1", "GPU-2"] == [gpu.uuid for gpu in register.other_head_gpus(())]
 
 
 async def test_frames_that_two_heads_have_get_the_same_times() -> None:

@@ -1,4 +1,4 @@
-"""Segments from which what an engine has was taken out: what no engine takes is still all there."""
+"""Segments from which what a time-series database has was taken out: what no database takes is still all there."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ import pytest
 
 from gpulse.errors import DiskError
 from gpulse.model.frame import HostReading
-from gpulse.store.history import compaction, day_summaries, retention, share_files
+from gpulse.store.history import compaction, gpu_share_files
 from gpulse.store.history import writer as history_writer
-from gpulse.store.history.parquet import QUICK, connect
-from gpulse.store.history.query import History
+from gpulse.store.history.duckdb_query import SealedHistory
+from gpulse.store.history.parquet import FAST_COMPRESSION, open_database
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.recent import Recent
+from gpulse.store.history.recent_frames import RecentFrames
 from gpulse.store.history.rollup import FINE_SECONDS
-from gpulse.store.history.segments import SHARES, list_names, read_segments, read_summaries, valid_summaries
+from gpulse.store.history.segments import (
+    SHARE_SECONDS,
+    list_segment_names,
+    read_segments,
+    read_summaries,
+    valid_summaries,
+)
+from gpulse.store.history.writer import find_thinnable
 from gpulse.store.seal_process import open_writer
-from gpulse.store.store import Share
+from gpulse.store.store import GpuShare
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
+
+pytestmark = pytest.mark.slow
 
 NODES = (1, 2)
 END = BEGIN + 9000
@@ -41,7 +50,7 @@ def short_days() -> Iterator[None]:
     """Half an hour is merged, and a day is less than two hours."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "HOUR_US", 1_200_000_000)
-        patch.setattr(day_summaries, "DAY_US", 6_000_000_000)
+        patch.setattr(compaction, "DAY_US", 6_000_000_000)
         yield
 
 
@@ -89,13 +98,13 @@ def thinned(store: Path, keep_seconds: float | None = EVER, limit_bytes: int | N
         return writer.retain(END, keep_seconds, limit_bytes, WHOLE_SECONDS)
 
 
-def asked(store: Path, start: float = 0, end: float = 9000) -> tuple[list[Share], list[Any], list[Any]]:
+def asked(store: Path, start: float = 0, end: float = 9000) -> tuple[list[GpuShare], list[Any], list[Any]]:
     """What is told of processes."""
-    with closing(History(store)) as history:
-        return told(HistoryReader(history, Recent({})), start, end)
+    with closing(SealedHistory(store)) as history:
+        return told(HistoryReader(history, RecentFrames({})), start, end)
 
 
-def told(samples: HistoryReader, start: float, end: float) -> tuple[list[Share], list[Any], list[Any]]:
+def told(samples: HistoryReader, start: float, end: float) -> tuple[list[GpuShare], list[Any], list[Any]]:
     """Shares, holdings and steps of processes."""
     span: Any = {"start": BEGIN + start, "end": BEGIN + end}
     steps = samples.series(query("process", PROCESS, step=60.0, **span))
@@ -108,13 +117,13 @@ def told(samples: HistoryReader, start: float, end: float) -> tuple[list[Share],
 
 def of_gpus(store: Path, metric: str, scope: Any = "gpu", step: float | None = None) -> list[float]:
     """When something is known of the first GPU, in seconds after the beginning."""
-    with closing(History(store)) as history:
-        samples = HistoryReader(history, Recent({}))
+    with closing(SealedHistory(store)) as history:
+        samples = HistoryReader(history, RecentFrames({}))
         found = samples.series(query(scope, metric, start=BEGIN, end=END, step=step, nodes={1}))
         return [] if not found else (found[0].times - BEGIN).tolist()
 
 
-def check_near(wanted: list[Share], found: list[Share]) -> None:
+def check_near(wanted: list[GpuShare], found: list[GpuShare]) -> None:
     """Both say the same of every process and GPU, to a few seconds."""
     assert [one[:4] for one in wanted] == [one[:4] for one in found]
     for one, other in zip(wanted, found, strict=True):
@@ -136,7 +145,7 @@ def test_processes_are_told_as_before(store: Path, span: tuple[int, int]) -> Non
     assert before[1:] == after[1:]
 
 
-def test_what_an_engine_has_is_gone(store: Path) -> None:
+def test_what_a_database_has_is_gone(store: Path) -> None:
     """Every sample of GPUs and hosts, up to the last piece that was old enough; minutes that divide GPUs stay."""
     segments = read_segments(f"{store}/history")
     names = thinned(store)["thinned"]
@@ -183,11 +192,11 @@ def test_a_process_that_is_killed_on_the_way_leaves_a_whole_store(
 ) -> None:
     """Either the segment or the thin one counts, and the next start removes what does not."""
     before = asked(store)
-    names = list_names(f"{store}/history")
+    names = list_segment_names(f"{store}/history")
     with closing(open_writer(str(store))) as writer, monkeypatch.context() as patch:
-        patch.setattr(retention, "remove_segments", killed)
+        patch.setattr("gpulse.store.history.writer.remove_segments", killed)
         if not is_renamed:
-            patch.setattr(retention, "write_meta", killed)
+            patch.setattr("gpulse.store.history.writer.write_meta", killed)
             patch.setattr("gpulse.store.history.segments.shutil.rmtree", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             writer.retain(END, None, None, WHOLE_SECONDS)
@@ -195,7 +204,7 @@ def test_a_process_that_is_killed_on_the_way_leaves_a_whole_store(
     assert (store / "history" / (left if is_renamed else f".unfinished-{left}")).is_dir()
     assert (store / "history" / names[0]).is_dir()
 
-    assert [left if is_renamed else names[0], *names[1:]] == list_names(f"{store}/history")
+    assert [left if is_renamed else names[0], *names[1:]] == list_segment_names(f"{store}/history")
     check_near(before[0], asked(store)[0])
     with closing(open_writer(str(store))) as writer:
         assert [names[0] if is_renamed else f".unfinished-{left}"] == writer.tidied
@@ -211,8 +220,8 @@ def test_the_gpu_time_of_an_hour_needs_its_minutes_only(store: Path, tmp_path: P
     target.mkdir()
     for file in minutes:
         shutil.copy(store / "history" / segment.name / file.name, target)
-    with closing(connect(str(tmp_path / "spill"))) as database:
-        made = share_files.divide(database, str(target), minutes, level=QUICK)
+    with closing(open_database(str(tmp_path / "spill"))) as database:
+        made = gpu_share_files.write_share_files(database, str(target), minutes, level=FAST_COMPRESSION)
     assert [file.rows for file in segment.shares] == [file.rows for file in made]
     assert made[0].rows > 0
 
@@ -224,8 +233,8 @@ def killed(*_: object, **__: object) -> None:
 
 def test_one_who_asks_meanwhile_gets_an_answer(store: Path) -> None:
     """A history that was opened before looks again when its files are gone."""
-    with closing(History(store)) as history:
-        samples = HistoryReader(history, Recent({}))
+    with closing(SealedHistory(store)) as history:
+        samples = HistoryReader(history, RecentFrames({}))
         before = told(samples, 0, 9000)
         thinned(store)
         after = told(samples, 0, 9000)
@@ -235,23 +244,19 @@ def test_one_who_asks_meanwhile_gets_an_answer(store: Path) -> None:
 
 
 def test_what_is_not_ready_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest, what is not merged yet, what has no shares or is not in the engine; not all is done at once."""
+    """The newest, what is not merged yet, what has no shares or is not in the database; not all is done at once."""
     segments = read_segments(f"{store}/history")
     asked: dict[str, Any] = {"now": END + EVER, "whole_seconds": 1.0}
-    assert segments[:-1] == retention.thinnable(
-        [one._replace(is_compacted=True) for one in segments], **asked
-    )
-    assert segments[1:-1] == retention.thinnable(
+    assert segments[:-1] == find_thinnable([one._replace(is_compacted=True) for one in segments], **asked)
+    assert segments[1:-1] == find_thinnable(
         [segments[0]._replace(is_compacted=False), *segments[1:]], **asked
     )
-    undivided = [file for file in segments[0].files if file.seconds != SHARES]
-    assert segments[1:-1] == retention.thinnable(
+    undivided = [file for file in segments[0].files if file.seconds != SHARE_SECONDS]
+    assert segments[1:-1] == find_thinnable(
         [segments[0]._replace(files=tuple(undivided)), *segments[1:]], **asked
     )
-    assert [] == retention.thinnable([one._replace(thinned=1) for one in segments], **asked)
-    assert segments[1:2] == retention.thinnable(
-        segments, sent=(segments[0].first, segments[2].last - 1), **asked
-    )
+    assert [] == find_thinnable([one._replace(thinned=1) for one in segments], **asked)
+    assert segments[1:2] == find_thinnable(segments, sent=(segments[0].first, segments[2].last - 1), **asked)
 
     monkeypatch.setattr(history_writer, "_THIN_SECONDS", 0.0)
     assert [[one.name] for one in segments[:3]] == [thinned(store)["thinned"] for _ in range(3)]
@@ -260,11 +265,11 @@ def test_what_is_not_ready_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_thin_ones_go_when_they_are_old_or_too_much(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest first, also when a disk is too full to make one thin."""
     with monkeypatch.context() as patch:
-        patch.setattr(retention, "write_file", full)
+        patch.setattr("gpulse.store.history.writer.write_file", full)
         with pytest.raises(DiskError):
             thinned(store, keep_seconds=END - BEGIN - 2500.0)
     thinned(store)
-    names = list_names(f"{store}/history")
+    names = list_segment_names(f"{store}/history")
     assert 4 == len(names)
 
     size = sum(segment.size_bytes for segment in read_segments(f"{store}/history"))

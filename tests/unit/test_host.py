@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpulse.model.device import Node
-from gpulse.model.metric import names
+from gpulse.model.metric_catalog import metric_names
 from gpulse.sources.host import HostReader, read_node
 from tests.unit.trees import grow
 
@@ -73,8 +73,8 @@ def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
 def test_all_names_are_in_the_catalogue() -> None:
     """All that the catalogue knows of a host is read, but for what the kernel does not define."""
 
-    assert {"pressure_cpu_full_seconds_total"} == set(names("host", derived=False)) - EXPECTED.keys()
-    assert set() == EXPECTED.keys() - set(names("host", derived=False))
+    assert {"pressure_cpu_full_seconds_total"} == set(metric_names("host", derived=False)) - EXPECTED.keys()
+    assert set() == EXPECTED.keys() - set(metric_names("host", derived=False))
 
 
 def test_a_missing_file_costs_only_its_own_values(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_this_machine_can_be_read() -> None:
     assert reading is not None
     assert reading.values["cpus"] == len(reading.cores) > 0
     assert reading.values["memory_total_bytes"] >= reading.values["memory_available_bytes"] > 0
-    assert set() == reading.values.keys() - set(names("host", derived=False))
+    assert set() == reading.values.keys() - set(metric_names("host", derived=False))
 
 
 def test_the_node_says_what_it_is(tmp_path: Path) -> None:

@@ -3,22 +3,27 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
 import pytest
 
 from gpulse.cluster import wire
-from gpulse.cluster.head.commit import Committer
-from gpulse.cluster.head.fleet import Fleet
-from gpulse.cluster.head.ingest import MAX_REFUSALS_REPORTED, Ingest
-from gpulse.cluster.head.membership import RETURN_SECONDS
+from gpulse.cluster.head.connected_agents import STREAM_SHARE, AgentStream
+from gpulse.cluster.head.fleet import MAX_NODE_LAYOUT_BYTES, RECONNECT_SECONDS, AgentRun, Fleet
+from gpulse.cluster.head.frame_receiver import MAX_REFUSALS_REPORTED
+from gpulse.cluster.head.group_commit import Committer
+from gpulse.cluster.head.ingest import Ingest
+from gpulse.cluster.head.message_decoder import decode_layout
+from gpulse.cluster.protocol.load_limits import LoopShare
 from gpulse.cluster.wire_pb2 import AgentMessage, Batch, HeadMessage, Hello, Layout, Run, Settings
 from gpulse.errors import DiskError
-from gpulse.model.columns import Block, BlockPacker, PackedFrame, layout_id, split
-from gpulse.model.metric import Scope
-from gpulse.store.log.records import Entry
+from gpulse.model.message_limits import MAX_FRAME_EVENTS, encode_events
+from gpulse.model.metric_catalog import Scope
+from gpulse.model.packed_columns import BlockPacker, ColumnBlock, PackedFrame, layout_id, split_packed_frames
+from gpulse.store.event_decoder import decode_events
+from gpulse.store.log.record_payloads import LogEntry
 
 RUN = b"r" * 16
 NOW = 1_800_000_000.0
@@ -94,12 +99,23 @@ class Call:
         self.answers.put_nowait(HeadMessage.FromString(message))
 
 
+_COMMITTERS: list[Committer] = []
+
+
+@pytest.fixture(autouse=True)
+def committers_end() -> Iterator[None]:
+    """End the threads of the committers that a test made; else they would end when garbage is collected."""
+    yield
+    while _COMMITTERS:
+        _COMMITTERS.pop().close()
+
+
 class Scene:
     """A head's ingest over a log in memory."""
 
     def __init__(self) -> None:
         self.now = NOW
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
         self.full = False
         self.fleet = Fleet({}, {}, {})
         self.ingest = Ingest(
@@ -113,6 +129,7 @@ class Scene:
         self.committer = Committer(
             self, now=lambda: self.now, done=self.ingest.committed, failed=self.ingest.failed
         )
+        _COMMITTERS.append(self.committer)
 
     async def allowed(
         self, peer: str, metadata: Iterable[tuple[str, str | bytes]], *, changes: bool
@@ -121,13 +138,13 @@ class Scene:
         del metadata
         return None if "127.0.0.1" in peer or not changes else "no token"
 
-    def commit(self, entries: Sequence[Entry]) -> None:
+    def commit(self, entries: Sequence[LogEntry]) -> None:
         """Write, or fail."""
         if self.full:
             raise DiskError("no space")
         self.log += entries
 
-    def repair(self, _probe_bytes: int) -> list[Entry]:
+    def repair(self, _probe_bytes: int) -> list[LogEntry]:
         """Nothing turns up."""
         return []
 
@@ -214,7 +231,7 @@ async def test_an_agent_with_an_interval_of_its_own_is_late_by_that() -> None:
 
     assert [("usual", "lost")] == [(member.name, member.state) for member, _ in changed]
     assert {"slow": 60.0, "usual": None} == {
-        node.name: node.interval_seconds for node in scene.fleet.one_by_one()
+        node.name: node.interval_seconds for node in scene.fleet.iter_live_nodes()
     }
     for call in (slow, usual):
         await call.hang_up()
@@ -235,7 +252,7 @@ async def test_agents_have_time_to_come_back_to_a_head_that_was_away() -> None:
         return [(member.name, member.state) for member, _ in scene.fleet.check(scene.now, 0.5)]
 
     assert [("there", "late")] == changed()
-    scene.now += RETURN_SECONDS - 7
+    scene.now += RECONNECT_SECONDS - 7
     assert [("away", "lost")] == changed()
     await there.hang_up()
 
@@ -419,6 +436,21 @@ async def test_namesakes_are_told_apart_and_both_warned() -> None:
     await second.hang_up()
 
 
+async def test_a_run_that_is_known_only_by_its_frames_is_accepted() -> None:
+    """The fact that it began may be lost with the metadata; it is recorded again."""
+
+    scene = Scene()
+    scene.fleet.add_run(RUN, AgentRun(0, 7))
+    call = await scene.connected()
+    await settled(scene, call)
+
+    facts = [entry.fact for entry in scene.log if entry.fact is not None]
+    assert [RUN.hex()] == [fact["run"] for fact in facts if fact["fact"] == "run"]
+    assert 0 < scene.fleet.runs[RUN].node
+    assert 7 == scene.fleet.runs[RUN].durable
+    await call.hang_up()
+
+
 async def test_frames_of_another_node_are_refused() -> None:
     """A state directory that was copied would double them."""
 
@@ -481,8 +513,8 @@ async def test_a_hello_that_makes_no_sense_is_refused(given: dict[str, Any]) -> 
         {"batch": batch(1, count=2, frames=b"")},
         {"batch": Batch(run=RUN, first=1, count=2, frames=batch(1).frames)},
         {"batch": batch(1, frames=batch(1).frames[:-1])},
-        {"batch": batch(1, frames=PackedFrame(0, 0, (Block(7, b""),)).to_bytes())},
-        {"batch": batch(1, frames=PackedFrame(0, 0, (Block(BLOCK.layout, b"1"),)).to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (ColumnBlock(7, b""),)).to_bytes())},
+        {"batch": batch(1, frames=PackedFrame(0, 0, (ColumnBlock(BLOCK.layout, b"1"),)).to_bytes())},
         {"batch": batch(1, frames=PackedFrame(1 << 62, 0, (BLOCK,)).to_bytes())},
         {"batch": batch(1, frames=PackedFrame(0, -(1 << 62), (BLOCK,)).to_bytes())},
         {"batch": batch(1, frames=PackedFrame(0, 0, (BLOCK, BLOCK)).to_bytes())},
@@ -491,7 +523,7 @@ async def test_a_hello_that_makes_no_sense_is_refused(given: dict[str, Any]) -> 
         {"dropped": Run(id=RUN, dropped=(1 << 64) - 1)},
         {"dropped": Run(id=RUN, boot="b" * 101)},
         {"batch": batch(1, frames=b"nonsense", zipped=True)},
-        {"batch": batch(1, frames=zlib.compress(b"\0" * (wire.MOST_BATCH_BYTES + 1)), zipped=True)},
+        {"batch": batch(1, frames=zlib.compress(b"\0" * (wire.MAX_BATCH_BYTES + 1)), zipped=True)},
     ],
 )
 async def test_a_message_that_makes_no_sense_ends_the_connection(message: dict[str, Any]) -> None:
@@ -523,7 +555,7 @@ async def test_a_layout_that_makes_no_sense_costs_its_readings_alone(text: bytes
     scene = Scene()
     call = await scene.connected()
     call.say(layout=Layout(text=text))
-    frames = PackedFrame(round(NOW * 1e6), 0, (BLOCK, Block(layout_id(text), b"12345678")))
+    frames = PackedFrame(round(NOW * 1e6), 0, (BLOCK, ColumnBlock(layout_id(text), b"12345678")))
     call.say(batch=batch(1, frames=frames.to_bytes()))
 
     assert "not stored" in (await call.heard()).warning
@@ -531,7 +563,7 @@ async def test_a_layout_that_makes_no_sense_costs_its_readings_alone(text: bytes
     assert [1] == scene.sequences()
     assert [1] == [len(scene.events("layout_refused"))]
     [stored] = [entry.batch for entry in scene.log if entry.batch is not None]
-    assert [PackedFrame(frames.time_us, 0, (BLOCK,))] == list(split(stored.frames))
+    assert [PackedFrame(frames.time_us, 0, (BLOCK,))] == list(split_packed_frames(stored.frames))
     await call.hang_up()
 
 
@@ -572,6 +604,119 @@ async def test_refusals_are_not_reported_without_end() -> None:
     await call.hang_up()
 
 
+def processes(first: int, count: int, **fields: Any) -> bytes:
+    """The text of a layout of processes."""
+    subjects = [{"pid": pid, **fields} for pid in range(first, first + count)]
+    document = {"scope": "process", "subjects": subjects, "wide": [["gpu_memory_bytes", 1, 1]], "narrow": []}
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+async def test_the_layouts_of_a_node_have_a_limit() -> None:
+    """One that sends them without end is refused those beyond it, and other nodes are not."""
+
+    scene = Scene()
+    attacker = await scene.connected()
+    other = await scene.connected(host="gpu02", machine="m2", runs=[Run(id=b"o" * 16, boot="b1")])
+    for number in range(40):
+        attacker.say(layout=Layout(text=processes(10_000 * number, 8192)))
+    attacker.say(batch=batch(1))
+    other.say(layout=Layout(text=processes(5, 8)))
+    other.say(batch=batch(1, run=b"o" * 16))
+    await settled(scene, attacker)
+
+    kept = [one for one in scene.fleet.layouts.values() if len(one.subjects) == 8192]
+    assert 10 < len(kept) < MAX_NODE_LAYOUT_BYTES / (8192 * 200)
+    assert ["64 MiB" in told["reason"] for told in scene.events("layout_refused")] == [True]
+    assert 1 == sum(len(one.subjects) == 8 for one in scene.fleet.layouts.values())
+    assert [1, 1] == scene.sequences()
+    scene.fleet.forget_layouts(scene.now + 3600, scene.now)
+    attacker.say(layout=Layout(text=processes(7, 8192)))
+    await settled(scene, attacker)
+    assert 1 == sum(len(one.subjects) == 8192 for one in scene.fleet.layouts.values())
+    await attacker.hang_up()
+    await other.hang_up()
+
+
+def test_honest_agents_stay_below_the_limits() -> None:
+    """A node that replaces 128 processes every five seconds has room for their layouts, and is never read more slowly."""
+
+    fleet, name = Fleet({}, {}, {}), 0
+    gpu = {"start_time": 1767225600.25, "gpu": "GPU-01234567-0123-0123-0123-0123456789ab", "kind": "compute"}
+    for second in range(0, round(wire.LAYOUT_EXPIRY_SECONDS), 5):
+        for fields in (gpu, {"start_time": 1767225600.25}):
+            text = processes(100_000 * second, 128, **fields)
+            name += 1
+            assert fleet.has_layout_room(1, len(text), 128)
+            fleet.add_layout(name, decode_layout(text), 1, len(text))
+
+    clock = [0.0]
+    stream = AgentStream.__new__(AgentStream)
+    stream.share = LoopShare(STREAM_SHARE, monotonic=lambda: clock[0])
+    for number in range(20 * 600):  # ten minutes at 20 Hz
+        clock[0] = number / 20
+        stream.charge(20_000, events=2)
+        assert not stream.share.wait_seconds()
+
+
+async def test_the_events_of_a_frame_have_a_limit() -> None:
+    """Those of a frame with more are refused with a reason; agents leave out what does not fit."""
+
+    scene = Scene()
+    call = await scene.connected()
+    many = b"[" + b",".join([b'{"event":"process","pid":5}'] * (MAX_FRAME_EVENTS + 1)) + b"]"
+    call.say(batch=batch(1, frames=PackedFrame(round(NOW * 1e6), 0, (BLOCK,), many).to_bytes()))
+
+    assert f"{MAX_FRAME_EVENTS + 1:,} events" in (await call.heard()).warning
+    await settled(scene, call)
+    assert [()] == [entry.events for entry in scene.log if entry.batch is not None]
+    assert [1] == scene.sequences()
+    honest = decode_events(encode_events([{"event": "process", "pid": 5}] * 10_000))
+    assert (MAX_FRAME_EVENTS, []) == (len(honest.events), honest.problems)
+    assert 10_000 - MAX_FRAME_EVENTS + 1 == honest.events[-1]["events"]
+    await call.hang_up()
+
+
+async def test_an_agent_that_sends_too_much_is_read_more_slowly_than_others() -> None:
+    """Nothing of it is lost: it waits, and others do not."""
+
+    scene = Scene()
+    attacker = await scene.connected()
+    other = await scene.connected(host="gpu02", machine="m2", runs=[Run(id=b"o" * 16, boot="b1")])
+    some = b"[" + b",".join([b'{"event":"process_end","pid":5}'] * 2048) + b"]"
+    frame = PackedFrame(round(NOW * 1e6), 0, (BLOCK,), some).to_bytes()
+    attacker.say(batch=batch(1, 12, frames=frame * 12))
+    attacker.say(batch=batch(13))
+    await settled(scene, attacker)
+    other.say(batch=batch(1, run=b"o" * 16))
+    await settled(scene, other)
+
+    found = [entry.batch for entry in scene.log if entry.batch is not None]
+    assert [(RUN, 12), (b"o" * 16, 1)] == [(one.run, one.count) for one in found]
+    attacker.task.cancel()  # it would wait for many seconds
+    await asyncio.wait([attacker.task])
+    await other.hang_up()
+
+
+async def test_the_runs_of_a_node_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that announces more is refused; its known runs go on."""
+    monkeypatch.setattr("gpulse.cluster.head.connected_agents.MAX_NODE_RUNS", 3)
+
+    scene = Scene()
+    call = await scene.connected()
+    await call.hang_up()
+    more = [Run(id=bytes([number]) * 16, boot="b1") for number in range(4)]
+    greedy = Call(scene.ingest)
+    greedy.say(hello=hello(runs=more))
+    refusal = await greedy.refused()
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED is refusal.code
+    assert "more than 3 runs" in refusal.details
+    again = await scene.connected()
+    again.say(batch=batch(1))
+    await settled(scene, again)
+    assert [1] == scene.sequences()
+    await again.hang_up()
+
+
 @pytest.mark.parametrize(
     "events",
     [
@@ -598,7 +743,7 @@ async def test_an_event_that_makes_no_sense_costs_itself_alone(events: bytes) ->
     assert "not stored" in (await call.heard()).warning
     await settled(scene, call)
     [stored] = [entry.batch for entry in scene.log if entry.batch is not None]
-    [frame] = split(stored.frames)
+    [frame] = split_packed_frames(stored.frames)
     assert (BLOCK,) == frame.blocks
     assert (b"[" + good + b"]" if whole is not events else b"") == frame.events
     assert [1] == [told["events"] for told in scene.events("events_refused")]
@@ -609,20 +754,22 @@ async def test_an_agent_goes_on_behind_frames_that_are_refused() -> None:
     """They are refused once; when they come again, empty frames stand in their place and the agent is told."""
 
     scene = Scene()
-    good, bad = (PackedFrame(round(NOW * 1e6), 0, (block,)) for block in (BLOCK, Block(BLOCK.layout, b"1")))
+    good, bad = (
+        PackedFrame(round(NOW * 1e6), 0, (block,)) for block in (BLOCK, ColumnBlock(BLOCK.layout, b"1"))
+    )
     frames = b"".join(frame.to_bytes() for frame in (good, bad, good))
     call = await scene.connected()
     call.say(batch=batch(1, count=3, frames=frames))
-    assert "frame 2 is wrong: a block" in (await call.refused()).details
+    assert "frame 2 is invalid: the size of a block" in (await call.refused()).details
     call = await scene.connected()
     call.say(batch=batch(1, count=3, frames=frames))
-    assert "1 frames are not stored" in (await call.heard()).warning
+    assert "1 frame not stored" in (await call.heard()).warning
     call.say(batch=batch(4))
     await settled(scene, call)
 
     assert [1, 2, 3, 4] == scene.sequences()
     [first, _] = [entry.batch for entry in scene.log if entry.batch is not None]
-    assert [(BLOCK,), (), (BLOCK,)] == [frame.blocks for frame in split(first.frames)]
+    assert [(BLOCK,), (), (BLOCK,)] == [frame.blocks for frame in split_packed_frames(first.frames)]
     assert [1] == [told["frames"] for told in scene.events("frames_refused")]
     await call.hang_up()
 
@@ -633,7 +780,7 @@ async def test_an_agent_goes_on_behind_a_batch_that_is_refused() -> None:
     scene = Scene()
     call = await scene.connected()
     call.say(batch=batch(1, count=3, frames=b"nonsense"))
-    assert "whole frames" in (await call.refused()).details
+    assert "incomplete frame" in (await call.refused()).details
     call = await scene.connected()
     call.say(batch=batch(1, count=3, frames=b"nonsense"))
     call.say(batch=batch(4))

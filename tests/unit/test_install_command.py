@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpulse.errors import MissingExtraError, install_command, requirement
+from gpulse.errors import MissingExtraError, install_command, pip_requirement
 
 Origin = dict[str, Any]
 
@@ -20,7 +20,7 @@ def test_a_published_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """Without a note of its origin a package came from an index."""
     _installed_from(None, monkeypatch, tmp_path)
 
-    assert ["'gpulse[head]'", "gpulse"] == [requirement("head"), requirement()]
+    assert ["'gpulse[head]'", "gpulse"] == [pip_requirement("head"), pip_requirement()]
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_a_checkout_is_named_by_its_directory(
     place.mkdir()
     _installed_from({"url": place.as_uri(), "dir_info": info}, monkeypatch, tmp_path)
 
-    assert expected.format(place=place) == requirement("head")
+    assert expected.format(place=place) == pip_requirement("head")
 
 
 def test_a_checkout_that_is_gone_is_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing can be installed from it."""
     _installed_from({"url": (tmp_path / "gone").as_uri(), "dir_info": {}}, monkeypatch, tmp_path)
 
-    assert "'gpulse[head]'" == requirement("head")
+    assert "'gpulse[head]'" == pip_requirement("head")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_other_origins(origin: Any, expected: str, monkeypatch: pytest.MonkeyPat
     """A repository or an archive is named as pip reads it; a note that makes no sense says nothing."""
     _installed_from(origin, monkeypatch, tmp_path)
 
-    assert expected == requirement("plot")
+    assert expected == pip_requirement("plot")
 
 
 def test_the_pip_of_this_python_is_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

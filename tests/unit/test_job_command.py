@@ -10,10 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gpulse.cli import job, target
-from gpulse.cluster.client.address import Address
-from gpulse.cluster.client.client import HeadClient
-from gpulse.cluster.client.link import Reply
+from gpulse.cli import head_client, job
+from gpulse.cluster.client.head_client import HeadClient
+from gpulse.cluster.client.transport import HeadAddress, Reply
 from gpulse.errors import GpulseError, RefusedError, UsageError
 from tests.unit.job_documents import job_document
 
@@ -46,8 +45,8 @@ class _Link:
 def link(monkeypatch: pytest.MonkeyPatch) -> _Link:
     """The way to the head that commands ask."""
     made = _Link()
-    here = Address("grpc", "localhost", 8090)
-    monkeypatch.setattr(target.Target, "connect", lambda *_: HeadClient(made, here))
+    here = HeadAddress("grpc", "localhost", 8090)
+    monkeypatch.setattr(head_client.HeadTarget, "connect", lambda *_: HeadClient(made, here))
     return made
 
 
@@ -112,6 +111,6 @@ def test_an_answer_that_is_not_a_report(link: _Link, changes: dict[str, Any]) ->
     link.changes = changes
     found = CliRunner().invoke(job.command, ["x"], standalone_mode=False)
     assert isinstance(found.exception, GpulseError)
-    assert "to 'job' cannot be read" in found.exception.message
+    assert "to 'job': " in found.exception.message
     assert "same version" in (found.exception.hint or "")
     assert 0 == CliRunner().invoke(job.command, ["x", "--json"]).exit_code

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.model.device import Device
-from gpulse.sources.job_map import Mapped, parse_jobs, read_map
+from gpulse.sources.scheduler_jobs import MappedJob, parse_job_map_file, read_job_map
 
 GPUS = [
     Device(0, "GPU-0", "H200", minor_number=1),
@@ -28,12 +28,12 @@ def test_dcgm_exporters_directory_is_read(tmp_path: Path) -> None:
 
     assert (
         {
-            "slurm:4711": Mapped(None, ("GPU-0", "GPU-1")),
-            "slurm:4712": Mapped(None, ("GPU-0",)),
-            "host-job-0": Mapped(None, ("MIG-10",)),
+            "slurm:4711": MappedJob(None, ("GPU-0", "GPU-1")),
+            "slurm:4712": MappedJob(None, ("GPU-0",)),
+            "host-job-0": MappedJob(None, ("MIG-10",)),
         },
         [],
-    ) == read_map(str(tmp_path), GPUS, 0.0)
+    ) == read_job_map(str(tmp_path), GPUS, 0.0)
 
 
 def test_jobstats_directory_is_read(tmp_path: Path) -> None:
@@ -42,7 +42,9 @@ def test_jobstats_directory_is_read(tmp_path: Path) -> None:
     for name in ("0", "GPU-0", "MIG-10"):
         (tmp_path / name).write_text("45916256 262563\n")
 
-    assert {"slurm:45916256": Mapped(262563, ("GPU-0", "MIG-10"))} == read_map(str(tmp_path), GPUS, 0.0)[0]
+    assert {"slurm:45916256": MappedJob(262563, ("GPU-0", "MIG-10"))} == read_job_map(
+        str(tmp_path), GPUS, 0.0
+    )[0]
 
 
 def test_the_number_of_a_device_file_is_not_an_index(tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_the_number_of_a_device_file_is_not_an_index(tmp_path: Path) -> None:
     (tmp_path / "nvidia0").write_text("1 0\n")
     (tmp_path / "0").write_text("2\n")
 
-    assert {"slurm:1": Mapped(0, ("GPU-1",)), "slurm:2": Mapped(None, ("GPU-0",))} == read_map(
+    assert {"slurm:1": MappedJob(0, ("GPU-1",)), "slurm:2": MappedJob(None, ("GPU-0",))} == read_job_map(
         str(tmp_path), GPUS, 0.0
     )[0]
 
@@ -64,7 +66,7 @@ def test_what_is_not_a_gpus_file_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "0")
     (tmp_path / "1").symlink_to(tmp_path / "README")
     (tmp_path / "GPU-1").mkdir()
-    found, health = read_map(str(tmp_path), GPUS, 0.0)
+    found, health = read_job_map(str(tmp_path), GPUS, 0.0)
 
     assert {} == found
     assert [str(tmp_path / "1")] == [entry.subject for entry in health]
@@ -73,7 +75,7 @@ def test_what_is_not_a_gpus_file_is_passed_over(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
     """With what to do about it."""
 
-    found, health = read_map(str(tmp_path / "none"), GPUS, 5.0)
+    found, health = read_job_map(str(tmp_path / "none"), GPUS, 5.0)
 
     assert {} == found
     assert [("jobs", "unreadable", 5.0)] == [(entry.source, entry.code, entry.since) for entry in health]
@@ -95,11 +97,11 @@ def test_a_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_lines_are_jobs(data: bytes, jobs: list[tuple[str, int | None]]) -> None:
     """Numbers are Slurm's; what is neither a job nor a job and a user is none."""
 
-    assert jobs == parse_jobs(data)
+    assert jobs == parse_job_map_file(data)
 
 
 @given(st.binary(max_size=300))
 def test_no_file_raises(data: bytes) -> None:
     """Whatever is in it, and what comes out can be printed."""
 
-    assert all(job.isprintable() for job, _ in parse_jobs(data))
+    assert all(job.isprintable() for job, _ in parse_job_map_file(data))

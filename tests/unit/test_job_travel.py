@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.agent.changes import Changes
-from gpulse.cluster.head.fleet import Fleet, Member
-from gpulse.model.codec import Decoder, Encoder
+from gpulse.cluster.agent.event_detector import EventDetector
+from gpulse.cluster.head.fleet import Fleet, FleetMember
 from gpulse.model.device import Node
 from gpulse.model.frame import Frame, HostReading
-from gpulse.model.job import Job, from_document
-from gpulse.model.packing import FramePacker
+from gpulse.model.frame_packing import FramePacker
+from gpulse.model.job import Job, job_from_document
+from gpulse.model.recording_codec import RecordingDecoder, RecordingEncoder
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Entry
+from gpulse.store.log.record_payloads import LogEntry
 from gpulse.store.store import StoredNode
-from tests.unit.books import node_fact
+from tests.unit.metadata_records import node_fact
 
 ONE = Job("slurm:1", "ada", 1000, "train", "gpu", "ml", ("GPU-0", "GPU-1"), "environment", "1_3")
 TWO = Job("slurm:2", "eve", 1001)
@@ -41,16 +41,16 @@ def frame(time: float, *jobs: Job) -> Frame:
     return Frame(time, time, Node("n"), host=HostReading({}), jobs=jobs)
 
 
-def changes() -> Changes:
+def changes() -> EventDetector:
     """One that has seen its first frame."""
-    made = Changes(version="1", pid=7)
+    made = EventDetector(version="1", pid=7)
     made(frame(0))
     return made
 
 
-def event(kind: str, time: float, **detail: Any) -> Entry:
+def event(kind: str, time: float, **detail: Any) -> LogEntry:
     """Something that a node told."""
-    return Entry.of_fact("event", time=time, kind=kind, node=1, detail=detail)
+    return LogEntry.of_fact("event", time=time, kind=kind, node=1, detail=detail)
 
 
 def test_a_job_is_told_when_it_comes_changes_and_goes() -> None:
@@ -91,7 +91,7 @@ def test_a_recording_keeps_jobs() -> None:
     """They are written when they change, hold until then, and an end is a change, too."""
 
     frames = [frame(1), frame(2, ONE), frame(3, ONE), frame(4, ONE, TWO), frame(5)]
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = RecordingEncoder(), RecordingDecoder()
     lines = [line for one in frames for line in encoder.lines(one)]
 
     assert frames == [found for line in lines if (found := decoder.feed(line)) is not None]
@@ -103,23 +103,23 @@ def test_a_recording_keeps_jobs() -> None:
 def test_a_job_is_read_from_whatever_was_told() -> None:
     """Fields that are not of their kind are left out, further ones passed over."""
 
-    assert ONE == from_document({**TOLD, "colour": "blue"})
-    assert Job("x") == from_document({"id": "x", "uid": "y", "user": 7, "gpus": None})
+    assert ONE == job_from_document({**TOLD, "colour": "blue"})
+    assert Job("x") == job_from_document({"id": "x", "uid": "y", "user": 7, "gpus": None})
     documents: list[Any] = [[], {}, {"id": 7}, {"id": "x", "gpus": "GPU-0"}]
     for wrong in documents:
         with pytest.raises(ValueError, match="job"):
-            from_document(wrong)
+            job_from_document(wrong)
 
 
 def test_a_head_shows_the_jobs_that_are_there() -> None:
     """Until they end, or their agent starts anew; what is no job harms nobody."""
 
-    member = Member(StoredNode(1, "n", "n", "m", 0.0, {}, {}), 0.0)
+    member = FleetMember(StoredNode(1, "n", "n", "m", 0.0, {}, {}), 0.0)
     packed, _ = FramePacker().pack(frame(1))
     member.take(packed._replace(blocks=()), {}, 0)
 
     def shown(*events: dict[str, Any]) -> tuple[Job, ...]:
-        member.happened(events, 1.0)
+        member.apply_events(events, 1.0)
         member.take(packed._replace(blocks=()), {}, 0)
         found = member.frame({})
         assert found is not None
@@ -139,7 +139,7 @@ def test_a_head_that_starts_again_knows_the_jobs_it_was_told_of(tmp_path: Path) 
     with LocalStore(str(tmp_path)) as archive:
         archive.commit(
             [
-                Entry.of_fact(**node_fact()),
+                LogEntry.of_fact(**node_fact()),
                 event("job", 900.0, id="slurm:0"),
                 event("agent_started", 1000.0),
                 event("job", 1001.0, **told),

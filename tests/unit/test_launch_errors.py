@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.harvest.running.launch_errors import explain
+from gpulse.harvest.supervise.launch import explain_launch_error
 
 
 def said(command: str, path: str, cwd: Path) -> str:
     """What is said of a command that cannot be run."""
     with pytest.raises(OSError) as caught:  # noqa: PT011  any of them
         subprocess.Popen([command], cwd=cwd, env={"PATH": path})
-    return explain(command, caught.value, {"PATH": path})
+    return explain_launch_error(command, caught.value, {"PATH": path})
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def said(command: str, path: str, cwd: Path) -> str:
         (
             (
                 "cannot run {}: Permission denied; its first line names the interpreter /etc/passwd, "
-                "which may not be run; correct that line"
+                "which is not executable; correct that line"
             ),
             "#!/etc/passwd\n",
             0o755,
@@ -40,7 +40,7 @@ def said(command: str, path: str, cwd: Path) -> str:
         (
             (
                 "cannot run {}: Exec format error; it is neither a program for this machine nor a script "
-                "that begins with #!; run it as `sh {}`"
+                "that starts with #!; run it as `sh {}`"
             ),
             "echo hello\n",
             0o755,
@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_run_is_named_with_what_to_do(
 def test_a_directory_is_no_program(tmp_path: Path) -> None:
     """Its error alone would send people to its permissions."""
 
-    assert f"cannot run {tmp_path}: Permission denied; this is a directory; name the program in it" == said(
+    assert f"cannot run {tmp_path}: Permission denied; it is a directory; give the path of a program" == said(
         str(tmp_path), "/bin", tmp_path
     )
 
@@ -71,7 +71,7 @@ def test_a_program_that_is_nowhere_is_looked_for_in_path(tmp_path: Path) -> None
     """Where else it was looked for is said."""
 
     assert (
-        "cannot run nosuch: No such file or directory; it is in no directory of PATH; write its whole path"
+        "cannot run nosuch: No such file or directory; it is not in any directory of PATH; use its full path"
         == said("nosuch", "/bin", tmp_path)
     )
     assert "cannot run /no/such: No such file or directory" == said("/no/such", "/bin", tmp_path)

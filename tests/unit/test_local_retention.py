@@ -1,4 +1,4 @@
-"""What goes from a head's disk early because an engine has it, and what does not."""
+"""What goes from a head's disk early because a time-series database has it, and what does not."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from gpulse.store.seal_client import SealClient
-from gpulse.store.seal_process import answer, open_writer
+from gpulse.store.seal_process import handle_request, open_writer
 from gpulse.store.tsdb.config import TsdbConfig
-from gpulse.store.tsdb.forwarder import Forwarder
+from gpulse.store.tsdb.send_supervisor import TsdbForwarder
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
 
 END = 6 * 3600
-KEPT: dict[str, Any] = {"keep_seconds": 3600.0, "limit_bytes": None, "book_seconds": 1e9}
+KEPT: dict[str, Any] = {"keep_seconds": 3600.0, "limit_bytes": None, "metadata_seconds": 1e9}
 
 
-class Waiting(Forwarder):
-    """What waits for an engine that has got everything between two positions."""
+class Waiting(TsdbForwarder):
+    """What waits for a time-series database that has got everything between two positions."""
 
     def __init__(self, data_dir: str) -> None:
         super().__init__(data_dir, TsdbConfig("http://127.0.0.1:1"), limit_bytes=1 << 30)
@@ -25,12 +25,12 @@ class Waiting(Forwarder):
 
     @property
     def begun(self) -> int:
-        """As it was when the engine was new."""
+        """As it was when the database was new."""
         return self.got[0]
 
     @property
     def confirmed(self) -> int:
-        """As the engine says."""
+        """As the database says."""
         return self.got[1]
 
 
@@ -42,7 +42,7 @@ class SameProcess(SealClient):
         self._writer = open_writer(data_dir)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        return answer(self._writer, request)
+        return handle_request(self._writer, request)
 
     def _end(self) -> None:
         self._writer.close()
@@ -54,7 +54,7 @@ def _oldest(lab: Lab) -> float:
     return float(found.times[0]) - BEGIN
 
 
-def test_samples_that_the_engine_did_not_get_stay(tmp_path: Path) -> None:
+def test_samples_that_the_database_did_not_get_stay(tmp_path: Path) -> None:
     """However old they are; what it has got goes, and what processes did stays in both cases."""
     with Lab(tmp_path, ("0",)) as lab:
         lab.archive._sealer = SameProcess(lab.archive.directory)

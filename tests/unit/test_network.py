@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpulse.model.frame import NetworkReading
-from gpulse.model.metric import names
+from gpulse.model.metric_catalog import metric_names
 from gpulse.sources.network import NetworkReader
 from gpulse.sources.procfs import Roots
 from tests.unit.trees import grow
@@ -50,7 +50,7 @@ def test_an_ethernet_link_has_counters_and_a_speed(tmp_path: Path) -> None:
     assert (
         NetworkReading("eth0", "ethernet", True, {**COUNTERS, "link_bits_per_second": 25_000_000_000}),
     ) == readings
-    assert set(names("network", derived=False)) == readings[0].values.keys()
+    assert set(metric_names("network", derived=False)) == readings[0].values.keys()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulse.model.counter_rates import compute_rates
 from gpulse.model.device import Node
 from gpulse.model.frame import FilesystemReading, Frame
-from gpulse.model.metric import names
-from gpulse.model.rates import between
-from gpulse.sources.disks import FilesystemReader
-from gpulse.sources.nfs import NFS_COUNTERS, parse_mountstats
+from gpulse.model.metric_catalog import metric_names
+from gpulse.sources.disks import NFS_COUNTERS, FilesystemReader, parse_mountstats
 from tests.unit.trees import grow
 
 MODERN = b"""\
@@ -91,7 +90,7 @@ def test_both_versions_are_read_in_base_units() -> None:
 def test_all_names_are_in_the_catalogue() -> None:
     """All that it knows of NFS is read."""
 
-    wanted = {name for name in names("filesystem", derived=False) if name.startswith("nfs_")}
+    wanted = {name for name in metric_names("filesystem", derived=False) if name.startswith("nfs_")}
 
     assert wanted == DATA.keys() == set(NFS_COUNTERS)
 
@@ -160,7 +159,7 @@ def test_counters_are_new_in_every_frame(tmp_path: Path) -> None:
         "nfs_read_await_seconds": 0.04,
         "nfs_read_round_trip_seconds": 0.02,
         "nfs_reads_in_flight": 2.0,
-    } == between(*frames).filesystems["/data"]
+    } == compute_rates(*frames).filesystems["/data"]
 
 
 def test_counters_belong_to_the_device_that_they_were_counted_for(tmp_path: Path) -> None:
@@ -240,7 +239,7 @@ def test_no_reads_have_no_mean_time() -> None:
         "nfs_reads_per_second": 0.0,
         "nfs_read_bytes_per_second": 0.0,
         "nfs_reads_in_flight": 0.0,
-    } == between(*frames).filesystems["/d"]
+    } == compute_rates(*frames).filesystems["/d"]
 
 
 def test_another_server_at_the_same_place_gives_no_rate() -> None:
@@ -256,4 +255,4 @@ def test_another_server_at_the_same_place_gives_no_rate() -> None:
         for time, device, values in ((1.0, "b:/", HOME), (2.0, "a:/", DATA))
     ]
 
-    assert {} == between(*frames).filesystems["/d"]
+    assert {} == compute_rates(*frames).filesystems["/d"]

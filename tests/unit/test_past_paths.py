@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from gpulse.model.frame import Frame
-from gpulse.store.history import compaction, day_summaries
-from gpulse.store.history.query import History
+from gpulse.store.history import compaction
+from gpulse.store.history.duckdb_query import SealedHistory
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.segments import SHARES, Segment, valid_summaries
+from gpulse.store.history.segments import SHARE_SECONDS, Segment, valid_summaries
 from gpulse.store.seal_process import open_writer
-from gpulse.store.store import Series, Share
+from gpulse.store.store import GpuShare, Series
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
 
@@ -31,7 +31,7 @@ METRICS = ["power_watts", "gpu_utilization_ratio", "energy_joules_total"]
 def short_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments are merged after half an hour, and summed up after two hours."""
     monkeypatch.setattr(compaction, "HOUR_US", 1_800_000_000)
-    monkeypatch.setattr(day_summaries, "DAY_US", 7_200_000_000)
+    monkeypatch.setattr(compaction, "DAY_US", 7_200_000_000)
 
 
 class Story:
@@ -94,19 +94,19 @@ class Story:
         return found
 
 
-def shown(history: History, *, shares: bool, summaries: bool) -> None:
+def shown(history: SealedHistory, *, shares: bool, summaries: bool) -> None:
     """Let a history look as if an earlier version had written it."""
 
     def older(segment: Segment) -> Segment:
         return segment._replace(
-            files=tuple(file for file in segment.files if shares or file.seconds != SHARES)
+            files=tuple(file for file in segment.files if shares or file.seconds != SHARE_SECONDS)
         )
 
     history.segments = tuple(map(older, history.segments))
     history.summaries = history.summaries if summaries else ()
 
 
-def check_shares(wanted: list[Share], found: list[Share]) -> None:
+def check_shares(wanted: list[GpuShare], found: list[GpuShare]) -> None:
     """Both say the same of every process and GPU."""
     assert [share[:4] for share in wanted] == [share[:4] for share in found]
     for one, other in zip(wanted, found, strict=True):
@@ -135,6 +135,7 @@ def windows(chance: random.Random) -> Iterator[dict[str, Any]]:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 3])
 def test_all_paths_agree(tmp_path: Path, seed: int) -> None:
     """Whatever nodes did and however far sealing, merging and summing up came."""
@@ -155,7 +156,7 @@ def check_paths(lab: Lab, data_dir: Path, chance: random.Random) -> None:
     """The answers of a store as it is, and as others would have it, are those from memory."""
     memory = lab.archive._recent  # never told that something was sealed
     asked = list(windows(chance))
-    with closing(History(data_dir.parent / "nothing")) as nothing:
+    with closing(SealedHistory(data_dir.parent / "nothing")) as nothing:
         source = HistoryReader(nothing, memory)
         wanted = [
             (
@@ -166,7 +167,7 @@ def check_paths(lab: Lab, data_dir: Path, chance: random.Random) -> None:
             for one in asked
         ]
     for shares, summaries in ((True, True), (True, False), (False, True), (False, False)):
-        with closing(History(data_dir)) as history:
+        with closing(SealedHistory(data_dir)) as history:
             assert valid_summaries(history.summaries, history.segments)
             shown(history, shares=shares, summaries=summaries)
             source = HistoryReader(history, memory)

@@ -72,6 +72,7 @@ def pytest_in(path: Path, **env: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_skipped_and_said(session: Path) -> None:
     """With the number of tests, and with the command that would enable them."""
     code, said = pytest_in(session)
@@ -82,6 +83,7 @@ def test_what_is_missing_is_skipped_and_said(session: Path) -> None:
     assert "apt-get install --no-install-recommends absent-package\n" in said
 
 
+@pytest.mark.slow
 def test_nothing_is_skipped_in_ci(session: Path) -> None:
     """What cannot be tested there is a failure."""
     code, said = pytest_in(session, CI="true")

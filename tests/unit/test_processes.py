@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpulse.model.frame import CgroupReading
-from gpulse.model.metric import names
+from gpulse.model.metric_catalog import metric_names
 from gpulse.model.process import Owner, ProcessIdentity, ProcessReading
-from gpulse.sources.owners import Register
-from gpulse.sources.processes import ProcessReader, device_holders
+from gpulse.sources.process_owners import JobRegistry
+from gpulse.sources.processes import ProcessReader
 from gpulse.sources.procfs import Roots
 from tests.unit.trees import grow, pid_stat
 
@@ -99,7 +99,7 @@ def test_a_process_is_read_in_base_units(tmp_path: Path) -> None:
             on_gpu=True,
         ),
     ) == readings
-    assert {"gpu_memory_bytes", "sm_ratio"} == set(names("process", derived=False)) - readings[
+    assert {"gpu_memory_bytes", "sm_ratio"} == set(metric_names("process", derived=False)) - readings[
         0
     ].values.keys()
 
@@ -110,15 +110,15 @@ def test_what_a_process_says_of_its_job_is_judged_anew_when_more_is_known(tmp_pa
     files = process(7, pid_stat(7, start=100 * HZ), environ=b"SLURM_JOB_ID=12\0")
     reader = ProcessReader(machine(tmp_path, files))
     registers = [
-        Register(),
-        Register(has_groups=True),
-        Register(users={"slurm:12": 0}, has_groups=True),
-        Register(users={"slurm:12": 1001}, has_groups=True),
+        JobRegistry(),
+        JobRegistry(has_groups=True),
+        JobRegistry(users={"slurm:12": 0}, has_groups=True),
+        JobRegistry(users={"slurm:12": 1001}, has_groups=True),
     ]
     seen = [reader.read(NOW + 0.1 * tick, [7], None, one)[0] for tick, one in enumerate(registers)]
 
     assert ["slurm:12", None, "slurm:12", None] == [reading.identity.owner.job for [reading] in seen]
-    assert [] == reader.spoken()
+    assert [] == reader.job_claims()
 
 
 def test_a_kernel_that_does_not_count_disk_waits_is_not_believed(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_the_tightest_limit_of_version_2_wins(tmp_path: Path) -> None:
             },
         ),
     ) == readings
-    assert set(names("cgroup", derived=False)) == readings[0].values.keys()
+    assert set(metric_names("cgroup", derived=False)) == readings[0].values.keys()
 
 
 def test_of_two_equal_limits_the_outer_one_is_reported(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_of_two_equal_limits_the_outer_one_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_version_1_beside_version_2(tmp_path: Path) -> None:
+def test_version_1_next_to_version_2(tmp_path: Path) -> None:
     """Where both are mounted, each controller is read from the hierarchy that has it."""
 
     mounts = {
@@ -468,21 +468,6 @@ def test_groups_are_read_once_a_second(tmp_path: Path) -> None:
         seen.append([group.values["memory_used_bytes"] for group in reader.read(now, [7, 8])[1]])
 
     assert [[1], [1], [3]] == seen
-
-
-def test_who_holds_a_device_open(tmp_path: Path) -> None:
-    """Open files of /proc name the GPUs by minor number; control devices are not GPUs."""
-
-    dev = f"{tmp_path}/dev"
-    links = {
-        "proc/7/fd/3": f"{dev}/nvidia0",
-        "proc/7/fd/4": f"{dev}/nvidia1",
-        "proc/7/fd/5": f"{dev}/nvidiactl",
-        "proc/8/fd/3": f"{dev}/nvidia1",
-        "proc/9/fd/3": f"{dev}/null",
-    }
-
-    assert {0: {7}, 1: {7, 8}} == device_holders(machine(tmp_path, links=links))
 
 
 @pytest.mark.parametrize("line", [b"", b"garbage", b"7 (x"])

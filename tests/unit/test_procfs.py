@@ -1,20 +1,21 @@
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulse.model.device import cpus_in
-from gpulse.sources import procfs, procpid
-from gpulse.sources.procfs import KernelStat, Mount
-from gpulse.sources.procpid import PidIo, PidStat, PidStatus, SchedStat
+from gpulse.model.device import parse_cpu_ranges
+from gpulse.sources import procfs
+from gpulse.sources.procfs import KernelStat, Mount, PidIo, PidStat, PidStatus, SchedStat
 from tests.unit.trees import pid_stat
 
 PARSERS = (
     procfs.parse_stat,
-    procfs.parse_meminfo,
+    lambda data: procfs.find_counts(data, {b"MemTotal:": "total", b"cpu ": "cpu"}),
     procfs.parse_loadavg,
     procfs.parse_vmstat,
     procfs.parse_pressure,
@@ -22,12 +23,12 @@ PARSERS = (
     procfs.parse_net_dev,
     procfs.parse_mounts,
     procfs.parse_cpu_list,
-    procpid.parse_pid_stat,
-    procpid.parse_pid_io,
-    procpid.parse_pid_status,
-    procpid.parse_schedstat,
-    procpid.parse_cgroup,
-    procpid.parse_command,
+    procfs.parse_pid_stat,
+    procfs.parse_pid_io,
+    procfs.parse_pid_status,
+    procfs.parse_schedstat,
+    procfs.parse_cgroup,
+    procfs.parse_command,
 )
 
 STAT = b"""\
@@ -80,14 +81,36 @@ def test_times_that_an_old_kernel_does_not_keep_are_zero() -> None:
     assert (1, 2, 3, 4, 0, 0, 0, 0) == procfs.parse_stat(b"cpu  1 2 3 4\n").total
 
 
-def test_memory_is_in_bytes() -> None:
-    """Kilobytes become bytes, plain counts stay, and a broken line is left out."""
+def test_counts_are_found_by_what_their_lines_start_with() -> None:
+    """Only lines with these names count, on the first line too, and one without a number is left out."""
 
-    assert {
-        "MemTotal": 24684100 * 1024,
-        "MemFree": 1024000,
-        "HugePages_Total": 3,
-    } == procfs.parse_meminfo(MEMINFO)
+    wanted = {b"MemTotal:": "total", b"MemFree:": "free", b"Total:": "other", b"HugePages_Total:": "pages"}
+    assert {"total": 24684100, "free": 1000, "pages": 3} == procfs.find_counts(MEMINFO, wanted)
+    assert {} == procfs.find_counts(b"MemTotal:\nMemFree: kB\n", {b"MemFree:": "free", b"oom ": "oom"})
+
+
+def test_a_kept_file_shows_what_the_kernel_says_now_and_is_closed_at_last() -> None:
+    """A second read of a file that stayed open is a new one, and no descriptor is left."""
+
+    before = len(os.listdir("/proc/self/fd"))
+    file = procfs.KernelFile("/proc/uptime")
+    first = float(file.read_record().split()[0])
+    assert before + 1 == len(os.listdir("/proc/self/fd"))
+    assert float(file.read().split()[0]) >= first
+    file.close()
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_kept_file_of_a_process_that_ended_cannot_be_read() -> None:
+    """The open file of an ended process does not hide its end."""
+
+    child = subprocess.Popen(["sleep", "600"])
+    file = procfs.KernelFile(f"/proc/{child.pid}/stat")
+    assert file.read_record().startswith(str(child.pid).encode())
+    child.kill()
+    child.wait()
+    with pytest.raises((FileNotFoundError, ProcessLookupError)):
+        file.read_record()
 
 
 def test_load_is_three_finite_numbers_or_nothing() -> None:
@@ -157,8 +180,8 @@ def test_cpu_lists(data: bytes, cpus: set[int]) -> None:
 def test_cpu_lists_as_text() -> None:
     """As the model keeps them."""
 
-    assert {0, 1, 64} == cpus_in("0-1,64")
-    assert set() == cpus_in("\ud800,-,,1-x")
+    assert {0, 1, 64} == parse_cpu_ranges("0-1,64")
+    assert set() == parse_cpu_ranges("\ud800,-,,1-x")
 
 
 def test_an_absurd_range_of_cpus_costs_no_memory() -> None:
@@ -185,7 +208,7 @@ def test_a_process_is_read_from_its_stat_line() -> None:
         blocked=18,
     )
 
-    assert PidStat(b"a) R (b", "D", 7, 16, 11, 12, 15, 13, 14, 17, 18) == procpid.parse_pid_stat(line)
+    assert PidStat(b"a) R (b", "D", 7, 16, 11, 12, 15, 13, 14, 17, 18) == procfs.parse_pid_stat(line)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +217,7 @@ def test_a_process_is_read_from_its_stat_line() -> None:
 def test_a_line_that_is_no_stat_line_is_no_process(data: bytes) -> None:
     """Without a name in parentheses and enough numbers after it there is nothing to report."""
 
-    assert procpid.parse_pid_stat(data) is None
+    assert procfs.parse_pid_stat(data) is None
 
 
 @given(
@@ -221,7 +244,7 @@ def test_any_name_survives_the_stat_line(comm: bytes, state: str, numbers: list[
         blocked=blocked,
     )
 
-    assert PidStat(comm, state, *numbers) == procpid.parse_pid_stat(line)
+    assert PidStat(comm, state, *numbers) == procfs.parse_pid_stat(line)
 
 
 def test_disk_traffic_of_a_process() -> None:
@@ -229,22 +252,22 @@ def test_disk_traffic_of_a_process() -> None:
 
     data = b"rchar: 7285\nwchar: 309\nsyscr: 14\nsyscw: 2\nread_bytes: 5\nwrite_bytes: x\n"
 
-    assert PidIo(7285, 309, 5, None) == procpid.parse_pid_io(data)
+    assert PidIo(7285, 309, 5, None) == procfs.parse_pid_io(data)
 
 
 def test_status_gives_user_cpus_and_pids() -> None:
     """The real user, the CPUs it may use, and its pid in each namespace."""
 
-    assert PidStatus(1000, frozenset({0, 1, 2, 5}), (4711, 12)) == procpid.parse_pid_status(STATUS)
-    assert PidStatus(None, frozenset(), ()) == procpid.parse_pid_status(b"")
+    assert PidStatus(1000, frozenset({0, 1, 2, 5}), (4711, 12)) == procfs.parse_pid_status(STATUS)
+    assert PidStatus(None, frozenset(), ()) == procfs.parse_pid_status(b"")
 
 
 def test_a_kernel_that_keeps_no_schedstat_is_not_believed() -> None:
     """`0 0 0` means that nothing is counted, since a process that exists has run once."""
 
-    assert SchedStat(792420, 55) == procpid.parse_schedstat(b"792420 55 1\n")
-    assert procpid.parse_schedstat(b"0 0 0\n") is None
-    assert procpid.parse_schedstat(b"1 2") is None
+    assert SchedStat(792420, 55) == procfs.parse_schedstat(b"792420 55 1\n")
+    assert procfs.parse_schedstat(b"0 0 0\n") is None
+    assert procfs.parse_schedstat(b"1 2") is None
 
 
 def test_control_groups_by_controller() -> None:
@@ -256,14 +279,14 @@ def test_control_groups_by_controller() -> None:
         "cpuacct": "/slurm/uid_0/job_2",
         "name=systemd": "/",
         "": "/system.slice/x.scope",
-    } == procpid.parse_cgroup(CGROUP)
+    } == procfs.parse_cgroup(CGROUP)
 
 
 def test_a_command_line_keeps_empty_arguments() -> None:
     """Arguments end with NUL, may be empty, and need not be UTF-8."""
 
-    assert ("python3", "", "-c", "\ufffd") == procpid.parse_command(b"python3\0\0-c\0\xff\0")
-    assert () == procpid.parse_command(b"")
+    assert ("python3", "", "-c", "\ufffd") == procfs.parse_command(b"python3\0\0-c\0\xff\0")
+    assert () == procfs.parse_command(b"")
 
 
 @given(st.binary(max_size=400))
@@ -321,4 +344,4 @@ def test_a_period_is_over_when_its_time_has_passed_or_the_clock_was_set_back(
 ) -> None:
     """A clock that jumps backwards must not stop anything from being read for hours."""
 
-    assert is_due == procfs.due(100.0, last, 2.0)
+    assert is_due == procfs.is_due(100.0, last, 2.0)

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from gpulse.export.prometheus import own
-from gpulse.export.prometheus.exposed import Census, Exposed, stale_after
-from gpulse.export.prometheus.page import exposition
-from gpulse.export.prometheus.text import accepts_gzip
+from gpulse.export.prometheus import self_metrics
+from gpulse.export.prometheus.metrics_page import format_metrics
+from gpulse.export.prometheus.node_state import HolderLimit, NodeState, stale_seconds
+from gpulse.export.prometheus.text_format import accepts_gzip
 from gpulse.model.device import Device, Node
-from gpulse.model.finding import Finding, from_document
+from gpulse.model.finding import Finding, finding_from_document
 from gpulse.model.frame import CgroupReading, FilesystemReading, Frame, GpuReading, NetworkReading
-from gpulse.model.health import Health
 from gpulse.model.job import Job
-from gpulse.model.metric import CATALOGUE
+from gpulse.model.metric_catalog import CATALOG
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
-from gpulse.model.series import gpu_info
-from gpulse.model.xid import Xid, XidLedger
-from gpulse.sources.simulated import DemoMachine
+from gpulse.model.series_labels import gpu_info_labels
+from gpulse.model.source_health import Health
+from gpulse.model.xid import XidCounts, XidErrors
+from gpulse.sources.demo_machine import DemoMachine
 
 NOW = 1_767_225_600.0
 SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
@@ -34,9 +34,9 @@ def demo() -> Frame:
         machine.close()
 
 
-def text(nodes: list[Exposed], now: float = NOW, interval: float = 1.0) -> str:
+def text(nodes: list[NodeState], now: float = NOW, interval: float = 1.0) -> str:
     """The whole exposition."""
-    return "".join(exposition(nodes, now=now, interval_seconds=interval, version="1.2"))
+    return "".join(format_metrics(nodes, now=now, interval_seconds=interval, version="1.2"))
 
 
 def small(name: str, value: float = 0.5, uuid: str = "GPU-1") -> Frame:
@@ -48,7 +48,7 @@ def small(name: str, value: float = 0.5, uuid: str = "GPU-1") -> Frame:
 def test_every_line_is_the_format() -> None:
     """Every line is a comment or a sample, families are in one piece, and no sample is there twice."""
 
-    lines = text([Exposed("alpha", demo()), Exposed("beta", demo())]).splitlines()
+    lines = text([NodeState("alpha", demo()), NodeState("beta", demo())]).splitlines()
     kinds: dict[str, str] = {}
     order: list[str] = []
     seen: Counter[str] = Counter()
@@ -72,7 +72,7 @@ def test_every_line_is_the_format() -> None:
 def test_a_node_is_as_fresh_as_its_own_interval_says() -> None:
     """Nodes that sample rarely are shown for longer; the others are not."""
 
-    nodes = [Exposed("slow", small("a"), interval_seconds=60.0), Exposed("usual", small("a"))]
+    nodes = [NodeState("slow", small("a"), interval_seconds=60.0), NodeState("usual", small("a"))]
     page = text(nodes, now=NOW + 59)
 
     assert 'gpulse_up{node="slow"} 1\ngpulse_up{node="usual"} 0\n' in page
@@ -91,9 +91,9 @@ def test_a_node_has_so_many_subjects_and_no_more() -> None:
     gpus = [GpuReading(Device(n, f"GPU-{n}", "X"), {"power_watts": 1.0}) for n in range(520)]
     health = [Health(f"source_{number}", "failed", "x", NOW) for number in range(100)]
     frame = Frame(NOW, NOW, Node("x"), tuple(gpus), filesystems=tuple(mounts), health=tuple(health))
-    page = text([Exposed("a", frame), Exposed("b", demo())])
+    page = text([NodeState("a", frame), NodeState("b", demo())])
     dcgm = "".join(
-        exposition([Exposed("a", frame)], now=NOW, interval_seconds=1.0, version="1", dcgm_names=True)
+        format_metrics([NodeState("a", frame)], now=NOW, interval_seconds=1.0, version="1", dcgm_names=True)
     )
 
     assert 512 == page.count('\ngpulse_filesystem_used_bytes{node="a",mount_point="/home/')
@@ -111,12 +111,12 @@ def test_prometheus_own_parser() -> None:
     frame = demo()
     families = {
         family.name: family
-        for family in parser.text_string_to_metric_families(text([Exposed("alpha", frame)]))
+        for family in parser.text_string_to_metric_families(text([NodeState("alpha", frame)]))
     }
 
     power = families["gpulse_gpu_power_watts"]
     assert "gauge" == power.type
-    assert CATALOGUE["gpu"]["power_watts"].help == power.documentation
+    assert CATALOG["gpu"]["power_watts"].help == power.documentation
     assert {gpu.device.uuid: gpu.values["power_watts"] for gpu in frame.gpus} == {
         sample.labels["uuid"]: sample.value for sample in power.samples
     }
@@ -128,7 +128,7 @@ def test_prometheus_own_parser() -> None:
 def test_counters_are_named_as_counters() -> None:
     """What the catalogue calls a counter ends as counters do, and nothing else does."""
 
-    for metrics in CATALOGUE.values():
+    for metrics in CATALOG.values():
         for metric in metrics.values():
             assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
 
@@ -136,7 +136,7 @@ def test_counters_are_named_as_counters() -> None:
 def test_old_values_are_left_out() -> None:
     """A frame that is too old says nothing but its age."""
 
-    nodes = [Exposed("alpha", small("A"))]
+    nodes = [NodeState("alpha", small("A"))]
 
     assert "gpulse_gpu_" in text(nodes, NOW + 10)
     late = text(nodes, NOW + 10.1)
@@ -144,21 +144,21 @@ def test_old_values_are_left_out() -> None:
     assert 'gpulse_up{node="alpha"} 0' in late
     assert 'gpulse_frame_age_seconds{node="alpha"} 10.1\n' in late
     assert "gpulse_gpu_" in text(nodes, NOW + 49, interval=10.0)
-    assert 10.0 == stale_after(0.1)
+    assert 10.0 == stale_seconds(0.1)
 
 
 def test_nodes_without_a_frame() -> None:
     """A node that sent nothing yet is down; no nodes at all is fine."""
 
-    assert 'gpulse_up{node="alpha"} 0\n' in text([Exposed("alpha", None)])
-    assert "gpulse_frame_age" not in text([Exposed("alpha", None)])
+    assert 'gpulse_up{node="alpha"} 0\n' in text([NodeState("alpha", None)])
+    assert "gpulse_frame_age" not in text([NodeState("alpha", None)])
     assert "gpulse_up" not in text([])
 
 
 def test_labels_are_escaped() -> None:
     """Names from nodes cannot break a line or add a label."""
 
-    written = text([Exposed('a"\n\\', small('x",y="1\nz \ud800'))])
+    written = text([NodeState('a"\n\\', small('x",y="1\nz \ud800'))])
 
     assert (
         r'gpulse_gpu_gpu_utilization_ratio{node="a\"\n\\",gpu="0",uuid="GPU-1",name="x\",y=\"1\nz ?"} 0.5'
@@ -170,7 +170,7 @@ def test_labels_are_escaped() -> None:
 def test_what_is_unknown_is_absent(value: float) -> None:
     """A number that is none has no line, and a family without lines no title."""
 
-    assert "gpulse_gpu_gpu" not in text([Exposed("a", small("x", value))])
+    assert "gpulse_gpu_gpu" not in text([NodeState("a", small("x", value))])
 
 
 def test_ten_thousand_gpus_come_in_small_pieces() -> None:
@@ -180,9 +180,9 @@ def test_ten_thousand_gpus_come_in_small_pieces() -> None:
     gpus = tuple(
         frame.gpus[0]._replace(device=frame.gpus[0].device._replace(uuid=f"GPU-{n}")) for n in range(8)
     )
-    nodes = [Exposed(f"node{n}", frame._replace(gpus=gpus)) for n in range(1250)]
+    nodes = [NodeState(f"node{n}", frame._replace(gpus=gpus)) for n in range(1250)]
     longest, lines = 0, 0
-    for piece in exposition(nodes, now=NOW, interval_seconds=1.0, version="1"):
+    for piece in format_metrics(nodes, now=NOW, interval_seconds=1.0, version="1"):
         longest = max(longest, len(piece))
         lines += piece.count("gpulse_gpu_power_watts{")
     assert 10_000 == lines
@@ -203,7 +203,7 @@ def test_who_and_what_a_node_is() -> None:
     """Nodes and GPUs are described by labels, the same that an engine gets."""
 
     frame = demo()
-    written = text([Exposed("alpha", frame, host="alpha.example", machine="m1", version="9")])
+    written = text([NodeState("alpha", frame, host="alpha.example", machine="m1", version="9")])
 
     [(labels, value)] = samples(written, "gpulse_node_info").items()
     known = dict(labels)
@@ -212,7 +212,7 @@ def test_who_and_what_a_node_is() -> None:
         known[name] for name in ("node", "host", "machine", "version", "driver")
     )
     infos = [dict(labels) for labels in samples(written, "gpulse_gpu_info")]
-    assert [gpu_info("alpha", gpu.device) for gpu in frame.gpus] == infos
+    assert [gpu_info_labels("alpha", gpu.device) for gpu in frame.gpus] == infos
 
 
 @pytest.mark.parametrize("dcgm_names", [False, True])
@@ -222,8 +222,8 @@ def test_gpus_that_are_described_oddly(dcgm_names: bool) -> None:
     odd: Any = {"serial": ["1", {}], "bus_id": 5, "architecture": {"x": 1}}
     frame = small("x")
     gpu = frame.gpus[0]._replace(device=frame.gpus[0].device._replace(**odd))
-    pieces = exposition(
-        [Exposed("a", frame._replace(gpus=(gpu,))), Exposed("b", frame)],
+    pieces = format_metrics(
+        [NodeState("a", frame._replace(gpus=(gpu,))), NodeState("b", frame)],
         now=NOW,
         interval_seconds=1.0,
         version="1",
@@ -252,7 +252,7 @@ def test_scopes_without_end_are_no_series() -> None:
         ),
         cgroups=(CgroupReading("/a", {"memory_used_bytes": 1}),),
     )
-    written = text([Exposed("a", frame)])
+    written = text([NodeState("a", frame)])
 
     links = [dict(labels)["interface"] for labels in samples(written, "gpulse_network_rx_bytes_total")]
     assert ["ethernet0", "infiniband0"] == links
@@ -279,8 +279,8 @@ def test_ten_thousand_short_processes_add_no_series(dcgm_names: bool) -> None:
             gpu._replace(processes=tuple(GpuProcess(pid, "compute", pid) for pid in pids))
             for gpu in frame.gpus
         )
-        pieces = exposition(
-            [Exposed("a", frame._replace(gpus=gpus, processes=processes))],
+        pieces = format_metrics(
+            [NodeState("a", frame._replace(gpus=gpus, processes=processes))],
             now=NOW,
             interval_seconds=1.0,
             version="1",
@@ -312,7 +312,7 @@ def test_who_holds_a_gpu() -> None:
         processes=processes,
         jobs=(Job("slurm:1", "ada", gpus=("GPU-0",)), Job("slurm:2", "eve", gpus=("GPU-1",))),
     )
-    written = text([Exposed("a", frame)])
+    written = text([NodeState("a", frame)])
 
     jobs = [dict(labels) for labels in samples(written, "gpulse_gpu_job_info")]
     assert [("0", "slurm:1", "ada"), ("0", "", "bob"), ("1", "slurm:2", "eve")] == [
@@ -329,7 +329,7 @@ def test_faults_of_one_gpu_are_series_of_their_own() -> None:
     causes = ("ecc", "gpu_lost gpu 0-3", "ecc", None)
 
     shown = samples(
-        text([Exposed("a", small("x"), findings=[fault._replace(cause=cause) for cause in causes])]),
+        text([NodeState("a", small("x"), findings=[fault._replace(cause=cause) for cause in causes])]),
         "gpulse_finding",
     )
     assert ["ecc", "gpu_lost_gpu_0-3", None] == [dict(labels).get("cause") for labels in shown]
@@ -341,7 +341,7 @@ def test_findings_are_series_only_as_ours_are() -> None:
     good = Finding("gpu_fault", "fault", "critical", 0.9, "…", label="3")
     told = good.to_dict()
     wrong = [
-        from_document(document)
+        finding_from_document(document)
         for document in (
             {**told, "id": "Anything\nat all"},
             {**told, "family": "made_up"},
@@ -353,7 +353,7 @@ def test_findings_are_series_only_as_ours_are() -> None:
     mine = Finding("thin_kernels", "gpu_use", "medium", 0.7, "…")
     frame = small("x")
 
-    found = samples(text([Exposed("a", frame, findings=[*wrong, good, mine])]), "gpulse_finding")
+    found = samples(text([NodeState("a", frame, findings=[*wrong, good, mine])]), "gpulse_finding")
     assert {
         (
             ("node", "a"),
@@ -370,7 +370,7 @@ def test_findings_are_series_only_as_ours_are() -> None:
             ("severity", "medium"),
         ): 0.7,
     } == found
-    assert 64 == len(samples(text([Exposed("a", frame, findings=many)]), "gpulse_finding"))
+    assert 64 == len(samples(text([NodeState("a", frame, findings=many)]), "gpulse_finding"))
 
 
 def test_problems_are_counted_by_reason() -> None:
@@ -388,7 +388,7 @@ def test_problems_are_counted_by_reason() -> None:
     )
 
     assert {(("node", "a"), ("source", "nvml"), ("code", "gpu_lost")): 2.0} == samples(
-        text([Exposed("a", frame)]), "gpulse_health_problems"
+        text([NodeState("a", frame)]), "gpulse_health_problems"
     )
 
 
@@ -397,7 +397,7 @@ def test_slower_readings_have_their_age() -> None:
 
     gpu = GpuReading(Device(0, "GPU-1", "X"), {"power_watts": 1.0}, read_at={"slow": NOW - 20, "gpm": NOW})
     ages = samples(
-        text([Exposed("a", Frame(NOW, NOW, Node("x"), (gpu,)))], NOW + 1), "gpulse_gpu_reading_age_seconds"
+        text([NodeState("a", Frame(NOW, NOW, Node("x"), (gpu,)))], NOW + 1), "gpulse_gpu_reading_age_seconds"
     )
 
     assert {"slow": 21.0, "gpm": 1.0} == {dict(labels)["group"]: age for labels, age in ages.items()}
@@ -406,11 +406,11 @@ def test_slower_readings_have_their_age() -> None:
 def test_xids_are_counted_by_code() -> None:
     """Each code of a GPU is a counter with the time it was last seen."""
 
-    ledger = XidLedger()
-    ledger.add(Xid("GPU-1", "0", 79, 1, NOW - 5))
-    ledger.add(Xid("GPU-1", "0", 31, 4, NOW - 9))
-    ledger.add(Xid("GPU-1", "0", 31, 2, NOW - 7))
-    written = text([Exposed("a", small("x"), xids=ledger)])
+    counts = XidCounts()
+    counts.add(XidErrors("GPU-1", "0", 79, 1, NOW - 5))
+    counts.add(XidErrors("GPU-1", "0", 31, 4, NOW - 9))
+    counts.add(XidErrors("GPU-1", "0", 31, 2, NOW - 7))
+    written = text([NodeState("a", small("x"), xids=counts)])
 
     totals = {
         dict(labels)["xid"]: value for labels, value in samples(written, "gpulse_gpu_xid_total").items()
@@ -423,11 +423,11 @@ def test_xids_are_counted_by_code() -> None:
 def test_xids_of_a_gpu_that_fell_off_the_bus_stay() -> None:
     """It is in no frame any more, and its error may have been its last word; its labels are those it had."""
 
-    ledger = XidLedger()
-    ledger.add(Xid("GPU-1", "0", 79, 1, NOW - 5))
-    ledger.add(Xid("GPU-2", "1:3", 79, 1, NOW - 5))
-    listed = samples(text([Exposed("a", small("NVIDIA H200"), xids=ledger)]), "gpulse_gpu_xid_total")
-    gone = Exposed("a", Frame(NOW, NOW, Node("x")), xids=ledger)
+    counts = XidCounts()
+    counts.add(XidErrors("GPU-1", "0", 79, 1, NOW - 5))
+    counts.add(XidErrors("GPU-2", "1:3", 79, 1, NOW - 5))
+    listed = samples(text([NodeState("a", small("NVIDIA H200"), xids=counts)]), "gpulse_gpu_xid_total")
+    gone = NodeState("a", Frame(NOW, NOW, Node("x")), xids=counts)
 
     assert listed == samples(text([gone]), "gpulse_gpu_xid_total")
     assert [("0", "GPU-1", "NVIDIA H200"), ("1:3", "GPU-2", "")] == [
@@ -438,24 +438,29 @@ def test_xids_of_a_gpu_that_fell_off_the_bus_stay() -> None:
 def test_who_holds_gpus_is_told_of_so_many_a_day() -> None:
     """What processes call their job is their own word, and each is a series."""
 
-    census = Census()
+    holder_limit = HolderLimit()
     told = {}
     for number in range(600):
         owner = Owner("ada", 1000, f"slurm:{number}")
         process = ProcessReading(ProcessIdentity(7, owner=owner), "R", {})
         gpu = GpuReading(Device(0, "GPU-1", "X"), {"power_watts": 1.0}, (GpuProcess(7, "compute"),))
-        nodes = [Exposed("a", Frame(NOW, NOW, Node("x"), (gpu,), processes=(process,)))]
+        nodes = [NodeState("a", Frame(NOW, NOW, Node("x"), (gpu,), processes=(process,)))]
         for dcgm_names in (False, True):
-            page = exposition(
-                nodes, now=NOW, interval_seconds=1.0, version="1", dcgm_names=dcgm_names, census=census
+            page = format_metrics(
+                nodes,
+                now=NOW,
+                interval_seconds=1.0,
+                version="1",
+                dcgm_names=dcgm_names,
+                holder_limit=holder_limit,
             )
             told.update(dict.fromkeys(re.findall(r'.*(?:job|hpc_job)="(?:slurm:)?\d+".*', "".join(page))))
-    later = exposition(
+    later = format_metrics(
         [nodes[0]._replace(frame=Frame(NOW + 86_400, NOW, Node("x"), (gpu,), processes=(process,)))],
         now=NOW + 86_400,
         interval_seconds=1.0,
         version="1",
-        census=census,
+        holder_limit=holder_limit,
     )
 
     assert 2 * 500 == len(told)
@@ -475,8 +480,15 @@ def test_a_heads_own_numbers() -> None:
         "remote": {"state": "failing", "samples_total": 100, "lost_total": 0, "waiting_seconds": None},
         "remote_query": {"state": "ok"},
         "database": {"state": "failing"},
+        "notifications": [
+            {"name": "admins", "state": "failing", "waiting": 2, "sent_total": 9, "failed_total": 4}
+        ],
     }
-    written = "".join(exposition([], now=NOW, interval_seconds=1.0, version="1", more=own.of_head(status)))
+    written = "".join(
+        format_metrics(
+            [], now=NOW, interval_seconds=1.0, version="1", more=self_metrics.head_families(status)
+        )
+    )
 
     numbers = dict(re.findall(r"^gpulse_head_(\S+) (\S+)$", written, re.MULTILINE))
     assert {
@@ -496,6 +508,10 @@ def test_a_heads_own_numbers() -> None:
         "database_up": "0",
         "remote_samples_total": "100",
         "remote_lost_total": "0",
+        'notifications_up{target="admins"}': "0",
+        'notifications_waiting{target="admins"}': "2",
+        'notifications_sent_total{target="admins"}': "9",
+        'notifications_failed_total{target="admins"}': "4",
     } == numbers
 
 

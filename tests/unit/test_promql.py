@@ -69,8 +69,8 @@ def desk(answer: Answer) -> Iterator[tuple[type[Desk], str]]:
 
 
 @contextmanager
-def asking(url: str, **others: Any) -> Iterator[PromqlClient]:
-    """A client of an engine there."""
+def open_client(url: str, **others: Any) -> Iterator[PromqlClient]:
+    """A client of a time-series database there."""
     client = PromqlClient(TsdbConfig("", url), **others)
     try:
         yield client
@@ -79,7 +79,7 @@ def asking(url: str, **others: Any) -> Iterator[PromqlClient]:
 
 
 def found(kind: str, result: object) -> Answer:
-    """An answer as engines give it."""
+    """An answer as databases give it."""
     document = {"status": "success", "data": {"resultType": kind, "result": result}}
     return lambda it: it.say(200, json.dumps(document).encode())
 
@@ -88,7 +88,7 @@ def test_samples_are_read_as_they_were_written() -> None:
     """Numbers are text in an answer, and some are no numbers at all."""
 
     result = [{"metric": {"node": "a"}, "value": [1700000000.123, text]} for text in ("0.1", "+Inf", "NaN")]
-    with desk(found("vector", result)) as (_, url), asking(url) as client:
+    with desk(found("vector", result)) as (_, url), open_client(url) as client:
         samples = client.vector("up")
 
         assert [0.1, float("inf")] == [sample.value for sample in samples[:2]]
@@ -97,11 +97,11 @@ def test_samples_are_read_as_they_were_written() -> None:
 
 
 def test_questions_are_whole_and_go_to_the_address_below_the_base() -> None:
-    """Headers go with each, and whatever keeps an engine from an old or a partial answer."""
+    """Headers go with each, and whatever keeps a time-series database from an old or a partial answer."""
 
-    engine = TsdbConfig("", "", headers={"X-Scope-OrgID": "lab"})
+    tsdb = TsdbConfig("", "", headers={"X-Scope-OrgID": "lab"})
     with desk(found("matrix", [])) as (made, url):
-        client = PromqlClient(engine._replace(query_url=f"{url}/prometheus/"))
+        client = PromqlClient(tsdb._replace(query_url=f"{url}/prometheus/"))
         client.range("up", start=1.0, end=2.5, step=0.5)
         client.matrix("up[5s]", 7.0004)
         client.close()
@@ -116,7 +116,7 @@ def test_questions_are_whole_and_go_to_the_address_below_the_base() -> None:
 
 
 def test_a_connection_is_used_again() -> None:
-    """Also after a refusal, and anew when the engine closed it meanwhile."""
+    """Also after a refusal, and anew when the database closed it meanwhile."""
 
     def last(it: Desk) -> None:
         found("vector", [])(it)
@@ -132,12 +132,12 @@ def test_a_connection_is_used_again() -> None:
     def answer(it: Desk) -> None:
         answers.pop(0)(it)
 
-    with desk(answer) as (made, url), asking(url) as client:
+    with desk(answer) as (made, url), open_client(url) as client:
         client.vector("up")
         with pytest.raises(TsdbError, match="too many"):
             client.vector("up")
         client.vector("up")
-        client.vector("up")  # the engine has closed it by now, without a word
+        client.vector("up")  # the database has closed it by now, without a word
 
         assert 4 == len(made.asked)
         assert 2 == len(made.connections)
@@ -146,30 +146,34 @@ def test_a_connection_is_used_again() -> None:
 @pytest.mark.parametrize(
     ("answer", "message", "hint"),
     [
-        (lambda it: it.say(401, b"who?"), r"refused a question \(401\): who\?", "--remote-headers"),
-        (lambda it: it.say(404, b""), r"\(404\): Not Found", "/api/v1/query"),
-        (lambda it: it.say(302, b"", Location="http://x/"), r"\(302\)", "--remote-query"),
-        (lambda it: it.say(503, b"<b>busy\x1b[2J\n</b>"), r"\(503\): <b>busy \[2J </b>$", "try again"),
-        (lambda it: it.say(200, b"<html>hello</html>"), "does not speak", "--remote-query"),
-        (lambda it: it.say(200, b'{"status":"success"}'), "does not speak", "--remote-query"),
-        (lambda it: it.say(200, b"[" * 100_000), "does not speak", "--remote-query"),
-        (found("scalar", [0, "1"]), "does not speak", "--remote-query"),
-        (found("vector", [{"metric": [], "value": [0, "1"]}]), "does not speak", "--remote-query"),
-        (found("vector", [{"metric": {}, "value": [0, "one"]}]), "does not speak", "--remote-query"),
-        (lambda it: it.say(200, b'{"status":"success","isPartial":true,"data":{}}'), "only a part", "nodes"),
-        (lambda it: it.say(200, b'{"status":"error","error":"x"}'), r"\(200\): x", "log"),
-        (lambda it: it.leave(), "cannot be reached", "running"),
+        (lambda it: it.say(401, b"who?"), r"rejected a query \(HTTP 401\): who\?", "--remote-headers"),
+        (lambda it: it.say(404, b""), r"\(HTTP 404\): Not Found", "/api/v1/query"),
+        (lambda it: it.say(302, b"", Location="http://x/"), r"\(HTTP 302\)", "--remote-query"),
+        (lambda it: it.say(503, b"<b>busy\x1b[2J\n</b>"), r"\(HTTP 503\): <b>busy\?\[2J </b>$", "try again"),
+        (lambda it: it.say(200, b"<html>hello</html>"), "does not support", "--remote-query"),
+        (lambda it: it.say(200, b'{"status":"success"}'), "does not support", "--remote-query"),
+        (lambda it: it.say(200, b"[" * 100_000), "does not support", "--remote-query"),
+        (found("scalar", [0, "1"]), "does not support", "--remote-query"),
+        (found("vector", [{"metric": [], "value": [0, "1"]}]), "does not support", "--remote-query"),
+        (found("vector", [{"metric": {}, "value": [0, "one"]}]), "does not support", "--remote-query"),
+        (
+            lambda it: it.say(200, b'{"status":"success","isPartial":true,"data":{}}'),
+            "only a partial",
+            "nodes",
+        ),
+        (lambda it: it.say(200, b'{"status":"error","error":"x"}'), r"\(HTTP 200\): x", "log"),
+        (lambda it: it.leave(), "cannot reach", "running"),
         (
             lambda it: it.leave(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
-            "cannot be reached",
+            "cannot reach",
             "running",
         ),
     ],
 )
-def test_an_engine_that_does_not_answer_well_is_told_apart(answer: Answer, message: str, hint: str) -> None:
+def test_a_database_that_does_not_answer_well_is_told_apart(answer: Answer, message: str, hint: str) -> None:
     """With what to try next, and nothing in it that a terminal would obey."""
 
-    with desk(answer) as (_, url), asking(url) as client:
+    with desk(answer) as (_, url), open_client(url) as client:
         with pytest.raises(TsdbError, match=message) as refused:
             client.vector("up")
 
@@ -177,10 +181,10 @@ def test_an_engine_that_does_not_answer_well_is_told_apart(answer: Answer, messa
         assert "\x1b" not in refused.value.message
 
 
-def test_an_engine_that_is_not_there_is_said_so() -> None:
+def test_a_database_that_is_not_there_is_said_so() -> None:
     """At once."""
 
-    with asking(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(TsdbError, match="refused"):
+    with open_client(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(TsdbError, match="refused"):
         client.vector("up")
 
 
@@ -199,7 +203,10 @@ def test_a_slow_answer_is_not_waited_for_for_long() -> None:
         it.close_connection = True
 
     with desk(drip) as (_, url):
-        with asking(url, timeout_seconds=0.2) as client, pytest.raises(TsdbError, match=r"within 0\.2 s"):
+        with (
+            open_client(url, timeout_seconds=0.2) as client,
+            pytest.raises(TsdbError, match=r"within 0\.2 s"),
+        ):
             client.vector("up")
         done.set()
 
@@ -207,15 +214,15 @@ def test_a_slow_answer_is_not_waited_for_for_long() -> None:
 def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is in memory."""
 
-    monkeypatch.setattr(promql, "_MAX_BYTES", 1 << 20)
-    with desk(lambda it: it.say(200, bytes(3 << 20))) as (_, url), asking(url) as client:
+    monkeypatch.setattr(promql, "_MAX_ANSWER_BYTES", 1 << 20)
+    with desk(lambda it: it.say(200, bytes(3 << 20))) as (_, url), open_client(url) as client:
         with pytest.raises(TsdbError, match="larger than 1 MiB") as refused:
             client.vector("up")
 
         assert "shorter" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "engine:8428", "http://", "http://x:99999/"])
+@pytest.mark.parametrize("url", ["", "ftp://x", "database:8428", "http://", "http://x:99999/"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     """Before anything is asked."""
 
@@ -227,7 +234,7 @@ def test_an_authority_that_is_none_is_refused() -> None:
     """With the option that names it."""
 
     with pytest.raises(TsdbError, match="authorities") as refused:
-        PromqlClient(TsdbConfig("", "https://engine", ca="/no/such/file"))
+        PromqlClient(TsdbConfig("", "https://database", ca="/no/such/file"))
 
     assert "--remote-ca" in str(refused.value.hint)
 
@@ -264,22 +271,22 @@ def dripping(beginning: bytes) -> Iterator[str]:
         b"HTTP/1.1 200 OK\r\n\r\n",
     ],
 )
-def test_an_engine_that_drips_is_not_waited_for(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_drips_is_not_waited_for(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no answer: of the whole of it there is one time, for questions and for samples."""
 
     monkeypatch.setattr(write_client, "_TIMEOUT_SECONDS", 0.15)
     monkeypatch.setattr(write_client, "_METRICS_SECONDS", 0.15)
     late = pytest.raises(TsdbError, match=r"did not answer within 0\.15 s")
-    with dripping(beginning) as url, asking(url, timeout_seconds=0.15) as client, late:
+    with dripping(beginning) as url, open_client(url, timeout_seconds=0.15) as client, late:
         client.vector("up")
     with (
         dripping(beginning) as url,
-        pytest.raises(write_client.Broken, match="did not answer within") as broken,
+        pytest.raises(write_client.ConnectionFailed, match="did not answer within") as broken,
     ):
-        write_client.Poster(TsdbConfig(f"{url}/api/v1/write")).post(b"")
+        write_client.WriteClient(TsdbConfig(f"{url}/api/v1/write")).post(b"")
     assert not broken.value.hard
     with dripping(beginning) as url:
-        assert write_client.Poster(TsdbConfig("http://x/", url)).started() is None
+        assert write_client.WriteClient(TsdbConfig("http://x/", url)).started() is None
 
 
 @pytest.mark.parametrize(
@@ -290,9 +297,9 @@ def test_an_engine_that_drips_is_not_waited_for(beginning: bytes, monkeypatch: p
         [{"metric": {"host": 5}, "value": [1, "1"]}],
     ],
 )
-def test_an_answer_that_no_engine_would_give(result: object) -> None:
-    """It is an error of the engine's, and not one of ours."""
+def test_an_answer_that_no_database_would_give(result: object) -> None:
+    """It is an error of the database's, and not one of ours."""
 
-    odd = pytest.raises(TsdbError, match="does not speak Prometheus")
-    with desk(found("vector", result)) as (_, url), asking(url) as client, odd:
+    odd = pytest.raises(TsdbError, match="does not support the Prometheus")
+    with desk(found("vector", result)) as (_, url), open_client(url) as client, odd:
         client.vector("up")

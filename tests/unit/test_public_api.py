@@ -9,7 +9,7 @@ import pytest
 
 import gpulse
 from gpulse.errors import RecordingError, UsageError
-from gpulse.sources.simulated import DemoMachine
+from gpulse.sources.demo_machine import DemoMachine
 from tests.unit.frames import NOON
 
 NAMES = [
@@ -79,7 +79,7 @@ def test_having_a_block_loads_no_driver() -> None:
     code = """
 import sys, threading, gpulse
 step = gpulse.profile(lambda: None)
-names = ("pynvml", "gpulse.sources", "gpulse.diagnosis", "gpulse.model.metric", "asyncio")
+names = ("pynvml", "gpulse.sources", "gpulse.diagnosis", "gpulse.model.metric_catalog", "asyncio")
 print([name for name in names if name in sys.modules], threading.active_count())
 """
 
@@ -88,7 +88,7 @@ print([name for name in names if name in sys.modules], threading.active_count())
 
 @pytest.mark.parametrize("options", ["-a --demo", "--json --demo", "", "--csv --demo"])
 def test_a_look_loads_no_heavy_library(options: str) -> None:
-    """The one-shot look starts in a tenth of a second because it needs next to nothing."""
+    """A snapshot starts in a tenth of a second because it imports little."""
     code = f"""
 import sys
 from gpulse.cli import entry
@@ -120,7 +120,11 @@ def test_a_snapshot_is_one_look_at_this_machine() -> None:
 def test_record_writes_what_recording_reads(tmp_path: Path) -> None:
     """Frames come back as they were."""
     path = tmp_path / "run.jsonl.gz"
-    count = gpulse.record(path, seconds=0.5, interval_seconds=0.05, source=DemoMachine(NOON))
+    machine = DemoMachine(NOON)
+    machine.sample(
+        NOON
+    )  # loads the recordings that it replays, which takes longer than the run on a busy machine
+    count = gpulse.record(path, seconds=0.5, interval_seconds=0.05, source=machine)
     frames = list(gpulse.Recording(path))
 
     assert count == len(frames) >= 2
@@ -132,14 +136,14 @@ def test_an_unknown_kind_of_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         gpulse.record(tmp_path / "run.parquet", seconds=1)
 
-    assert "end the name in .jsonl.gz, .jsonl, .csv or .sqlite" == caught.value.hint
+    assert "use .jsonl.gz, .jsonl, .csv or .sqlite" == caught.value.hint
 
 
 def test_an_existing_recording_is_not_touched(tmp_path: Path) -> None:
-    """Nobody loses a run to a second one."""
+    """A second run does not overwrite the first."""
     path = tmp_path / "run.jsonl"
     path.write_text("precious")
-    with pytest.raises(RecordingError, match="exists already"):
+    with pytest.raises(RecordingError, match="already exists"):
         gpulse.record(path, seconds=1, source=DemoMachine(NOON))
 
     assert "precious" == path.read_text()

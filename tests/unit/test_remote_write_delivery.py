@@ -5,27 +5,33 @@ from collections.abc import Callable
 import cramjam
 import pytest
 
-from gpulse.store.tsdb.delivery import MUTED_SECONDS, Delivery, Shut, Unavailable
-from gpulse.store.tsdb.requests import Part
-from gpulse.store.tsdb.wire import labels_bytes, series_bytes, series_labels, shown_labels, split_series
-from gpulse.store.tsdb.write_client import Answer, Broken
+from gpulse.store.tsdb.request_builder import BlockSeries
+from gpulse.store.tsdb.write_client import ConnectionFailed, WriteResponse
+from gpulse.store.tsdb.write_delivery import MUTED_SECONDS, Delivery, Unavailable, WriteRejected
+from gpulse.store.tsdb.write_request import (
+    encode_labels,
+    encode_series,
+    format_labels,
+    series_labels,
+    split_series,
+)
 
-_OK = Answer(204, "")
+_OK = WriteResponse(204, "")
 
 
 class FakePoster:
-    """An engine that takes requests whose series are all fine."""
+    """A time-series database that takes requests whose series are all fine."""
 
-    def __init__(self, judge: Callable[[list[str]], Answer]) -> None:
+    def __init__(self, judge: Callable[[list[str]], WriteResponse]) -> None:
         self._judge = judge
         self.posts = 0
         self.taken: list[str] = []
 
-    def post(self, body: bytes) -> Answer:
+    def post(self, body: bytes) -> WriteResponse:
         """Take a request, or not."""
         self.posts += 1
         series = split_series(bytes(cramjam.snappy.decompress_raw(body)))
-        names = [shown_labels(series_labels(one)) for one in series]
+        names = [format_labels(series_labels(one)) for one in series]
         answer = self._judge(names)
         if answer.status == 204:
             self.taken += names
@@ -33,21 +39,21 @@ class FakePoster:
 
 
 class Bench:
-    """A delivery to an engine that judges."""
+    """A delivery to a time-series database that judges."""
 
-    def __init__(self, judge: Callable[[list[str]], Answer]) -> None:
+    def __init__(self, judge: Callable[[list[str]], WriteResponse]) -> None:
         self.poster = FakePoster(judge)
         self.now = 0.0
         self.delivery = Delivery(self.poster, now=lambda: self.now)  # type: ignore[arg-type]
 
 
-def part(node: int, *names: str) -> Part:
+def part(node: int, *names: str) -> BlockSeries:
     """A block of some series."""
-    series = [series_bytes(labels_bytes({"__name__": name, "node": str(node)})) for name in names]
-    return Part(node, 1, b"".join(series), len(series))
+    series = [encode_series(encode_labels({"__name__": name, "node": str(node)})) for name in names]
+    return BlockSeries(node, 1, b"".join(series), len(series))
 
 
-def unless(bad: str, answer: Answer) -> Callable[[list[str]], Answer]:
+def unless(bad: str, answer: WriteResponse) -> Callable[[list[str]], WriteResponse]:
     """Refuses requests that have a series with these words in it."""
     return lambda names: answer if any(bad in name for name in names) else _OK
 
@@ -65,7 +71,7 @@ def test_what_is_taken_is_counted() -> None:
 def test_a_series_that_is_refused_costs_no_other() -> None:
     """The request is divided until the refused one stands alone, and it is told which one that is."""
 
-    bench = Bench(unless("bad", Answer(400, "label value too long")))
+    bench = Bench(unless("bad", WriteResponse(400, "label value too long")))
 
     bench.delivery.send([part(node, "a", "b", "bad" if node == 5 else "c") for node in range(20)])
 
@@ -76,7 +82,7 @@ def test_a_series_that_is_refused_costs_no_other() -> None:
 def test_a_refused_series_is_left_out_for_a_minute() -> None:
     """It would cost a dozen requests each time."""
 
-    bench = Bench(unless("bad", Answer(400, "too many series")))
+    bench = Bench(unless("bad", WriteResponse(400, "too many series")))
     parts = [part(node, "a", "bad" if node == 5 else "c") for node in range(20)]
     bench.delivery.send(parts)
 
@@ -93,7 +99,7 @@ def test_a_refused_series_is_left_out_for_a_minute() -> None:
 def test_what_is_too_late_is_given_up_by_the_block() -> None:
     """All series of a frame have the same time: none of them is asked about alone, or left out later."""
 
-    bench = Bench(unless("node='5'", Answer(400, "out of order sample")))
+    bench = Bench(unless("node='5'", WriteResponse(400, "out of order sample")))
     parts = [part(node, "a", "b", "c") for node in range(8)]
 
     bench.delivery.send(parts)
@@ -103,25 +109,25 @@ def test_what_is_too_late_is_given_up_by_the_block() -> None:
     assert bench.poster.posts <= 7
 
 
-def test_a_request_that_an_engine_has_already_is_not_divided() -> None:
-    """What is sent again is refused by engines that mind, as a whole."""
+def test_a_request_that_a_database_has_already_is_not_divided() -> None:
+    """What is sent again is refused by databases that mind, as a whole."""
 
-    bench = Bench(lambda _: Answer(400, "out of order sample"))
+    bench = Bench(lambda _: WriteResponse(400, "out of order sample"))
 
     bench.delivery.send([part(node, "a") for node in range(8)], is_repeated=True)
 
     assert (1, 0) == (bench.poster.posts, bench.delivery.refused_total)
 
 
-def test_an_engine_that_refuses_everything_has_another_reason() -> None:
+def test_a_database_that_refuses_everything_has_another_reason() -> None:
     """Nothing is given up then, and it is found out with few requests."""
 
-    bench = Bench(lambda _: Answer(400, "unsupported path requested"))
+    bench = Bench(lambda _: WriteResponse(400, "unsupported path requested"))
 
-    with pytest.raises(Shut, match="unsupported path") as told:
+    with pytest.raises(WriteRejected, match="unsupported path") as raised:
         bench.delivery.send([part(node, "a", "b", "c") for node in range(5000)])
 
-    assert "is --remote-write the address" in (told.value.hint or "")
+    assert "check that --remote-write" in (raised.value.hint or "")
     assert bench.poster.posts < 40
     assert (0, []) == (bench.delivery.refused_total, bench.delivery.refusals)
 
@@ -129,11 +135,11 @@ def test_an_engine_that_refuses_everything_has_another_reason() -> None:
 def test_a_request_that_nobody_ever_takes_is_given_up_in_the_end() -> None:
     """Whoever decides that it has been tried often enough may go on."""
 
-    bench = Bench(lambda _: Answer(400, "no"))
-    with pytest.raises(Shut):
+    bench = Bench(lambda _: WriteResponse(400, "no"))
+    with pytest.raises(WriteRejected):
         bench.delivery.send([part(1, "a", "b")])
 
-    bench.delivery.send([part(1, "a", "b")], must_move=True)
+    bench.delivery.send([part(1, "a", "b")], skips_refused=True)
 
     assert 2 == bench.delivery.refused_total
 
@@ -142,49 +148,49 @@ def test_a_request_that_nobody_ever_takes_is_given_up_in_the_end() -> None:
 def test_a_closed_door_is_no_reason_to_divide(status: int) -> None:
     """The address or the credentials are wrong, not the samples."""
 
-    bench = Bench(lambda _: Answer(status, "no", location="https://other/write"))
+    bench = Bench(lambda _: WriteResponse(status, "no", location="https://other/write"))
 
-    with pytest.raises(Shut, match=f"HTTP {status}") as told:
+    with pytest.raises(WriteRejected, match=f"HTTP {status}") as raised:
         bench.delivery.send([part(1, "a"), part(2, "a")])
 
     words = {401: "--remote-headers", 403: "--remote-headers", 302: "https://other/write"}
-    assert words.get(status, "--remote-write") in (told.value.hint or "")
+    assert words.get(status, "--remote-write") in (raised.value.hint or "")
     assert 1 == bench.poster.posts
 
 
-def test_an_engine_that_wants_time_gets_it() -> None:
+def test_a_database_that_wants_time_gets_it() -> None:
     """What it asks for is honoured, within bounds."""
 
     for status, asked, wait in ((429, 7.0, 7.0), (503, 86_400.0, 300.0), (500, None, None)):
-        bench = Bench(lambda _, a=asked, s=status: Answer(s, "busy", retry_after=a))  # type: ignore[misc]
-        with pytest.raises(Unavailable, match=f"HTTP {status}") as told:
+        bench = Bench(lambda _, a=asked, s=status: WriteResponse(s, "busy", retry_after=a))  # type: ignore[misc]
+        with pytest.raises(Unavailable, match=f"HTTP {status}") as raised:
             bench.delivery.send([part(1, "a")])
-        assert (wait, False) == (told.value.wait_seconds, told.value.hard)
+        assert (wait, False) == (raised.value.wait_seconds, raised.value.hard)
 
 
 def test_a_proxy_that_takes_less_gets_less() -> None:
     """A request that is too long is divided, and the next ones are shorter."""
 
-    bench = Bench(lambda names: Answer(413, "too large") if len(names) > 10 else _OK)
-    before = bench.delivery.most_bytes
+    bench = Bench(lambda names: WriteResponse(413, "too large") if len(names) > 10 else _OK)
+    before = bench.delivery.max_request_bytes
 
     bench.delivery.send([part(node, "a", "b") for node in range(20)])
 
     assert 40 == len(bench.poster.taken)
-    assert bench.delivery.most_bytes < before
+    assert bench.delivery.max_request_bytes < before
 
 
-def test_an_engine_that_dies_meanwhile_is_sent_all_of_it_again() -> None:
+def test_a_database_that_dies_meanwhile_is_sent_all_of_it_again() -> None:
     """A broken connection in the middle of dividing is a failure like any other."""
 
     posts: list[int] = []
 
-    def judge(names: list[str]) -> Answer:
+    def judge(names: list[str]) -> WriteResponse:
         posts.append(len(names))
         if len(posts) == 3:
-            raise Broken("gone", hint=None, hard=True)
-        return Answer(400, "label value too long")
+            raise ConnectionFailed("gone", hint=None, hard=True)
+        return WriteResponse(400, "label value too long")
 
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as raised:
         Bench(judge).delivery.send([part(node, "a") for node in range(64)])
-    assert told.value.hard
+    assert raised.value.hard

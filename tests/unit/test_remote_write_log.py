@@ -6,36 +6,35 @@ from pathlib import Path
 import pytest
 
 from gpulse.cluster.head.fleet import Fleet as HeadFleet
-from gpulse.cluster.head.maintenance import Maintenance, Rules
-from gpulse.model.columns import Block, BlockPacker, PackedFrame, split
-from gpulse.model.series import MOST_SUBJECTS
+from gpulse.cluster.head.maintenance import Maintenance, RetentionRules
+from gpulse.model.packed_columns import BlockPacker, ColumnBlock, PackedFrame, split_packed_frames
+from gpulse.model.series_labels import MAX_EXPOSED_SUBJECTS
 from gpulse.store.local import LocalStore
 from gpulse.store.log.log import Log
 from gpulse.store.log.reader import LogReader
-from gpulse.store.log.records import BATCH, Batch, Entry, fact_bytes
-from gpulse.store.metadata.lookup import MetadataLookup
-from gpulse.store.metadata.step import Step
-from gpulse.store.tsdb import log_follower as tail_module
-from gpulse.store.tsdb.layout_cache import LayoutCache
-from gpulse.store.tsdb.log_follower import LogFollower
-from gpulse.store.tsdb.requests import INFO_MS, Part, Requests
-from gpulse.store.tsdb.wire import series_labels, shown_labels, split_series
+from gpulse.store.log.record_payloads import BATCH, FrameBatch, LogEntry, encode_fact
+from gpulse.store.metadata.log_updates import MetadataUpdate
+from gpulse.store.metadata.reader import MetadataLookup
+from gpulse.store.tsdb import send_process as tail_module
+from gpulse.store.tsdb.request_builder import INFO_MS, BlockSeries, LayoutCache, RequestBuilder
+from gpulse.store.tsdb.send_process import LogFollower
+from gpulse.store.tsdb.write_request import format_labels, series_labels, split_series
 from tests.unit.history_frames import BEGIN, Fleet, write_log
 
 
-def names(parts: list[Part]) -> list[str]:
+def names(parts: list[BlockSeries]) -> list[str]:
     """The series of parts, as people write them."""
-    return [shown_labels(series_labels(one)) for part in parts for one in split_series(part.series)]
+    return [format_labels(series_labels(one)) for part in parts for one in split_series(part.series)]
 
 
-def reader(directory: Path) -> Requests:
+def reader(directory: Path) -> RequestBuilder:
     """Requests of a head's log."""
-    return Requests(
+    return RequestBuilder(
         LayoutCache(LogReader(directory / "log"), MetadataLookup(f"{directory}/metadata.sqlite")), {}
     )
 
 
-def everything(directory: Path, after: int = 0) -> list[Part]:
+def everything(directory: Path, after: int = 0) -> list[BlockSeries]:
     """All that a log has to send after a position."""
     tail = LogFollower(LogReader(directory / "log"), after)
     try:
@@ -61,7 +60,7 @@ def test_a_log_is_read_up_to_what_is_on_disk(tmp_path: Path) -> None:
 def test_a_round_that_is_repeated_ends_where_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is; others end when they are long enough."""
 
-    monkeypatch.setattr(tail_module, "_ROUND_BYTES", 2000)
+    monkeypatch.setattr(tail_module, "_MAX_BATCH_BYTES", 2000)
     last = write_log(tmp_path, Fleet(), range(1, 3), range(60))
     tail = LogFollower(LogReader(tmp_path / "log"), 0)
 
@@ -81,7 +80,7 @@ def test_what_was_dropped_before_it_was_read_is_counted(tmp_path: Path) -> None:
 
     with Log(tmp_path / "log", segment_bytes=200) as log:
         for _ in range(10):
-            log.append(BATCH, Batch(bytes(16), 1, 1, 0, 5_000_000, 0, bytes(100)).to_bytes())
+            log.append(BATCH, FrameBatch(bytes(16), 1, 1, 0, 5_000_000, 0, bytes(100)).to_bytes())
         log.sync()
         tail = LogFollower(LogReader(tmp_path / "log"), 0)
         log.drop_before(6)
@@ -98,7 +97,7 @@ def test_how_much_waits_is_told_in_bytes(tmp_path: Path) -> None:
 
     with Log(tmp_path / "log", segment_bytes=300) as log:
         for _ in range(9):
-            log.append(BATCH, Batch(bytes(16), 1, 1, 0, 0, 0, bytes(100)).to_bytes())
+            log.append(BATCH, FrameBatch(bytes(16), 1, 1, 0, 0, 0, bytes(100)).to_bytes())
         log.sync()
         size = log.size_bytes
     tail = LogFollower(LogReader(tmp_path / "log"), 0)
@@ -113,22 +112,22 @@ def test_how_much_waits_is_told_in_bytes(tmp_path: Path) -> None:
     assert 0.4 * size < between < 0.7 * size
 
 
-@pytest.mark.parametrize("has_book", [True, False])
-def test_what_was_told_before_is_looked_up(tmp_path: Path, has_book: bool) -> None:
-    """Whoever begins in the middle of a log asks the book, and without one the log's beginning."""
+@pytest.mark.parametrize("has_metadata", [True, False])
+def test_what_was_told_before_is_looked_up(tmp_path: Path, has_metadata: bool) -> None:
+    """A reader that starts in the middle of a log uses the metadata; without metadata, it reads the log from the start."""
 
     fleet = Fleet()
     batches = [fleet.batch(1, second) for second in (1, 3)]
     facts = [
-        Entry.of_fact("node", id=1, name="host-1", host="h", machine="m", time=BEGIN),
-        *(Entry.of_fact("layout", id=str(n), text=t.decode()) for n, t in fleet.texts.items()),
-        Entry.of_fact("run", run=batches[0].run.hex(), node=1, time=BEGIN, version="7.1"),
+        LogEntry.of_fact("node", id=1, name="host-1", host="h", machine="m", time=BEGIN),
+        *(LogEntry.of_fact("layout", id=str(n), text=t.decode()) for n, t in fleet.texts.items()),
+        LogEntry.of_fact("run", run=batches[0].run.hex(), node=1, time=BEGIN, version="7.1"),
     ]
     with LocalStore(str(tmp_path), layouts=fleet.layouts) as archive:
-        archive.commit([*facts, *(Entry.of_batch(batch, ()) for batch in batches)])
+        archive.commit([*facts, *(LogEntry.of_batch(batch, ()) for batch in batches)])
         last = archive.accepted
 
-    if not has_book:
+    if not has_metadata:
         for path in tmp_path.glob("metadata.sqlite*"):
             path.unlink()
 
@@ -144,13 +143,13 @@ def test_numbers_that_nobody_can_explain_are_passed_over(tmp_path: Path) -> None
 
     fleet = Fleet()
     write_log(tmp_path, fleet, range(1, 2), range(2), frames=2)
-    strange = PackedFrame(BEGIN * 1_000_000, 1, (Block(17, bytes(8)),)).to_bytes()
+    strange = PackedFrame(BEGIN * 1_000_000, 1, (ColumnBlock(17, bytes(8)),)).to_bytes()
     late = PackedFrame((1 << 42) * 1_000_000, 1, ()).to_bytes()
     requests = reader(tmp_path)
     batches = [
-        Batch(bytes(16), 1, 1, 1, 0, 0, strange),
-        Batch(bytes(16), 1, 2, 1, 0, 0, b"nonsense"),
-        Batch(bytes(16), 1, 3, 1, 0, 0, late),
+        FrameBatch(bytes(16), 1, 1, 1, 0, 0, strange),
+        FrameBatch(bytes(16), 1, 2, 1, 0, 0, b"nonsense"),
+        FrameBatch(bytes(16), 1, 3, 1, 0, 0, late),
         fleet.batch(1, 5),
     ]
 
@@ -166,17 +165,17 @@ def test_what_hardly_changes_is_told_now_and_then_and_when_it_changed(tmp_path: 
     fleet = Fleet()
     write_log(tmp_path, fleet, range(1, 2), range(2))
     requests = reader(tmp_path)
-    renamed = fact_bytes("node", id=1, name="other", host="h", machine="m", time=BEGIN)
+    renamed = encode_fact("node", id=1, name="other", host="h", machine="m", time=BEGIN)
 
-    def told(entry: Batch | bytes) -> list[str]:
+    def info_series(entry: FrameBatch | bytes) -> list[str]:
         return [name for name in names(list(requests.parts([entry]))) if "node_info" in name]
 
     seconds = range(INFO_MS // 1000 * 2 + 2)
-    assert [0, 30, 60] == [second for second in seconds if told(fleet.batch(1, second))]
-    assert [] == told(fleet.batch(1, 62))
-    requests.begin_again()
-    assert 1 == len(told(fleet.batch(1, 62)))
-    assert [] == told(renamed)
+    assert [0, 30, 60] == [second for second in seconds if info_series(fleet.batch(1, second))]
+    assert [] == info_series(fleet.batch(1, 62))
+    requests.resend_info()
+    assert 1 == len(info_series(fleet.batch(1, 62)))
+    assert [] == info_series(renamed)
     parts = list(requests.parts([fleet.batch(1, 63)]))
     assert all("node='other'" in name for name in names(parts))
     assert any("node_info" in name for name in names(parts))
@@ -189,45 +188,47 @@ def test_a_node_that_makes_up_new_disks_without_end_gets_no_series_for_them(tmp_
         log.sync()
     requests = reader(tmp_path)
     found: set[str] = set()
-    list(requests.parts([fact_bytes("node", id=1, name="n", host="h", machine="m", time=BEGIN)]))
+    list(requests.parts([encode_fact("node", id=1, name="n", host="h", machine="m", time=BEGIN)]))
     for number in range(30):
         packer = BlockPacker("disk")
         disks = [{"name": "sda"}, *({"name": f"made-up-{number}-{place}"} for place in range(40))]
         block, _ = packer.pack(disks, [({"read_bytes_total": 1}, {}) for _ in disks])
         frame = PackedFrame((BEGIN + number) * 1_000_000, 1, (block,)).to_bytes()
-        fact = fact_bytes("layout", id=str(block.layout), text=packer.text.decode())
-        series = names(list(requests.parts([fact, Batch(bytes(16), 1, number, 1, 0, 0, frame)])))
+        fact = encode_fact("layout", id=str(block.layout), text=packer.text.decode())
+        series = names(list(requests.parts([fact, FrameBatch(bytes(16), 1, number, 1, 0, 0, frame)])))
         assert any("disk='sda'" in name for name in series)
         found.update(series)
 
-    assert MOST_SUBJECTS + 1 == len(found)
-    assert f"n had more than {MOST_SUBJECTS} different subjects of the kind disk" in (requests.crowded or "")
+    assert MAX_EXPOSED_SUBJECTS + 1 == len(found)
+    assert f"n has reported more than {MAX_EXPOSED_SUBJECTS} different items in scope disk" in (
+        requests.over_limit or ""
+    )
 
 
 async def test_a_layout_is_not_forgotten_while_frames_of_it_wait_to_be_sent(tmp_path: Path) -> None:
-    """An engine may be away for hours; a sending process that begins then finds what the numbers mean."""
+    """A time-series database may be away for hours; a sending process that begins then finds what the numbers mean."""
 
     made, noted = Fleet(), Notebook()
     facts = [
-        Entry.of_fact("node", id=1, name="host-1", host="h", machine="m", time=BEGIN),
-        Entry.of_fact("node", id=2, name="host-2", host="h", machine="n", time=BEGIN),
+        LogEntry.of_fact("node", id=1, name="host-1", host="h", machine="m", time=BEGIN),
+        LogEntry.of_fact("node", id=2, name="host-2", host="h", machine="n", time=BEGIN),
     ]
     batches = [made.batch(1, 1), made.batch(2, 3)]
     layouts = [
-        Entry.of_fact("layout", id=str(number), text=text.decode()) for number, text in made.texts.items()
+        LogEntry.of_fact("layout", id=str(number), text=text.decode()) for number, text in made.texts.items()
     ]
     with LocalStore(str(tmp_path)) as archive:
         archive.layouts.update(made.layouts)
         archive.commit([*facts, *layouts])
         confirmed = archive.accepted
-        archive.commit([Entry.of_batch(batch, ()) for batch in batches])
+        archive.commit([LogEntry.of_batch(batch, ()) for batch in batches])
         reader = Reader()
         reader.confirmed = confirmed
         archive.follow_with(reader)
         fleet = HeadFleet(archive.nodes(), {}, archive.layouts)
         for batch in batches:
-            fleet.used(list(split(batch.frames)), batch.received_us / 1e6)
-        upkeep = Maintenance(archive, fleet, noted, Rules(), now=lambda: BEGIN + 86_400.0)
+            fleet.used(list(split_packed_frames(batch.frames)), batch.received_us / 1e6)
+        upkeep = Maintenance(archive, fleet, noted, RetentionRules(), now=lambda: BEGIN + 86_400.0)
 
         await upkeep._seal()
         assert BEGIN + 2 == archive.needed_since()
@@ -240,21 +241,21 @@ async def test_a_layout_is_not_forgotten_while_frames_of_it_wait_to_be_sent(tmp_
 
 
 def test_what_is_forgotten_further_on_in_the_log_is_sent(tmp_path: Path) -> None:
-    """The book of a head of before has forgotten it, the log has it yet."""
+    """The metadata of an earlier head no longer has it, but the log does."""
 
     fleet = Fleet()
     batches = [fleet.batch(node, 1) for node in (1, 2)]
     names_of = [
-        Entry.of_fact("node", id=node, name=f"host-{node}", host="h", machine=f"m{node}", time=BEGIN)
+        LogEntry.of_fact("node", id=node, name=f"host-{node}", host="h", machine=f"m{node}", time=BEGIN)
         for node in (1, 2)
     ]
-    layouts = [Entry.of_fact("layout", id=str(n), text=text.decode()) for n, text in fleet.texts.items()]
-    other = Entry.of_fact("event", time=BEGIN, kind="other", node=None, detail={})
+    layouts = [LogEntry.of_fact("layout", id=str(n), text=text.decode()) for n, text in fleet.texts.items()]
+    other = LogEntry.of_fact("event", time=BEGIN, kind="other", node=None, detail={})
     with LocalStore(str(tmp_path), layouts=fleet.layouts) as archive:
         archive.commit([*names_of, *layouts])
         after = archive.accepted
-        archive.commit([Entry.of_batch(batches[0], ()), other, Entry.of_batch(batches[1], ())])
-        archive.commit([Entry.of_fact("forget", layouts=[str(number) for number in fleet.texts]), other])
+        archive.commit([LogEntry.of_batch(batches[0], ()), other, LogEntry.of_batch(batches[1], ())])
+        archive.commit([LogEntry.of_fact("forget", layouts=[str(number) for number in fleet.texts]), other])
 
     parts = everything(tmp_path, after)
 
@@ -270,7 +271,7 @@ class Reader:
     limit_bytes = 1 << 40
     waiting_bytes = 0
 
-    def committed(self, first: int, step: Step) -> None:
+    def committed(self, first: int, step: MetadataUpdate) -> None:
         """Take in what was committed."""
 
 

@@ -12,17 +12,23 @@ import pytest
 
 from gpulse.cluster.head.fleet import Fleet
 from gpulse.cluster.protocol import requests as r
-from gpulse.cluster.protocol.values import Time
-from gpulse.diagnosis.rules.node import node_lost, node_missing
+from gpulse.cluster.protocol.requests import Time
+from gpulse.diagnosis.rules.faults import node_lost, node_missing
 from gpulse.errors import RefusedError
-from gpulse.model.finding import Evidence, Finding, from_document
-from gpulse.model.finding_span import MAX_GAP_SECONDS, MAX_SILENCE_SECONDS
-from gpulse.reports import events, findings
-from gpulse.store.log.records import Entry
-from gpulse.store.metadata.metadata import Metadata, Step
+from gpulse.model.finding import (
+    MAX_GAP_SECONDS,
+    MAX_SILENCE_SECONDS,
+    CodeLocation,
+    Evidence,
+    Finding,
+    finding_from_document,
+)
+from gpulse.reports import event_report, finding_report
+from gpulse.store.log.record_payloads import LogEntry
+from gpulse.store.metadata.local_metadata import Metadata, MetadataUpdate
 from gpulse.store.store import StoredEvent
 from tests.queries import query
-from tests.unit.books import frame_events
+from tests.unit.metadata_records import frame_events
 from tests.unit.report_lab import BEGIN, Document, Lab, as_json
 
 DAY = 86_400
@@ -38,9 +44,9 @@ def fault(cause: str, severity: str = "critical", **more: Any) -> dict[str, Any]
     return finding("gpu_fault", cause=cause, severity=severity, **more)
 
 
-def told(time: float, *found: Any, node: int = 1) -> StoredEvent:
+def told(time: float, *found: Any, node: int = 1, **more: Any) -> StoredEvent:
     """All findings of a node at a time."""
-    return StoredEvent(time, "findings", node, {"findings": list(found)})
+    return StoredEvent(time, "findings", node, {"findings": list(found), **more})
 
 
 def happens(time: float, kind: str, node: int | None = 1, **detail: Any) -> StoredEvent:
@@ -53,13 +59,13 @@ class Story:
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
-        self._archive = lab.archive
+        self.archive = lab.archive
 
     def tell(self, *events: StoredEvent) -> None:
         """These happen, seconds after the beginning."""
-        self._archive.commit(
+        self.archive.commit(
             [
-                Entry.of_fact(
+                LogEntry.of_fact(
                     "event", time=BEGIN + one.time, kind=one.kind, node=one.node, detail=dict(one.detail)
                 )
                 for one in events
@@ -84,15 +90,15 @@ class Story:
                 one.span.start - BEGIN,
                 one.span.end and one.span.end - BEGIN,
             )
-            for one in self._archive.findings(query(start=0.0, end=2.0 * BEGIN))
+            for one in self.archive.findings(query(start=0.0, end=2.0 * BEGIN))
         ]
 
     def live(self, now: float, *reported: Any) -> list[tuple[str, float]]:
         """What a head that starts now tells of the first node when it gets a report, and since when."""
-        fleet = Fleet(self._archive.nodes(), {}, self._archive.layouts)
-        fleet.restore(self._archive, BEGIN + now)
+        fleet = Fleet(self.archive.nodes(), {}, self.archive.layouts)
+        fleet.restore(self.archive, BEGIN + now)
         member = fleet.members[1]
-        member.happened([{"event": "findings", "findings": list(reported)}], BEGIN + now)
+        member.apply_events([{"event": "findings", "findings": list(reported)}], BEGIN + now)
         return [(one.id, (one.start or 0.0) - BEGIN) for one in member.findings]
 
     async def events(self, start: float, end: float) -> Document:
@@ -168,6 +174,38 @@ def test_an_agent_that_starts_again_changes_nothing_until_it_reports(story: Stor
     assert [("slow", 0, 65)] == story.held()
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_an_agent_that_has_just_started_reports_faults_first(story: Story, order: tuple[int, ...]) -> None:
+    """Slowness takes longer to recognise: it goes on, while what only the new agent reported and withdrew is over."""
+    story.tell(told(0, finding(), fault("ecc")), happens(20, "agent_stopping"), happens(600, "agent_started"))
+    reports = [
+        told(600, fault("ecc"), finding("hot"), watched_seconds=0.0),
+        told(610, fault("ecc"), watched_seconds=10.0),
+        told(650, fault("ecc"), finding()),
+    ]
+    story.tell(*(reports[place] for place in order))
+
+    assert [("gpu_fault", 0, None), ("slow", 0, None), ("hot", 600, 610)] == story.held()
+
+
+def test_the_live_view_keeps_what_an_agent_cannot_have_recognised_again(story: Story) -> None:
+    """Until its reports are complete."""
+    fleet = Fleet({}, {}, {})
+    fleet.restore(story.archive, BEGIN)
+    member = fleet.members[1]
+    shown = []
+    for event in (
+        told(0, finding(), fault("ecc")),
+        told(600, fault("ecc"), watched_seconds=0.0),
+        told(630, fault("ecc"), finding(), watched_seconds=30.0),
+        told(650, fault("ecc")),
+    ):
+        member.apply_events([{**event.detail, "event": "findings"}], BEGIN + event.time)
+        shown.append(sorted((one.id, (one.start or 0.0) - BEGIN) for one in member.findings))
+
+    assert [[("gpu_fault", 0), ("slow", 0)]] * 3 + [[("gpu_fault", 0)]] == shown
+
+
 def test_a_fault_that_was_mended_while_nobody_looked(story: Story) -> None:
     """The first report of the next agent is without it: it ended when the reports did, and another one is new."""
     story.tell(told(0, finding("gpu_fault")), happens(20, "agent_stopping"), happens(300, "agent_started"))
@@ -201,9 +239,11 @@ def test_reports_that_come_late_make_the_same_spans(tmp_path: Path) -> None:
     ]
     found = set()
     for number, order in enumerate(permutations(reports)):
-        with Metadata(str(tmp_path / str(number))) as book:
-            book.apply(Step(1, [], {}, [frame_events(event, time=time) for time, event in order]))
-            found |= {one.span[:3:2] for one in book.findings(query(start=-1, end=1e9))}
+        with Metadata(str(tmp_path / str(number))) as metadata:
+            metadata.apply(
+                MetadataUpdate(1, [], {}, [frame_events(event, time=time) for time, event in order])
+            )
+            found |= {one.span[:3:2] for one in metadata.findings(query(start=-1, end=1e9))}
     assert {(0, 90)} == found
 
 
@@ -261,11 +301,12 @@ def test_odd_fields_become_unknown() -> None:
     odd: dict[str, Any] = {
         "id": "x", "label": 3, "gpu": True, "severity": None, "summary": 5, "lost_ratio": "1", "confidence": True,
         "pids": [1, "2", True], "evidence": [1, {}], "advice": {}, "url": 1, "family": [], "cause": 4,
+        "where": [{"pid": "1"}, 2], "where_note": 3,
     }  # fmt: skip
 
-    found = from_document(odd)
+    found = finding_from_document(odd)
     assert math.isnan(found.confidence)
-    assert Finding("x", None, "info", 0.0, "", pids=(1,)) == found._replace(confidence=0.0)
+    assert Finding("x", None, "info", 0.0, "", pids=(1,), where=()) == found._replace(confidence=0.0)
 
 
 def test_a_finding_survives_being_stored() -> None:
@@ -273,7 +314,15 @@ def test_a_finding_survives_being_stored() -> None:
     whole = node_lost("n1", 100.0, 130.0, was_stopped=False)._replace(
         gpu=0, label="0", evidence=(Evidence("power", "mean", 1.0, ">", 0.5),), counter_evidence=(), cause="x"
     )
-    assert whole == from_document(whole.to_dict())
+    place = CodeLocation(
+        7, "worker", "/home/a/train.py", 84, "tokenize", 0.83, 40, "json/encoder.py:258 encode"
+    )
+    for finding in (
+        whole,
+        whole._replace(where=(place,)),
+        whole._replace(where=(), where_note="no single line"),
+    ):
+        assert finding == finding_from_document(finding.to_dict())
 
 
 async def test_one_finding_is_the_same_in_every_range(story: Story) -> None:
@@ -300,7 +349,7 @@ async def test_many_spans_are_too_many(story: Story, monkeypatch: pytest.MonkeyP
     """The newest are told, and that there are more."""
     story.tell(*(told(time, finding(str(time))) for time in range(30, 600, 30)))
     whole = await story.ask(0, 600, now=600)
-    monkeypatch.setattr(findings, "_MAX_FINDINGS", 3)
+    monkeypatch.setattr(finding_report, "_MAX_FINDINGS", 3)
     part = await story.ask(0, 600, now=600)
 
     assert (False, True) == (whole["truncated"], part["truncated"])
@@ -309,7 +358,7 @@ async def test_many_spans_are_too_many(story: Story, monkeypatch: pytest.MonkeyP
 
 async def test_the_newest_events(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only as many as are told are read, oldest first; that there are more is said when there are."""
-    monkeypatch.setattr(events, "_MAX_EVENTS", 3)
+    monkeypatch.setattr(event_report, "_MAX_EVENTS", 3)
     story.tell(*(happens(time, "gap") for time in (10, 20, 30, 40)))
 
     cut, whole = await story.events(0, 100), await story.events(15, 100)

@@ -10,7 +10,7 @@ import pytest
 
 from gpulse.errors import RefusedError
 from gpulse.model.frame import DiskReading, FilesystemReading, HostReading, NetworkReading
-from gpulse.reports.grid import make_grid
+from gpulse.reports.time_grid import make_grid
 from tests.unit.report_lab import BEGIN, Document, Held, Lab, check_alike
 
 
@@ -140,6 +140,7 @@ async def test_an_empty_time(lab: Lab) -> None:
     assert [] == (await lab.history(["power_watts"], start=-1000, end=-500))["series"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("points", "step"), [(1000, 5), (100, 60)])
 async def test_the_same_from_memory_files_and_minutes(lab: Lab, points: int, step: int) -> None:
     """Sealing and merging change nothing of an answer."""
@@ -167,3 +168,32 @@ async def test_the_same_from_memory_files_and_minutes(lab: Lab, points: int, ste
     known = [rate for rate in rates if rate is not None]
     assert [7.0] * len(known) == pytest.approx(known)
     assert (step < 60) == (len(known) < len(rates))
+
+
+async def test_percentiles_over_many_gpus(tmp_path: Path) -> None:
+    """The distribution of those that are alike, and the one that is not as a series; where nothing is known it is null."""
+    labels = tuple(str(place) for place in range(12))
+    with Lab(tmp_path, labels) as lab:
+        values = {label: {"power_watts": 500.0 + int(label) % 3} for label in labels}
+        values["7"] = {"power_watts": 100.0}
+        lab.fill(range(0, 30, 5), values=values)
+        answer = await lab.history(["power_watts"], start=0, end=60, points=10, spread="percentiles")
+
+    (band,) = answer["bands"]
+    assert ("power_watts", 11) == (band["metric"], band["count"])
+    assert (501.0, 500.0, 502.0) == (band["values"][0], band["lows"][0], band["highs"][0])
+    assert [None, None] == band["values"][-2:]
+    assert ["7"] == [series["gpu"] for series in answer["series"]]
+
+
+async def test_a_group_has_no_outliers(tmp_path: Path) -> None:
+    """Where half of the GPUs do something else, none of them is named."""
+    labels = tuple(str(place) for place in range(12))
+    with Lab(tmp_path, labels) as lab:
+        lab.fill(
+            range(0, 30, 5),
+            values={label: {"power_watts": 500.0 if int(label) < 7 else 100.0} for label in labels},
+        )
+        answer = await lab.history(["power_watts"], start=0, end=30, points=10, spread="percentiles")
+
+    assert (12, []) == (answer["bands"][0]["count"], answer["series"])

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.head.operations import ReportRunner
 from gpulse.cluster.protocol import requests as r
-from gpulse.cluster.protocol.values import Duration
+from gpulse.cluster.protocol.requests import Duration
 from gpulse.errors import DiskError, GpulseError, RefusedError
 from gpulse.model.session import Interruption, Session
 from gpulse.reports.job_report import JobReport
 from gpulse.store.federated import FederatedStore
-from gpulse.store.incomplete import left_out, noticing
-from gpulse.store.registry import Register
+from gpulse.store.incomplete_answers import collect_missing, note_missing
+from gpulse.store.node_registry import NodeRegistry
 from gpulse.store.store import Query
 from tests.unit.report_lab import BEGIN, Held, Lab
 
@@ -56,7 +56,7 @@ class Joined:
         self.tsdb, self.database, self.now = Silent(), Silent(), NOW
         elsewhere: Any = self.tsdb, self.database
         store = FederatedStore(lab.archive, *elsewhere, now=lambda: self.now)
-        self.reports = ReportRunner(store, Register(store.nodes().values()), lambda: 5.0)
+        self.reports = ReportRunner(store, NodeRegistry(store.nodes().values()), lambda: 5.0)
 
     async def job(self, name: str) -> JobReport:
         """The report about a job."""
@@ -96,7 +96,7 @@ async def test_answers_say_what_they_lack(joined: Joined) -> None:
     assert [[]] * 5 == list(nothing.values())
 
     joined.database.error = GONE
-    told = ["a part is missing: the file server is gone"]
+    told = ["some data is missing: the file server is gone"]
     assert {**nothing, "usage": told, "processes": told, "process history": told} == await lacking(joined)
 
     joined.tsdb.error, joined.database.error = GONE, None
@@ -116,22 +116,25 @@ async def test_a_job_that_cannot_be_found_now_may_exist(joined: Joined) -> None:
 
     joined.database.error = GONE
     joined.now += 60.0
-    with pytest.raises(RefusedError, match="in the data that can be read now") as refusal:
+    with pytest.raises(RefusedError, match="in the data that is available now") as refusal:
         await joined.job("4711")
-    assert (503, "a part is missing: the file server is gone") == (refusal.value.status, refusal.value.hint)
+    assert (503, "some data is missing: the file server is gone") == (
+        refusal.value.status,
+        refusal.value.hint,
+    )
 
 
 def test_each_thing_is_heard_once_by_whoever_asked() -> None:
     """A text is no longer than people read, and what nobody listens to is forgotten."""
-    left_out("nobody hears it")
-    with noticing() as heard:
+    note_missing("nobody hears it")
+    with collect_missing() as heard:
         for _ in range(3):
-            left_out("a part")
-        with noticing() as inner:
-            left_out("another one")
-        left_out("x" * 1000)
+            note_missing("a part")
+        with collect_missing() as inner:
+            note_missing("another one")
+        note_missing("x" * 1000)
         for number in range(100):
-            left_out(str(number))
+            note_missing(str(number))
 
     assert (["another one"], ["a part", f"{'x' * 299}…", "0"]) == (inner, heard[:3])
     assert 20 == len(heard)
@@ -140,14 +143,14 @@ def test_each_thing_is_heard_once_by_whoever_asked() -> None:
 def test_samples_that_heads_do_not_share_are_named(tmp_path: Path) -> None:
     """Without a time-series database a head has no samples of nodes that report to another one."""
     with Lab(tmp_path, ("0",)) as lab:
-        register = Register(lab.archive.nodes().values())
-        other = register.learn("far", "m-far", BEGIN, name="far", facts={}, labels={})
+        register = NodeRegistry(lab.archive.nodes().values())
+        other = register.add_from_other_head("far", "m-far", BEGIN, name="far", facts={}, labels={})
         store = FederatedStore(lab.archive, register=register, now=lambda: NOW)
         query = Query(float(BEGIN), NOW, metrics=("power_watts",), step=60.0)
-        with noticing() as incomplete:
+        with collect_missing() as incomplete:
             store.series(query)
             store.series(replace(query, nodes=frozenset({other.id})))
-        with noticing() as own:
+        with collect_missing() as own:
             store.series(replace(query, nodes=frozenset({1})))
 
     assert ["far"] == [text.split()[2] for text in incomplete]
@@ -177,7 +180,7 @@ async def test_every_question_of_a_job_report_and_of_a_coverage_has_a_deadline(t
     with Lab(tmp_path, ("0",)) as lab:
         lab.add([lab.frame(second, Held(100)) for second in range(0, 60, 5)])
         store: Any = _Recorder(lab.archive)
-        reports = ReportRunner(store, Register(lab.archive.nodes().values()), lambda: 5.0)
+        reports = ReportRunner(store, NodeRegistry(lab.archive.nodes().values()), lambda: 5.0)
         await reports.job(r.GetJob(job="100", kind="process", points=10), NOW)
         of_job, store.deadlines = store.deadlines, []
         interruption = Interruption(BEGIN + 20.0, BEGIN + 30.0)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulse.cluster.head.report_runner import ReportRunner
+from gpulse.cluster.head.operations import ReportRunner
 from gpulse.model.session import Interruption, Session
-from gpulse.reports.interruptions import Coverage, MissingTime
-from gpulse.store.registry import Register
+from gpulse.reports.event_report import InterruptionCoverage, MissingTime
+from gpulse.store.node_registry import NodeRegistry
 from tests.unit.report_lab import BEGIN, Lab
 
 VALUES = {"0": {"memory_used_bytes": 1.0}}
-COMPLETE = Coverage(missing=[], pending=[])
+COMPLETE = InterruptionCoverage(missing=[], pending=[])
 
 
 async def asked(
     lab: Lab, *parts: tuple[int, int | None], nodes: tuple[str, ...] = ()
-) -> list[Coverage | None]:
+) -> list[InterruptionCoverage | None]:
     """What is missing of the interruptions of a session, in seconds after the beginning."""
     interruptions = tuple(
         Interruption(BEGIN + start, None if end is None else BEGIN + end) for start, end in parts
     )
     session = Session("s1", "run", BEGIN, BEGIN, 1000, nodes=nodes, interruptions=interruptions)
-    register = Register(lab.archive.nodes().values())
+    register = NodeRegistry(lab.archive.nodes().values())
     return await ReportRunner(lab.archive, register, lambda: 1.0).coverage(session)
 
 
@@ -41,7 +41,7 @@ async def test_until_a_node_is_back_nobody_knows(tmp_path: Path) -> None:
     with Lab(tmp_path, ["0"], ["0"]) as lab:
         lab.fill(range(60), node=1, values=VALUES)
         lab.fill(range(20), node=2, values=VALUES)
-        assert [Coverage(missing=[], pending=["n2"])] == await asked(lab, (20, 36))
+        assert [InterruptionCoverage(missing=[], pending=["n2"])] == await asked(lab, (20, 36))
         lab.fill(range(20, 60), node=2, values=VALUES)
         assert [COMPLETE] == await asked(lab, (20, 36))
 
@@ -52,9 +52,9 @@ async def test_what_no_frame_covers_is_a_gap(tmp_path: Path) -> None:
     with Lab(tmp_path, ["0"], ["0"]) as lab:
         lab.fill(range(60), node=1, values=VALUES)
         lab.fill([*range(25), *range(34, 60)], node=2, values=VALUES)
-        assert [Coverage(missing=[MissingTime(node="n2", seconds=9.0)], pending=[])] == await asked(
-            lab, (20, 36)
-        )
+        assert [
+            InterruptionCoverage(missing=[MissingTime(node="n2", seconds=9.0)], pending=[])
+        ] == await asked(lab, (20, 36))
         assert [COMPLETE] == await asked(lab, (20, 36), nodes=("n1",))
 
 

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from gpulse.errors import RefusedError
-from gpulse.export.job_words import line
+from gpulse.export.job_report_text import one_line_summary
 from gpulse.model.frame import Frame
 from gpulse.model.job import Job
 from gpulse.model.session import Session
 from gpulse.reports.job_report import JobReport
-from gpulse.store.log.records import Entry
+from gpulse.store.log.record_payloads import LogEntry
 from tests.unit.job_documents import read
 from tests.unit.report_lab import BEGIN, Document, Held, Lab, check_alike
 
@@ -98,7 +98,7 @@ async def test_a_shared_gpu_is_divided_by_sm_time(lab: Lab) -> None:
     assert 2400.0 == one["gpu_seconds"] + two["gpu_seconds"]
     assert 1200 * 600.0 == pytest.approx(one["energy_joules"] + two["energy_joules"])
     assert [True] == [row["shared"] for row in one["gpu_rows"]]
-    assert "n1:0" in one["data_gaps"][-1]
+    assert "n1 GPU 0" in one["data_gaps"][-1]
     assert ["gpus_held_idle"] == [finding["id"] for finding in one["findings"]]
 
 
@@ -143,7 +143,7 @@ async def test_gpus_that_were_allocated_and_never_touched(lab: Lab) -> None:
     (finding,) = answer["findings"]
     assert ("gpus_untouched", "high") == told(finding, "id", "severity")
     assert "1 of 2 allocated GPUs" in finding["summary"]
-    assert finding["advice"][0]["do"].startswith("ask for 1 GPU,")
+    assert finding["advice"][0]["do"].startswith("request only 1 GPU,")
 
 
 async def test_a_busy_gpu_without_a_process_is_not_called_untouched(lab: Lab) -> None:
@@ -153,7 +153,7 @@ async def test_a_busy_gpu_without_a_process_is_not_called_untouched(lab: Lab) ->
 
     assert ("unattributed", None) == told(answer["gpu_rows"][0], "use", "unused_seconds")
     assert 0 == answer["untouched_gpus"]
-    assert "n1:0 was busy, but no process of the job was seen on it" in answer["data_gaps"]
+    assert "n1 GPU 0 was busy, but no process of the job was seen on it" in answer["data_gaps"]
     assert [] == answer["findings"]
 
 
@@ -187,8 +187,11 @@ async def test_a_job_that_runs_is_reported_as_of_now(lab: Lab) -> None:
     with pytest.raises(RefusedError) as refused:
         await lab.job("1", now=3600, end=-600)
     assert ("running", False) == told(part, "state", "to_now")
-    assert (404, "slurm:1 was not there in that time") == (refused.value.status, refused.value.message)
-    assert "it was there from 2027-01-15T08:00:00.000Z to 2027-01-15T09:00:00.000Z" == refused.value.hint
+    assert (404, "slurm:1 did not run in this time range") == (refused.value.status, refused.value.message)
+    assert (
+        "choose a time range in which it ran: 2027-01-15T08:00:00.000Z to 2027-01-15T09:00:00.000Z"
+        == refused.value.hint
+    )
 
 
 async def test_hours_without_data_are_said(lab: Lab) -> None:
@@ -204,7 +207,7 @@ async def test_hours_without_data_are_said(lab: Lab) -> None:
         (gap["node"], gap["from"] - BEGIN, gap["to"] - BEGIN) for gap in answer["missing"]
     ]
     assert (
-        "There are no samples of n2 for 20:05 between 2027-01-15T08:19:55.000Z and 2027-01-15T08:40:00.000Z"
+        "No samples from n2 for 20:05 between 2027-01-15T08:19:55.000Z and 2027-01-15T08:40:00.000Z"
         in (answer["data_gaps"])
     )
     assert 3600.0 + 2400.0 == pytest.approx(answer["gpu_seconds"], abs=10)
@@ -235,9 +238,9 @@ async def test_a_job_on_a_lost_node_ends_when_that_was_heard_of_last(lab: Lab) -
         answer, "gpu_seconds", "allocated_seconds", "unused_seconds", "missing_seconds"
     )
     assert [
-        "n1 was last heard at 2027-01-15T08:10:00.000Z; whether it still runs there is unknown"
+        "n1 last reported at 2027-01-15T08:10:00.000Z; it is unknown whether the job still runs there"
     ] == answer["data_gaps"]
-    assert line(read(answer)).endswith(", not heard of any more")
+    assert one_line_summary(read(answer)).endswith(", lost")
     assert "running" == (await lab.job("4711", now=650))["state"]
 
 
@@ -249,7 +252,7 @@ async def test_a_job_that_another_node_goes_on_with(lab: Lab) -> None:
     answer = await lab.job("1", now=1800)
 
     assert ("running", BEGIN + 1800, True, 2400.0) == told(answer, "state", "to", "to_now", "gpu_seconds")
-    assert "n1 was last heard" in answer["data_gaps"][0]
+    assert "n1 last reported" in answer["data_gaps"][0]
 
 
 async def test_a_node_that_comes_back_without_the_job(lab: Lab) -> None:
@@ -313,7 +316,7 @@ async def test_a_task_of_an_array(lab: Lab) -> None:
     )
     with pytest.raises(RefusedError) as refused:
         await lab.job("4711", now=600)
-    assert "it is an array, whose tasks are: 4711_0, 4711_1" == refused.value.hint
+    assert "select a task of this job array: 4711_0, 4711_1" == refused.value.hint
 
 
 async def test_of_several_the_one_that_was_heard_of_last(lab: Lab) -> None:
@@ -352,18 +355,18 @@ async def test_a_job_that_there_is_not(lab: Lab) -> None:
     """It is refused with the newest that there are; without any it says so."""
     with pytest.raises(RefusedError) as nothing:
         await lab.job("4711", now=60)
-    assert (404, "no process or scheduler") == (nothing.value.status, (nothing.value.hint or "")[:23])
+    assert (404, "list sessions with: gpu") == (nothing.value.status, (nothing.value.hint or "")[:23])
 
     for number in range(8):
         lab.fill([60 * number], Held(number + 1, job=f"slurm:{number}"))
     with pytest.raises(RefusedError) as refused:
         await lab.job("4711", now=600)
     assert "there is no job or session '4711'" == refused.value.message
-    assert "the newest jobs are: slurm:7, slurm:6, slurm:5, slurm:4, slurm:3" == refused.value.hint
+    assert "use one of the newest jobs: slurm:7, slurm:6, slurm:5, slurm:4, slurm:3" == refused.value.hint
     lab.fill([600], Held(99, job="slurm:\x1b[31m"))
     with pytest.raises(RefusedError) as refused:
         await lab.job("4711\x1b", now=660)
-    assert "'slurm:\\x1b[31m', slurm:7" in (refused.value.hint or "")
+    assert "slurm:?[31m, slurm:7" in (refused.value.hint or "")
     assert "\x1b" not in f"{refused.value.message}{refused.value.hint}"
 
 
@@ -379,7 +382,7 @@ async def test_a_process_and_all_below_it(lab: Lab) -> None:
     lab.fill(range(0, 60, 5), Held(21), node=2)
     with pytest.raises(RefusedError) as refused:
         await lab.job("21", kind="process", now=600)
-    assert (409, "pid 21 was on n1, n2") == (refused.value.status, refused.value.message)
+    assert (409, "PID 21 was on several nodes: n1, n2") == (refused.value.status, refused.value.message)
 
     whole = await lab.job("20", kind="process", now=600)
     assert ("n1:20", "process", 2, 900.0) == told(whole, "job", "kind", "gpus", "gpu_seconds")
@@ -400,7 +403,7 @@ async def test_pids_that_are_none(lab: Lab, word: str) -> None:
 async def test_a_session(lab: Lab) -> None:
     """What everybody did on its GPUs in its time; a job of that name comes first unless it is said what is meant."""
     session = Session("s1", "training", BEGIN + 60.0, BEGIN + 60.0, 1000, "finished", BEGIN + 660.0, ("n1",))
-    lab.archive.commit([Entry.of_fact("session", **session.to_dict())])
+    lab.archive.commit([LogEntry.of_fact("session", **session.to_dict())])
     lab.fill(range(0, 720, 5), Held(7), Held(8, user="bob"), values={"0": BUSY, "1": QUIET})
     answer = await lab.job("training", now=720)
 
@@ -447,7 +450,7 @@ async def test_findings_of_its_own_gpus_and_processes(lab: Lab) -> None:
 
     def tell(second: int, *found: dict[str, Any]) -> None:
         detail = {"node": 1, "kind": "findings", "detail": {"findings": list(found)}}
-        lab.archive.commit([Entry.of_fact("event", time=float(BEGIN + second), **detail)])
+        lab.archive.commit([LogEntry.of_fact("event", time=float(BEGIN + second), **detail)])
 
     tell(10, finding("before"))
     tell(100)
@@ -473,6 +476,7 @@ async def test_findings_of_its_own_gpus_and_processes(lab: Lab) -> None:
     jsonschema_rs.validate(SCHEMA, answer)
 
 
+@pytest.mark.slow
 async def test_the_same_from_memory_files_and_minutes(lab: Lab) -> None:
     """Sealing and merging change nothing of a report."""
 
@@ -503,7 +507,7 @@ async def test_nothing_that_agents_say_breaks_a_report(lab: Lab) -> None:
     """Events that make no sense are passed over."""
     for detail in ({}, {"id": 7}, {"id": "slurm:1", "gpus": 5}, {"id": "slurm:1", "gpus": [None], "user": 3}):
         told_ = {"node": 1, "kind": "job", "detail": detail}
-        lab.archive.commit([Entry.of_fact("event", time=float(BEGIN + 5), **told_)])
+        lab.archive.commit([LogEntry.of_fact("event", time=float(BEGIN + 5), **told_)])
     lab.fill(range(0, 60, 5), Held(7, job="slurm:1"))
     answer = await lab.job("1", now=60)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import RefusedError
-from gpulse.export.job_words import facts, line
+from gpulse.export.job_report_text import describe_facts, one_line_summary
 from gpulse.model.session import Session
-from gpulse.reports.same_name_jobs import User
-from gpulse.store.incomplete import left_out
-from gpulse.store.log.records import Entry
+from gpulse.reports.job_lookup import JobUser
+from gpulse.store.incomplete_answers import note_missing
+from gpulse.store.log.record_payloads import LogEntry
 from gpulse.store.store import Query, Series
 from tests.unit.job_documents import read
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -39,8 +39,8 @@ async def test_what_is_shared_is_held_all_the_time(lab: Lab) -> None:
     assert (450.0, 3600.0, 3600.0, 0.0) == told(
         answer, "gpu_seconds", "held_seconds", "allocated_seconds", "unused_seconds"
     )
-    said = "1.0 GPU-hours held, all that was allocated; 8 GPU-min is its part where others held them too"
-    assert ("GPU time", said) == next(facts(read(answer)))
+    said = "1.0 GPU-hours held, which is the whole allocation; the job's share is 8 GPU-min, because other jobs held the same GPUs"
+    assert ("GPU time", said) == next(describe_facts(read(answer)))
 
 
 async def test_who_idles_beside_a_busy_one_holds_it_idle(lab: Lab) -> None:
@@ -53,7 +53,7 @@ async def test_who_idles_beside_a_busy_one_holds_it_idle(lab: Lab) -> None:
     assert (3600.0, 3600.0, 0.0, 0.0) == told(one, *names)
     assert (0.0, 3600.0, 3600.0, 0.0) == told(two, *names)
     assert ["gpus_held_idle"] == [finding["id"] for finding in two["findings"]]
-    assert "idle 100%" in line(read(two))
+    assert "idle 100%" in one_line_summary(read(two))
 
 
 async def test_jobs_one_after_the_other_share_nothing(lab: Lab) -> None:
@@ -179,9 +179,9 @@ async def test_how_busy_is_known_for_half_of_the_time(lab: Lab) -> None:
     answer = await lab.job("1", now=3600)
 
     assert (3600.0, 1800.0, 1800.0) == told(answer, "held_seconds", "known_seconds", "idle_seconds")
-    assert "did nothing for 100% of the time" in answer["findings"][0]["summary"]
-    assert "idle 100%" in line(read(answer))
-    assert "Utilization is missing for 50% of the time on: n1:0" in answer["data_gaps"]
+    assert "idle for 100% of the time" in answer["findings"][0]["summary"]
+    assert "idle 100%" in one_line_summary(read(answer))
+    assert "Utilization is missing for 50% of the time on: n1 GPU 0" in answer["data_gaps"]
 
 
 @pytest.mark.parametrize("sm", [None, 0.4])
@@ -212,11 +212,11 @@ async def test_a_user_whose_name_is_not_known_everywhere(lab: Lab) -> None:
     job = given("0", number="slurm:1", uid=1001)
     lab.fill(range(0, 600, 5), ADA._replace(user=None), jobs=(job,), values={"0": BUSY})
     assert (600.0, []) == told(await lab.job("1", now=600), "gpu_seconds", "data_gaps")
-    assert not User("ada", 1001).differs(User(None, 1001))
-    assert not User("ada", 1001).differs(User("ada@site", 1001))
-    assert not User("ada", 1001).differs(User("ada"))
-    assert User("ada", 1001).differs(User("ada", 1002))
-    assert not User("ada").differs(User())
+    assert not JobUser("ada", 1001).differs(JobUser(None, 1001))
+    assert not JobUser("ada", 1001).differs(JobUser("ada@site", 1001))
+    assert not JobUser("ada", 1001).differs(JobUser("ada"))
+    assert JobUser("ada", 1001).differs(JobUser("ada", 1002))
+    assert not JobUser("ada").differs(JobUser())
 
 
 async def test_a_number_that_was_given_twice(lab: Lab) -> None:
@@ -235,7 +235,7 @@ async def test_a_number_that_was_given_twice(lab: Lab) -> None:
 
     assert ("bob", "of_bob", BEGIN + day, 600.0) == told(newer, "user", "name", "from", "gpu_seconds")
     assert newer["data_gaps"][0].startswith(
-        "Left out a job of ada that has the same name, on n1 since 2027-01-15T08:00"
+        "Left out a job of ada with the same name, on n1 since 2027-01-15T08:00"
     )
     assert ("ada", "of_ada", BEGIN, 600.0) == told(older, "user", "name", "from", "gpu_seconds")
 
@@ -248,7 +248,7 @@ async def test_what_somebody_called_a_job(lab: Lab) -> None:
 
     assert ("slurm:2", "training") == told(await lab.job("training", now=1200), "job", "name")
     session = Session("s1", "training", BEGIN, BEGIN, 1000, "finished", BEGIN + 600.0, ("n1",))
-    lab.archive.commit([Entry.of_fact("session", **session.to_dict())])
+    lab.archive.commit([LogEntry.of_fact("session", **session.to_dict())])
     assert "session" == (await lab.job("training", now=1200))["kind"]
     assert "slurm:2" == (await lab.job("training", kind="job", now=1200))["job"]
 
@@ -259,7 +259,7 @@ async def test_times_that_are_none(lab: Lab, window: tuple[int, int]) -> None:
     lab.fill(HOUR, ADA)
     with pytest.raises(RefusedError) as refused:
         await lab.job("1", now=3600, start=window[0], end=window[1])
-    assert (400, "that time ends before it begins") == (refused.value.status, refused.value.message)
+    assert (409, "the time range ends before it starts") == (refused.value.status, refused.value.message)
 
 
 async def test_a_clock_that_is_ahead(lab: Lab) -> None:
@@ -306,7 +306,7 @@ async def test_tables_of_processes_that_are_gone(lab: Lab, monkeypatch: pytest.M
     assert (900.0, 0.0, 0) == told(answer, "gpu_seconds", "unused_seconds", "untouched_gpus")
     assert ["used", None] == [row["use"] for row in answer["gpu_rows"]]
     assert [
-        "Which processes were on GPUs is unknown for 45:00; their GPU time then is missing on: n1:0, n1:1"
+        "The processes on the GPUs are unknown for up to 45:00, so their GPU time is incomplete on: n1 GPU 0, n1 GPU 1"
     ] == answer["data_gaps"]
     assert [] == answer["findings"]
     short = await lab.job("1", now=3600, start=600, end=630)
@@ -314,19 +314,19 @@ async def test_tables_of_processes_that_are_gone(lab: Lab, monkeypatch: pytest.M
         [row["unused_seconds"] for row in short["gpu_rows"]],
         short["untouched_gpus"],
     )
-    assert "is unknown for 30s" in short["data_gaps"][-1]
+    assert "unknown for up to 30s" in short["data_gaps"][-1]
 
 
 async def test_what_is_elsewhere_and_cannot_be_had_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the store says it, and not when nothing is missing."""
     lab.fill(range(0, 600, 5), ADA)
-    said = "a part is missing: the engine does not answer"
+    said = "some data is missing: the database does not answer"
     assert said not in (await lab.job("1", now=600))["data_gaps"]
 
     series = lab.archive.series
 
     def lacking(query: Query) -> list[Series]:
-        left_out(said)
+        note_missing(said)
         return series(query)
 
     monkeypatch.setattr(lab.archive, "series", lacking)
@@ -336,7 +336,7 @@ async def test_what_is_elsewhere_and_cannot_be_had_is_said(lab: Lab, monkeypatch
 async def test_a_part_of_a_session(lab: Lab) -> None:
     """Other nodes are left out, and a time in which it was not is refused, as of a job."""
     session = Session("s1", "training", BEGIN, BEGIN, 1000, "finished", BEGIN + 600.0, ("n1", "n2"))
-    lab.archive.commit([Entry.of_fact("session", **session.to_dict())])
+    lab.archive.commit([LogEntry.of_fact("session", **session.to_dict())])
     for node in (1, 2):
         lab.fill(range(0, 900, 5), Held(7), node=node, values={"0": BUSY, "1": QUIET})
 
@@ -344,13 +344,13 @@ async def test_a_part_of_a_session(lab: Lab) -> None:
     assert (["n2"], 2) == told(await lab.job("training", now=900, node="n2"), "nodes", "gpus")
     with pytest.raises(RefusedError) as refused:
         await lab.job("training", now=900, start=700)
-    assert (404, "training was not there in that time") == (refused.value.status, refused.value.message)
+    assert (404, "training did not run in this time range") == (refused.value.status, refused.value.message)
 
 
 async def test_nodes_that_came_after_a_session(lab: Lab) -> None:
     """They are none of its own."""
     session = Session("s1", "early", BEGIN - 600.0, BEGIN - 600.0, 1000, "finished", BEGIN - 60.0)
-    lab.archive.commit([Entry.of_fact("session", **session.to_dict())])
+    lab.archive.commit([LogEntry.of_fact("session", **session.to_dict())])
     lab.fill(range(0, 60, 5))
     answer = await lab.job("early", now=60)
 

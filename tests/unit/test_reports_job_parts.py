@@ -14,11 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulse.model.job import Job
-from gpulse.reports.efficiency import Figure, combine, measure
-from gpulse.reports.gaps import Gap, find_gaps, total_gap_seconds
-from gpulse.reports.grants import Grant, find_grants
-from gpulse.reports.grid import Grid
-from gpulse.store.metadata.events import _JOB_EVENTS
+from gpulse.reports.job_gpu_use import (
+    MetricFigure,
+    NodeGap,
+    combine_figures,
+    find_gaps,
+    measure_metric,
+    total_gap_seconds,
+)
+from gpulse.reports.report_subject import Grant, find_grants
+from gpulse.reports.time_grid import TimeGrid
+from gpulse.store.metadata.event_tables import _JOB_EVENTS
 from gpulse.store.store import Series, SeriesKey, StoredEvent
 from tests.queries import query
 from tests.unit.report_lab import BEGIN, Held, Lab
@@ -108,22 +114,22 @@ def test_grants_never_overlap(happened: list[tuple[int, str, int]]) -> None:
 
 def test_what_lies_between_samples_is_missing() -> None:
     """From the last sample to the next step with one, before the first and after the last; shorter silences are none."""
-    moments = Grid(10.0, 0, 60)
+    moments = TimeGrid(10.0, 0, 60)
     heard = [float(time) for time in range(100, 200, 10)] + [float(time) for time in range(300, 400, 10)]
     known = steps(heard, [time + 9 for time in heard])
 
-    assert [Gap(1, 0, 100), Gap(1, 199, 300), Gap(1, 399, 600)] == find_gaps(
+    assert [NodeGap(1, 0, 100), NodeGap(1, 199, 300), NodeGap(1, 399, 600)] == find_gaps(
         1, [known], moments, [(0.0, 600.0)], 1.0
     )
-    assert [Gap(1, 250, 300)] == find_gaps(1, [known], moments, [(110.0, 150.0), (250.0, 390.0)], 1.0)
+    assert [NodeGap(1, 250, 300)] == find_gaps(1, [known], moments, [(110.0, 150.0), (250.0, 390.0)], 1.0)
     assert [] == find_gaps(1, [known], moments, [(100.0, 205.0)], 1.0)
-    assert [Gap(1, 0, 600)] == find_gaps(1, [], moments, [(0.0, 600.0)], 1.0)
+    assert [NodeGap(1, 0, 600)] == find_gaps(1, [], moments, [(0.0, 600.0)], 1.0)
 
 
 def test_steps_whose_last_sample_nobody_knows_are_whole() -> None:
     """As from an engine that tells no times of samples."""
     known = steps([0.0, 10.0, 40.0], [float("nan")] * 3)
-    assert [Gap(1, 20, 40)] == find_gaps(1, [known], Grid(10.0, 0, 5), [(0.0, 50.0)], 1.0)
+    assert [NodeGap(1, 20, 40)] == find_gaps(1, [known], TimeGrid(10.0, 0, 5), [(0.0, 50.0)], 1.0)
 
 
 def test_jobs_in_the_book(tmp_path: Path) -> None:
@@ -175,20 +181,20 @@ def test_events_of_a_job_in_the_book(tmp_path: Path) -> None:
 
 def test_what_is_missing_of_several_nodes_at_once_counts_once() -> None:
     """As time goes, not as nodes do."""
-    gaps = [Gap(1, 0, 100), Gap(2, 50, 120), Gap(2, 200, 210), Gap(3, 60, 70)]
+    gaps = [NodeGap(1, 0, 100), NodeGap(2, 50, 120), NodeGap(2, 200, 210), NodeGap(3, 60, 70)]
     assert 130.0 == total_gap_seconds(gaps)
     assert 0.0 == total_gap_seconds([])
 
 
 def test_figures_are_of_the_time_asked_for() -> None:
     """A step counts as much as lies within; a metric that is not known then has none."""
-    moments = Grid(10.0, 0, 6)
+    moments = TimeGrid(10.0, 0, 6)
     some = steps([0.0, 10.0, 20.0, 40.0], [9.0, 19.0, 29.0, 49.0], [1.0, 2.0, 4.0, 9.0])
 
-    found = measure(some, moments, [(5.0, 20.0), (22.0, 24.0)])
+    found = measure_metric(some, moments, [(5.0, 20.0), (22.0, 24.0)])
     assert found is not None
     assert ((5 * 1 + 10 * 2 + 2 * 4) / 17, 4.0, 17.0) == pytest.approx(found)
-    assert measure(some, moments, [(30.0, 40.0)]) is None
-    assert {"power_watts": Figure(3.0, 9.0, 40.0)} == combine(
-        [{"power_watts": Figure(2.0, 9.0, 30.0)}, {"power_watts": Figure(6.0, 6.0, 10.0)}, {}]
+    assert measure_metric(some, moments, [(30.0, 40.0)]) is None
+    assert {"power_watts": MetricFigure(3.0, 9.0, 40.0)} == combine_figures(
+        [{"power_watts": MetricFigure(2.0, 9.0, 30.0)}, {"power_watts": MetricFigure(6.0, 6.0, 10.0)}, {}]
     )

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulse.cluster.protocol import requests as r
-from gpulse.cluster.protocol.usage_file import usage_file
-from gpulse.cluster.protocol.values import Time
+from gpulse.cluster.protocol.operations import make_usage_csv
+from gpulse.cluster.protocol.requests import Time
 from gpulse.model.frame import Frame
 from tests.unit.report_lab import BEGIN, Document, Held, Lab, check_alike
 
@@ -215,6 +215,7 @@ async def test_nothing_at_all(lab: Lab) -> None:
         )
 
 
+@pytest.mark.slow
 async def test_the_same_from_memory_files_and_minutes(lab: Lab) -> None:
     """Sealing and merging change nothing of who had how much."""
 
@@ -240,6 +241,7 @@ async def test_the_same_from_memory_files_and_minutes(lab: Lab) -> None:
 _SPANS = st.tuples(st.integers(0, 40), st.integers(1, 30))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.lists(_SPANS, min_size=1, max_size=2), min_size=1, max_size=2), st.booleans())
 async def test_rows_add_up_to_the_time_held(spans: list[list[tuple[int, int]]], is_known: bool) -> None:
@@ -268,7 +270,7 @@ async def test_the_file_cannot_become_a_formula(lab: Lab) -> None:
     lab.fill(MINUTE, Held(7, user='=cmd|"x"', job="-1"), Held(8, ("1",), user=None, name="@SUM(A1)"))
     request = r.GetUsage(start=Time(BEGIN), by="job")
     report = await lab.reports.usage(request, BEGIN + 60.0)
-    file = usage_file(report)
+    file = make_usage_csv(report)
     lines = b"".join([piece async for piece in file.pieces]).decode().splitlines()
     assert "gpulse-usage-20270115T080000Z-20270115T080100Z.csv" == file.name
     assert 3 == len(lines)

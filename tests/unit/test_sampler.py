@@ -14,7 +14,7 @@ from gpulse.model.device import Node
 from gpulse.model.frame import Frame
 from gpulse.sampling import sampler as module
 from gpulse.sampling.sampler import Sampler
-from gpulse.sources.recording import EndOfRecordingError
+from gpulse.sources.recording_reader import EndOfRecordingError
 
 INTERVAL = 0.05
 
@@ -52,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Scripted:
-    """A source that does at each tick what it was told, and then goes on forever."""
+    """A source that follows a script, and then continues forever."""
 
     def __init__(self, *steps: Callable[[], object], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._steps = list(steps)
@@ -116,7 +116,7 @@ def test_a_late_tick_does_not_move_the_later_ones(clock: Clock) -> None:
 
 
 def test_a_slow_consumer_gets_the_present_and_not_the_past(clock: Clock) -> None:
-    """Ticks that passed while nobody asked are left out rather than made up for."""
+    """Missed samples are skipped."""
 
     source = Scripted(monotonic=clock.monotonic)
     sampler = Sampler(source, interval_seconds=INTERVAL)
@@ -200,7 +200,7 @@ def test_a_source_that_is_closed_under_the_sampler_ends_it() -> None:
 
 
 def test_a_closed_source_is_an_error() -> None:
-    """Nobody asked this sampler to end."""
+    """This sampler was not stopped."""
 
     with pytest.raises(ClosedError):
         list(Sampler(Scripted(fail(ClosedError("closed"))), interval_seconds=INTERVAL))
@@ -248,12 +248,12 @@ def test_interrupts_are_not_swallowed() -> None:
 
 @pytest.mark.parametrize("interval", [0.0, -1.0, 0.049, float("nan")])
 def test_an_interval_that_is_too_short_is_refused(interval: float) -> None:
-    """Before anything is opened, and with the shortest one that works."""
+    """Before anything is opened."""
 
     with pytest.raises(UsageError) as caught:
         Sampler(Scripted(), interval_seconds=interval)
 
-    assert "the shortest is 0.05 s" == caught.value.hint
+    assert "choose a longer interval" == caught.value.hint
 
 
 def test_leaving_the_context_closes_the_source() -> None:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from gpulse.errors import ExportCancelledError, RefusedError, UsageError
-from gpulse.export.session.files import create_session_file
-from gpulse.export.session.steps import MOST_STEPS, steps
-from gpulse.export.session.write import FORMATS, SessionExport, write_session
-from gpulse.model.session import Interruption, Session
-from gpulse.store.gpu_choice import choose_gpus
+from gpulse.export.session_file.file_writer import FORMATS, SessionExport, write_session
+from gpulse.export.session_file.frame_grid import MAX_STEPS, count_steps
+from gpulse.export.session_file.output_file import SessionFile
+from gpulse.model.session import Interruption, Session, SessionFormat
+from gpulse.store.gpu_selection import select_gpus
 from gpulse.store.store import StoredEvent, StoredGpu
 from tests.unit.session_store import GIB, START, MemoryStore, gpu, session
 
@@ -153,6 +153,50 @@ def finding(label: str | None, **more: Any) -> dict[str, Any]:
 def heard(second: float, kind: str, node: int | None = 1, **detail: Any) -> StoredEvent:
     """An event so many seconds after the start."""
     return StoredEvent(START + second, kind, node, detail)
+
+
+_PLACE = {
+    "pid": 5,
+    "role": "main",
+    "file": "/u/train.py",
+    "line": 84,
+    "function": "step",
+    "share": 0.8,
+    "stacks": 20,
+    "doing": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("output_format", "node", "label", "code", "is_private"),
+    [
+        ("json", 1, "0", {"where": [_PLACE]}, True),
+        ("jsonl", 1, None, {"where_note": "no line of train.py stands out"}, True),
+        ("parquet", 1, "0", {"where": [_PLACE]}, True),
+        ("csv", 1, "0", {"where": [_PLACE]}, False),
+        ("json", 1, "0", {}, False),
+        ("json", 1, "1", {"where": [_PLACE]}, False),
+        ("json", 2, "0", {"where": [_PLACE]}, False),
+    ],
+)
+def test_only_files_with_code_are_private(
+    output_format: SessionFormat, node: int, label: str | None, code: dict[str, Any], *, is_private: bool
+) -> None:
+    """What other GPUs and nodes do does not matter, and CSV has no findings."""
+    gpus = [gpu(1, 0), gpu(1, 1), gpu(2, 0)]
+    events = [heard(3, "findings", node=node, findings=[finding(label, **code)])]
+    store, file, sizes = steady(*gpus, events=events), io.BytesIO(), list[int]()
+
+    write_session(
+        store,
+        session(gpus=("n1:0",)),
+        file,
+        output_format,
+        make_private=lambda: sizes.append(len(file.getvalue())),
+    )
+
+    assert ([0] if is_private else []) == sizes
+    assert is_private == (b"train.py" in file.getvalue())
 
 
 def test_findings_become_stretches_of_time() -> None:
@@ -296,7 +340,7 @@ def test_choosing_gpus(wanted: tuple[str, ...], expected: list[str]) -> None:
         gpu(2, 3),
     ]
 
-    found = choose_gpus(known, (), wanted)
+    found = select_gpus(known, (), wanted)
 
     assert expected == [f"{one.node_name}:{one.label}" for one in found]
 
@@ -304,19 +348,19 @@ def test_choosing_gpus(wanted: tuple[str, ...], expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"nodes": ("n1", "n9")}, "no node with a GPU is called 'n9'"),
-        ({"gpus": ("n1:7",)}, "no GPU is meant by 'n1:7'"),
-        ({"nodes": ("n2",), "gpus": ("n1:0",)}, "no GPU is meant by 'n1:0'"),
-        ({"gpus": ("GPU-",)}, "no GPU is meant by 'GPU-'"),
-        ({"gpus": ("n1",)}, "no GPU is meant by 'n1'"),
+        ({"nodes": ("n1", "n9")}, "no node with GPUs matches 'n9'"),
+        ({"gpus": ("n1:7",)}, "no GPU matches 'n1:7'"),
+        ({"nodes": ("n2",), "gpus": ("n1:0",)}, "no GPU matches 'n1:0'"),
+        ({"gpus": ("GPU-",)}, "no GPU matches 'GPU-'"),
+        ({"gpus": ("n1",)}, "no GPU matches 'n1'"),
     ],
 )
 def test_names_that_match_nothing(changes: dict[str, Any], message: str) -> None:
     """Are refused, with what there is."""
     with pytest.raises(RefusedError, match=message) as refused:
-        choose_gpus([gpu(1, 0), gpu(2, 0)], changes.get("nodes", ()), changes.get("gpus", ()))
+        select_gpus([gpu(1, 0), gpu(2, 0)], changes.get("nodes", ()), changes.get("gpus", ()))
 
-    assert "there are" in (refused.value.hint or "")
+    assert "known " in (refused.value.hint or "")
 
 
 def test_a_session_of_some_nodes_and_gpus() -> None:
@@ -401,9 +445,9 @@ def test_a_session_that_goes_on_is_cut_now() -> None:
     going = SessionExport(store, session(end=None, state="active"), now=START + 4.5)
     broken = session(end=None, state="interrupted", interruptions=(Interruption(START + 3),))
 
-    assert 5 == going.plan.steps
-    assert 3 == SessionExport(store, broken, now=START + 9).plan.steps
-    with pytest.raises(ValueError, match="needs a time"):
+    assert 5 == going.header.steps
+    assert 3 == SessionExport(store, broken, now=START + 9).header.steps
+    with pytest.raises(ValueError, match="`now` is required"):
         SessionExport(store, session(end=None, state="active"))
 
 
@@ -414,7 +458,7 @@ def test_a_session_that_goes_on_is_cut_now() -> None:
 )  # fmt: skip
 def test_how_many_steps_there_are(seconds: float, interval_ms: int, count: int) -> None:
     """Whole ones, and one that was cut off after half of it."""
-    assert count == steps(START, START + seconds, interval_ms)
+    assert count == count_steps(START, START + seconds, interval_ms)
 
 
 @pytest.mark.parametrize("phase", [0.01, 0.3, 0.5, 0.7, 0.99])
@@ -424,7 +468,7 @@ def test_a_stop_at_any_moment_is_no_gap(phase: float) -> None:
 
     for end in np.arange(3.0, 5.0, 0.05):
         found = document(store, session(end=START + end))
-        assert steps(START, START + end, 1000) == len(found["frames"])
+        assert count_steps(START, START + end, 1000) == len(found["frames"])
         assert [] == [frame["missing_clients"] for frame in found["frames"] if frame["missing_clients"]]
 
 
@@ -433,7 +477,7 @@ def test_sessions_that_would_fill_a_disk() -> None:
     month = session(end=START + 30 * 86400, interval_ms=50)
     year = session(end=START + 365 * 86400, interval_ms=50)
 
-    assert 51_840_000 == SessionExport(MemoryStore([]), month).plan.steps < MOST_STEPS
+    assert 51_840_000 == SessionExport(MemoryStore([]), month).header.steps < MAX_STEPS
     with pytest.raises(UsageError, match="630,720,000 frames of 50 ms") as caught:
         SessionExport(MemoryStore([]), year)
     assert "--freq" in str(caught.value.hint)
@@ -447,7 +491,7 @@ def test_an_export_that_nobody_wants_any_more(tmp_path: Path, output_format: Any
     answers = iter([False] * asked)
 
     def export() -> None:
-        with create_session_file(tmp_path, "run", f".{output_format}") as out:
+        with SessionFile(tmp_path, "run", f".{output_format}") as out:
             write_session(
                 store,
                 session(end=START + 7200),
@@ -456,7 +500,7 @@ def test_an_export_that_nobody_wants_any_more(tmp_path: Path, output_format: Any
                 cancelled=lambda: next(answers, True),
             )
 
-    with pytest.raises(ExportCancelledError, match="session run was not written"):
+    with pytest.raises(ExportCancelledError, match="the export of session run was canceled"):
         export()
 
     assert [] == list(tmp_path.iterdir())
@@ -482,7 +526,7 @@ def test_samples_are_read_in_stretches() -> None:
 LARGE = """
 import sys
 import numpy as np
-from gpulse.export.session.write import write_session
+from gpulse.export.session_file.file_writer import write_session
 from tests.unit.session_store import *
 
 gpus = [gpu(node, index) for node in range(1, 9) for index in range(8)]
@@ -501,6 +545,7 @@ print(summary.frames, int(peak) / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_an_hour_of_64_gpus(output_format: str, tmp_path: Path) -> None:
     """Is written in under 200 MiB of memory, the store's own arrays included."""

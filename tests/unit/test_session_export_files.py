@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import RecordingError, UsageError
-from gpulse.export.session.files import create_session_file, free_path, remove_stale_drafts
+from gpulse.export.session_file.output_file import SessionFile, find_free_path, remove_stale_drafts
 
 
 def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     """Before that nothing carries it, and afterwards nothing else is left."""
-    with create_session_file(tmp_path, "run", ".json") as out:
+    with SessionFile(tmp_path, "run", ".json") as out:
         out.file.write(b"{}")
-        assert [".run.json.part"] == os.listdir(tmp_path)
+        assert [".run.json.gpulse-part"] == os.listdir(tmp_path)
         path = out.publish()
 
     assert str(tmp_path / "run.json") == path
@@ -29,7 +29,7 @@ def test_nothing_is_ever_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("mine")
     (tmp_path / "run-2.json").symlink_to(tmp_path / "nowhere")
 
-    with create_session_file(tmp_path, "run", ".json") as out:
+    with SessionFile(tmp_path, "run", ".json") as out:
         path = out.publish()
 
     assert str(tmp_path / "run-3.json") == path
@@ -41,7 +41,7 @@ def test_an_export_that_failed_leaves_nothing(tmp_path: Path) -> None:
     """Neither under its name nor under another."""
 
     def export() -> None:
-        with create_session_file(tmp_path, "run", ".json") as out:
+        with SessionFile(tmp_path, "run", ".json") as out:
             out.file.write(b"half")
             raise ZeroDivisionError
 
@@ -54,8 +54,8 @@ def test_an_export_that_failed_leaves_nothing(tmp_path: Path) -> None:
 def test_two_at_the_same_time(tmp_path: Path) -> None:
     """Each has a file of its own."""
     with (
-        create_session_file(tmp_path, "run", ".csv") as one,
-        create_session_file(tmp_path, "run", ".csv") as two,
+        SessionFile(tmp_path, "run", ".csv") as one,
+        SessionFile(tmp_path, "run", ".csv") as two,
     ):
         one.file.write(b"1")
         two.file.write(b"2")
@@ -67,9 +67,9 @@ def test_two_at_the_same_time(tmp_path: Path) -> None:
 
 def test_what_a_crash_left_is_used_again(tmp_path: Path) -> None:
     """So that such files do not pile up; nothing of it stays."""
-    (tmp_path / ".run.json.part").write_text("half of an older one")
+    (tmp_path / ".run.json.gpulse-part").write_text("half of an older one")
 
-    with create_session_file(tmp_path, "run", ".json") as out:
+    with SessionFile(tmp_path, "run", ".json") as out:
         out.file.write(b"new")
         out.publish()
 
@@ -80,7 +80,7 @@ def test_what_a_crash_left_is_used_again(tmp_path: Path) -> None:
 def test_drafts_of_dead_writers_are_removed(tmp_path: Path) -> None:
     """Those of writers that live, and everything that only looks like one, stay."""
     writer = (
-        "import sys; from gpulse.export.session.files import create_session_file as create; "
+        "import sys; from gpulse.export.session_file.output_file import SessionFile as create; "
         "kept = create(sys.argv[1], 'dead', '.json'); kept.file.write(b'half'); kept.file.flush(); "
         "print('ready', flush=True); sys.stdin.read()"
     )
@@ -91,19 +91,34 @@ def test_drafts_of_dead_writers_are_removed(tmp_path: Path) -> None:
         assert b"ready\n" == process.stdout.readline()
         assert [] == remove_stale_drafts(tmp_path)
         process.send_signal(signal.SIGKILL)
-    (tmp_path / ".dead.csv.7.part").write_text("older")
-    (tmp_path / ".dead.json.2.part").symlink_to(tmp_path / "notes.part")
-    (tmp_path / ".folder.json.part").mkdir()
-    os.mkfifo(tmp_path / ".pipe.json.part")
-    others = ["notes.part", ".notes.part", "dead.json", ".dead.json", "dead.json.part", ".dead.json.part.txt"]
+    (tmp_path / ".dead.csv.7.gpulse-part").write_text("older")
+    (tmp_path / ".dead.json.2.gpulse-part").symlink_to(tmp_path / "notes.part")
+    (tmp_path / ".folder.json.gpulse-part").mkdir()
+    os.mkfifo(tmp_path / ".pipe.json.gpulse-part")
+    others = [
+        "notes.part",
+        ".download.json.part",
+        ".notes.gpulse-part",
+        ".notes.part",
+        "dead.json",
+        ".dead.json",
+        "dead.json.part",
+        ".dead.json.part.txt",
+    ]
     for name in others:
         (tmp_path / name).write_text("mine")
 
-    with create_session_file(tmp_path, "alive", ".json"):
-        assert [".dead.csv.7.part", ".dead.json.part"] == remove_stale_drafts(tmp_path)
+    with SessionFile(tmp_path, "alive", ".json"):
+        assert [".dead.csv.7.gpulse-part", ".dead.json.gpulse-part"] == remove_stale_drafts(tmp_path)
         left = sorted(os.listdir(tmp_path))
 
-    kept = [*others, ".alive.json.part", ".dead.json.2.part", ".folder.json.part", ".pipe.json.part"]
+    kept = [
+        *others,
+        ".alive.json.gpulse-part",
+        ".dead.json.2.gpulse-part",
+        ".folder.json.gpulse-part",
+        ".pipe.json.gpulse-part",
+    ]
     assert sorted(kept) == left
     assert [] == remove_stale_drafts(tmp_path / "nowhere")
 
@@ -112,11 +127,13 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     """What it points at stays as it is."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / ".run.json.part").symlink_to(victim)
+    (tmp_path / ".run.json.gpulse-part").symlink_to(victim)
 
-    with pytest.raises(RecordingError):
-        create_session_file(tmp_path, "run", ".json")
+    with SessionFile(tmp_path, "run", ".json") as out:
+        out.file.write(b"new")
+        path = out.publish()
 
+    assert b"new" == Path(path).read_bytes()
     assert "precious" == victim.read_text()
 
 
@@ -129,7 +146,7 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "run.json").write_text("mine")
 
-    with create_session_file(tmp_path, "run", ".json") as out:
+    with SessionFile(tmp_path, "run", ".json") as out:
         out.file.write(b"new")
         path = out.publish()
 
@@ -142,7 +159,7 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_names_that_are_refused(name: str, tmp_path: Path) -> None:
     """Before anything is made."""
     with pytest.raises(UsageError):
-        create_session_file(tmp_path, name, ".json")
+        SessionFile(tmp_path, name, ".json")
 
     assert [] == os.listdir(tmp_path)
 
@@ -150,13 +167,13 @@ def test_names_that_are_refused(name: str, tmp_path: Path) -> None:
 def test_endings_that_are_refused(tmp_path: Path) -> None:
     """Only those of the formats there are."""
     with pytest.raises(UsageError):
-        create_session_file(tmp_path, "run", "/../x.json")
+        SessionFile(tmp_path, "run", "/../x.json")
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     """Is said to be so."""
-    with pytest.raises(RecordingError, match="no file can be made in"):
-        create_session_file(tmp_path / "nowhere", "run", ".json")
+    with pytest.raises(RecordingError, match="cannot create a file in"):
+        SessionFile(tmp_path / "nowhere", "run", ".json")
 
 
 def test_the_path_that_a_file_will_get(tmp_path: Path) -> None:
@@ -165,6 +182,6 @@ def test_the_path_that_a_file_will_get(tmp_path: Path) -> None:
     (tmp_path / "run-2.json").symlink_to("nowhere")
     promised = {str(tmp_path / "run-3.json")}
 
-    expected = free_path(tmp_path, "run", ".json", taken=promised)
-    with create_session_file(tmp_path, "run", ".json", taken=promised) as out:
+    expected = find_free_path(tmp_path, "run", ".json", taken=promised)
+    with SessionFile(tmp_path, "run", ".json", taken=promised) as out:
         assert str(tmp_path / "run-4.json") == expected == out.publish()

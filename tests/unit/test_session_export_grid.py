@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.export.session.grid import Beat, Grid, Rows, Table
+from gpulse.export.session_file.frame_grid import FrameGrid, FrameRows, SampleTable, StepAssigner
 
 START = 1_800_000_000.0
 
 
 def steps(*positions: float) -> list[int]:
     """The steps that frames at these positions get."""
-    found: list[int] = Beat().steps(np.array(positions)).tolist()
+    found: list[int] = StepAssigner().steps(np.array(positions)).tolist()
     return found
 
 
@@ -20,13 +20,13 @@ def filled(
     times: list[float], count: int, cuts: list[int] | None = None, interval: float = 1.0
 ) -> list[float | None]:
     """The row of one GPU whose samples have their own number as value, given in as many pieces as `cuts` makes."""
-    grid = Grid(start=START, interval_seconds=interval, steps=count, nodes=[0], names=["gpu_util"])
-    rows: list[Rows] = []
+    grid = FrameGrid(start=START, interval_seconds=interval, steps=count, nodes=[0], names=["gpu_util"])
+    rows: list[FrameRows] = []
     for part in np.split(np.arange(len(times)), cuts or []):
         if len(part):
             moments = START + np.array(times)[part]
             values = {"gpu_util": part.astype(np.float64)}
-            rows += grid.add(Table(np.zeros(len(part), np.int64), moments, values))
+            rows += grid.add(SampleTable(np.zeros(len(part), np.int64), moments, values))
     rows += grid.finish()
     assert [row.first for row in rows] == np.cumsum([0, *(row.length for row in rows)])[:-1].tolist()
     found = [value for row in rows for value in row.values["gpu_util"][:, 0].tolist()]
@@ -137,8 +137,8 @@ def test_no_sample_serves_two_steps_or_one_far_away(paces: list[float], cuts: li
 
 def test_a_week_of_silence_is_given_piece_by_piece() -> None:
     """Rows come in bounded numbers, however long nothing came."""
-    grid = Grid(start=START, interval_seconds=0.5, steps=1_209_600, nodes=[0] * 8, names=["gpu_util"])
-    late = Table(np.zeros(1, np.int64), np.array([START + 604_000.0]), {"gpu_util": np.array([1.0])})
+    grid = FrameGrid(start=START, interval_seconds=0.5, steps=1_209_600, nodes=[0] * 8, names=["gpu_util"])
+    late = SampleTable(np.zeros(1, np.int64), np.array([START + 604_000.0]), {"gpu_util": np.array([1.0])})
 
     lengths = [rows.length for rows in grid.add(late)] + [rows.length for rows in grid.finish()]
 

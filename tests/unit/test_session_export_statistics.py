@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulse.export.session.energy import Energy
-from gpulse.export.session.grid import Table
-from gpulse.export.session.statistics import Distribution
+from gpulse.export.session_file.frame_grid import SampleTable
+from gpulse.export.session_file.gpu_statistics import Distribution, EnergyMeter
 
 NAN = math.nan
 
@@ -77,9 +76,9 @@ def test_nothing_known_has_no_statistics() -> None:
 
 def energy(times: list[float], power: list[float], counter: list[float], cut: int) -> float | None:
     """The energy of one GPU whose samples come in two pieces."""
-    found = Energy(1, longest_gap_seconds=10.0)
+    found = EnergyMeter(1, max_gap_seconds=10.0)
     for part in (slice(None, cut), slice(cut, None)):
-        table = Table(
+        table = SampleTable(
             np.zeros(len(times[part]), np.int64),
             np.array(times[part]),
             {"power_watts": np.array(power[part]), "energy_joules_total": np.array(counter[part])},

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from gpulse.model.device import Device
 from gpulse.model.process import Owner
-from gpulse.sources.owners import Register, find_owner
+from gpulse.sources.process_owners import JobRegistry, find_owner
 from gpulse.sources.slurm import (
-    Told,
-    allocated,
-    allowed,
+    JobEnvironment,
+    find_allocated_gpus,
+    find_allowed_gpus,
+    find_named_gpus,
+    find_slurm_job,
     is_sluid,
-    job_of_folder,
-    job_of_title,
-    named,
+    parse_daemon_title,
     parse_environ,
-    slurm_job,
+    parse_job_folder,
 )
 
 SLUID = "s5K1KKYAYG5D00"
@@ -43,7 +43,7 @@ def environ(**words: str) -> bytes:
 def test_a_job_may_go_by_its_sluid(path: str) -> None:
     """Newer versions name the group so, with and without a cgroup namespace; it is known for what it is."""
 
-    assert f"slurm:{SLUID}" == slurm_job([path])
+    assert f"slurm:{SLUID}" == find_slurm_job([path])
     assert is_sluid(f"slurm:{SLUID}")
     assert not is_sluid("slurm:4711")
 
@@ -61,7 +61,7 @@ def test_a_job_may_go_by_its_sluid(path: str) -> None:
 def test_what_only_looks_like_a_sluid_is_none(path: str) -> None:
     """It has fourteen characters of Crockford's alphabet, and a place."""
 
-    assert slurm_job([path]) is None
+    assert find_slurm_job([path]) is None
 
 
 def test_the_number_of_a_sluid_comes_from_the_step_daemon_or_the_environment() -> None:
@@ -70,8 +70,10 @@ def test_the_number_of_a_sluid_comes_from_the_step_daemon_or_the_environment() -
     path = f"/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0"
     said = environ(SLURM_JOB_ID="99")
 
-    assert "slurm:7" == find_owner(None, [path], said, register=Register({f"slurm:{SLUID}": "slurm:7"})).job
-    assert f"slurm:{SLUID}" == find_owner(1, [path], said, register=Register(users={"slurm:99": 2})).job
+    assert (
+        "slurm:7" == find_owner(None, [path], said, register=JobRegistry({f"slurm:{SLUID}": "slurm:7"})).job
+    )
+    assert f"slurm:{SLUID}" == find_owner(1, [path], said, register=JobRegistry(users={"slurm:99": 2})).job
     assert "slurm:99" == find_owner(None, [path], said).job
     assert f"slurm:{SLUID}" == find_owner(None, [path]).job
     assert Owner(job="slurm:5") == find_owner(None, ["/slurm/uid_0/job_5/step_0"], said)
@@ -91,15 +93,15 @@ def test_the_number_of_a_sluid_comes_from_the_step_daemon_or_the_environment() -
 def test_a_step_daemon_has_its_job_in_its_title(title: bytes, job: str | None) -> None:
     """Which everybody may read, unlike an environment."""
 
-    assert job == job_of_title(title)
+    assert job == parse_daemon_title(title)
 
 
-def test_directories_of_jobs_are_told_from_others() -> None:
+def test_directories_of_jobs_are_distinguished_from_others() -> None:
     """Slurm keeps more than jobs beside them."""
 
     names = ["job_12", SLUID, "uid_0", "system", "job_x", "job_12.bak", ""]
 
-    assert ["slurm:12", f"slurm:{SLUID}", *[None] * 5] == [job_of_folder(name) for name in names]
+    assert ["slurm:12", f"slurm:{SLUID}", *[None] * 5] == [parse_job_folder(name) for name in names]
 
 
 def test_an_environment_tells_all_of_a_job() -> None:
@@ -120,7 +122,7 @@ def test_an_environment_tells_all_of_a_job() -> None:
         )
     )
 
-    assert Told("slurm:2", 1001, "ada", "other job", "gpu", "ml", "1,2", None, "0,1") == told
+    assert JobEnvironment("slurm:2", 1001, "ada", "other job", "gpu", "ml", "1,2", None, "0,1") == told
 
 
 def test_a_task_of_an_array_has_a_second_name() -> None:
@@ -152,31 +154,33 @@ def test_what_an_environment_says_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("told", "gpus"),
     [
-        ([Told("j", gpus="1,2", visible="0,1")], ("GPU-1", "GPU-2")),
-        ([Told("j", gpus="0-2")], ("GPU-0", "GPU-1", "GPU-2")),
-        ([Told("j", step_gpus="0"), Told("j", step_gpus="3,0")], ("GPU-0", "GPU-3")),
-        ([Told("j", gpus="1", step_gpus="0")], ("GPU-1",)),
-        ([Told("j", visible="0,1")], ()),
-        ([Told("j", visible="MIG-30")], ("MIG-30",)),
-        ([Told("j", gpus="2", visible="MIG-30")], ("MIG-30",)),
-        ([Told("j", gpus="2,3", visible="GPU-2")], ("GPU-2", "GPU-3")),
-        ([Told("j", visible="gpu-2,GPU-77")], ("GPU-2",)),
-        ([Told("j", gpus="7,x,1-x,-,99999999999")], ()),
-        ([Told("j")], ()),
+        ([JobEnvironment("j", gpus="1,2", visible="0,1")], ("GPU-1", "GPU-2")),
+        ([JobEnvironment("j", gpus="0-2")], ("GPU-0", "GPU-1", "GPU-2")),
+        ([JobEnvironment("j", step_gpus="0"), JobEnvironment("j", step_gpus="3,0")], ("GPU-0", "GPU-3")),
+        ([JobEnvironment("j", gpus="1", step_gpus="0")], ("GPU-1",)),
+        ([JobEnvironment("j", visible="0,1")], ()),
+        ([JobEnvironment("j", visible="MIG-30")], ("MIG-30",)),
+        ([JobEnvironment("j", gpus="2", visible="MIG-30")], ("MIG-30",)),
+        ([JobEnvironment("j", gpus="2,3", visible="GPU-2")], ("GPU-2", "GPU-3")),
+        ([JobEnvironment("j", visible="gpu-2,GPU-77")], ("GPU-2",)),
+        ([JobEnvironment("j", gpus="7,x,1-x,-,99999999999")], ()),
+        ([JobEnvironment("j")], ()),
         ([], ()),
     ],
 )
-def test_the_gpus_of_a_job_are_read_off_its_environments(told: list[Told], gpus: tuple[str, ...]) -> None:
+def test_the_gpus_of_a_job_are_read_off_its_environments(
+    told: list[JobEnvironment], gpus: tuple[str, ...]
+) -> None:
     """Slurm's numbers and UUIDs count; numbers for CUDA are renumbered in each job, and Slurm's for MIG instances: they do not."""
 
-    assert gpus == allocated(told, [*GPUS, PART])
+    assert gpus == find_allocated_gpus(told, [*GPUS, PART])
 
 
 def test_slurm_counts_device_files_not_indices() -> None:
     """The driver may number GPUs in another order than their files."""
 
-    assert ["GPU-b", "GPU-a"] == named("0,1", SWAPPED)
-    assert ["GPU-x"] == named("0", [Device(0, "GPU-x", "H200")])
+    assert ["GPU-b", "GPU-a"] == find_named_gpus("0,1", SWAPPED)
+    assert ["GPU-x"] == find_named_gpus("0", [Device(0, "GPU-x", "H200")])
 
 
 def test_a_list_of_allowed_devices_names_the_gpus() -> None:
@@ -184,10 +188,10 @@ def test_a_list_of_allowed_devices_names_the_gpus() -> None:
 
     some = b"c 1:3 rwm\nc 195:1 rwm\nc 195:255 rwm\nc 195:3 m\nc 136:* rwm\n"
 
-    assert ("GPU-1",) == allowed(some, GPUS)
-    assert () == allowed(b"c 1:3 rwm\n", GPUS)
-    assert allowed(b"a *:* rwm\n", GPUS) is None
-    assert allowed(b"c 195:* rwm\n", GPUS) is None
+    assert ("GPU-1",) == find_allowed_gpus(some, GPUS)
+    assert () == find_allowed_gpus(b"c 1:3 rwm\n", GPUS)
+    assert find_allowed_gpus(b"a *:* rwm\n", GPUS) is None
+    assert find_allowed_gpus(b"c 195:* rwm\n", GPUS) is None
 
 
 @given(st.binary(max_size=300))
@@ -195,6 +199,6 @@ def test_no_environment_and_no_list_raises(data: bytes) -> None:
     """Whatever a program writes there."""
 
     told = parse_environ(b"SLURM_JOB_ID=1\0SLURM_JOB_GPUS=" + data)
-    allocated([told] if told else [], GPUS)
-    allowed(data, GPUS)
+    find_allocated_gpus([told] if told else [], GPUS)
+    find_allowed_gpus(data, GPUS)
     parse_environ(data)

@@ -4,18 +4,18 @@ import re
 
 import pytest
 
-from gpulse.diagnosis.faults import faults
+from gpulse.diagnosis.rules.faults import find_faults
 from gpulse.model.frame import Frame, HostReading
-from gpulse.model.health import Health
 from gpulse.model.process import GpuProcess
 from gpulse.model.snapshot import Snapshot
-from gpulse.sources.simulated import DemoMachine
-from gpulse.terminal.snapshot import Parts, snapshot_lines
-from gpulse.terminal.table import painter, width_of
+from gpulse.model.source_health import Health
+from gpulse.sources.demo_machine import DemoMachine
+from gpulse.terminal.snapshot_tables import SnapshotSections, snapshot_lines
+from gpulse.terminal.table import display_width, make_painter
 from tests.unit.frames import GIB, NOON, frame, gpu, process, snapshot
 
-EVERYTHING = Parts(cpu=True, disk=True, network=True, findings=True, verbose=True)
-PLAIN = painter(color=False)
+EVERYTHING = SnapshotSections(cpu=True, disk=True, network=True, findings=True, verbose=True)
+PLAIN = make_painter(color=False)
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +30,14 @@ def demo() -> Snapshot:
     return Snapshot.of(machine.sample(NOON + 5), machine.sample(NOON + 5.5))
 
 
-def lines(look: Snapshot, parts: Parts | None = None, width: int = 120) -> list[str]:
+def lines(look: Snapshot, parts: SnapshotSections | None = None, width: int = 120) -> list[str]:
     """The look as text."""
-    return list(snapshot_lines(look, parts or Parts(), width, PLAIN))
+    return list(snapshot_lines(look, parts or SnapshotSections(), width, PLAIN))
 
 
 def judged(whole: Frame) -> Snapshot:
     """The look with the faults that the frame shows."""
-    return Snapshot.of(None, whole, tuple(faults(whole)))
+    return Snapshot.of(None, whole, tuple(find_faults(whole)))
 
 
 def test_a_look_is_a_compact_table() -> None:
@@ -111,9 +111,9 @@ def test_a_lost_gpu_is_said_once_and_does_not_hide_the_others() -> None:
 def test_urgent_findings_need_no_option_and_their_advice_does() -> None:
     """A fault is shown in any look; what to do about it with -b."""
     look = judged(frame(gpu(0, {"ecc_uncorrected_errors_total": 3})))
-    brief, full = lines(look), lines(look, Parts(findings=True))
+    brief, full = lines(look), lines(look, SnapshotSections(findings=True))
 
-    assert "`gpulse -b` says what to do about it." == brief[-1]
+    assert "Run `gpulse -b` to see how to fix this." == brief[-1]
     assert brief[-2] == full[-2]
     assert full[-1].startswith("  -> stop using this GPU")
 
@@ -122,10 +122,10 @@ def test_no_fault_is_said_when_asked() -> None:
     """-b always answers."""
 
     look = snapshot(gpu())
-    judged = look._replace(verdict="Nothing holds the GPUs up: GPU 0 busy 99%.")
+    judged = look._replace(verdict="No bottleneck found: GPU 0 busy 99%.")
 
-    assert lines(look, Parts(findings=True))[-1].startswith("The driver reports no fault.")
-    assert judged.verdict == lines(judged, Parts(findings=True))[-1]
+    assert lines(look, SnapshotSections(findings=True))[-1].startswith("The driver reports no faults.")
+    assert judged.verdict == lines(judged, SnapshotSections(findings=True))[-1]
 
 
 def test_helpers_are_counted_with_their_own_children() -> None:
@@ -139,7 +139,7 @@ def test_helpers_are_counted_with_their_own_children() -> None:
 
     assert (
         "2.0G          + 2 children: decoder, loader"
-        == lines(look, Parts(cpu=True))[-1].strip().split("-")[-1].strip()
+        == lines(look, SnapshotSections(cpu=True))[-1].strip().split("-")[-1].strip()
     )
 
 
@@ -153,7 +153,7 @@ def test_verbose_shows_the_family_as_a_tree() -> None:
     look = snapshot(gpu(0, None, (GpuProcess(17, "compute"),)), processes=family)
 
     assert ["python3 train.py", "  loader", "    decoder"] == [
-        line[41:] for line in lines(look, Parts(cpu=True, verbose=True))[-3:]
+        line[41:] for line in lines(look, SnapshotSections(cpu=True, verbose=True))[-3:]
     ]
 
 
@@ -169,7 +169,7 @@ def test_a_process_of_another_namespace_is_shown_as_such() -> None:
     """What it holds is known, the rest is said to be hidden."""
     look = snapshot(gpu(0, None, (GpuProcess(17, "compute", 2 * GIB),)))
 
-    assert " 17    0     2.0G    -    -     -  (not visible)" == lines(look, Parts(cpu=True))[-1]
+    assert " 17    0     2.0G    -    -     -  (not visible)" == lines(look, SnapshotSections(cpu=True))[-1]
 
 
 def test_no_driver_is_explained_with_the_next_thing_to_try() -> None:
@@ -189,7 +189,7 @@ def test_no_driver_is_explained_with_the_next_thing_to_try() -> None:
 def test_an_impossible_time_is_no_reason_to_fail() -> None:
     """A damaged recording is shown with what is left of it."""
 
-    assert lines(snapshot(gpu(), time=1e300))[0].startswith("node1  at an unknown time")
+    assert lines(snapshot(gpu(), time=1e300))[0].startswith("node1  unknown time")
 
 
 def test_nothing_foreign_reaches_the_terminal_raw() -> None:
@@ -213,14 +213,14 @@ def test_nothing_foreign_reaches_the_terminal_raw() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 70, 80, 100, 120, 200])
-@pytest.mark.parametrize("parts", [Parts(), EVERYTHING])
-def test_no_line_is_wider_than_the_terminal(demo: Snapshot, parts: Parts, width: int) -> None:
+@pytest.mark.parametrize("parts", [SnapshotSections(), EVERYTHING])
+def test_no_line_is_wider_than_the_terminal(demo: Snapshot, parts: SnapshotSections, width: int) -> None:
     """Nothing wraps, however narrow the window."""
     broken = demo.frame._replace(
         health=(Health("nvml", "failed", "a call failed " * 20, NOON, "gpu 3", hint="see the manual " * 20),)
     )
 
-    assert all(width_of(line) <= width for line in lines(demo._replace(frame=broken), parts, width))
+    assert all(display_width(line) <= width for line in lines(demo._replace(frame=broken), parts, width))
 
 
 def test_who_uses_a_gpu_is_shown_even_in_sixty_columns(demo: Snapshot) -> None:
@@ -234,7 +234,7 @@ def test_who_uses_a_gpu_is_shown_even_in_sixty_columns(demo: Snapshot) -> None:
 def test_colours_mark_what_is_wrong() -> None:
     """A GPU that is too hot stands out."""
     hot = gpu(0, {"temperature_celsius": 95, "temperature_slowdown_celsius": 89})
-    text = "\n".join(snapshot_lines(snapshot(hot), Parts(), 80, painter(color=True)))
+    text = "\n".join(snapshot_lines(snapshot(hot), SnapshotSections(), 80, make_painter(color=True)))
 
     assert "\x1b[31;1m95C\x1b[0m" in text
 
@@ -245,21 +245,24 @@ def test_gpus_with_the_same_trouble_share_a_line() -> None:
     late = tuple(Health("nvml", "timeout", f"{n} ms", NOON, f"gpu {n}") for n in range(4))
     told = lines(judged(frame(*(gpu(n)._replace(values={}) for n in range(4)), health=(*gone, *late))))
 
-    assert ["[critical] GPU 0-3: not loaded"] == [line for line in told if line.startswith("[")]
-    assert ["! gpu 0-3: 0 ms"] == [line for line in told if line.startswith("!")]
+    assert ["[critical] GPUs 0-3: not loaded"] == [line for line in told if line.startswith("[")]
+    assert ["! GPUs 0-3: 0 ms"] == [line for line in told if line.startswith("!")]
 
 
 @pytest.mark.parametrize(
     ("expected", "health"),
     [
-        ("No driver, so no faults to report.", (Health("nvml", "driver_missing", "no driver", NOON),)),
-        ("No GPU, so no faults to report.", ()),
+        (
+            "Cannot check for faults: there is no NVIDIA driver.",
+            (Health("nvml", "driver_missing", "no driver", NOON),),
+        ),
+        ("Cannot check for faults: there is no GPU.", ()),
     ],
 )
 def test_without_gpus_there_is_a_reason_for_no_faults(expected: str, health: tuple[Health, ...]) -> None:
     """Nobody is told that a driver which is not there reports no fault."""
 
-    assert expected in lines(judged(frame(health=health)), Parts(findings=True))
+    assert expected in lines(judged(frame(health=health)), SnapshotSections(findings=True))
 
 
 def test_a_driver_that_does_not_work_is_the_answer_to_b() -> None:
@@ -267,10 +270,10 @@ def test_a_driver_that_does_not_work_is_the_answer_to_b() -> None:
     look = judged(frame(health=(Health("nvml", "not_answering", "the driver hangs", NOON, hint="reboot"),)))
 
     assert [1, 2] == [
-        sum("the driver hangs" in line for line in lines(look, Parts(findings=asked)))
+        sum("the driver hangs" in line for line in lines(look, SnapshotSections(findings=asked)))
         for asked in (False, True)
     ]
-    assert "[critical] the driver hangs" in lines(look, Parts(findings=True))
+    assert "[critical] the driver hangs" in lines(look, SnapshotSections(findings=True))
 
 
 def test_gpus_that_did_not_say_who_is_on_them_are_named() -> None:
@@ -279,9 +282,14 @@ def test_gpus_that_did_not_say_who_is_on_them_are_named() -> None:
     none = snapshot(gpu(0, None, None))
 
     assert [
-        "The driver did not say which processes are on GPU 1,2; no process is on the others.",
-        "The driver did not say which processes are on the GPUs.",
-    ] == [line for look in (some, none) for line in lines(look, Parts(cpu=True)) if "did not say" in line]
+        "The driver did not report which processes use GPUs 1,2; no process uses the other GPUs.",
+        "The driver did not report which processes use the GPUs.",
+    ] == [
+        line
+        for look in (some, none)
+        for line in lines(look, SnapshotSections(cpu=True))
+        if "did not report" in line
+    ]
 
 
 def test_what_lasts_says_since_when() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from gpulse.cluster.protocol.answers import MissingFrames, SessionInterruption
+from gpulse.terminal.cluster_status import describe_interruption
 from tests.soak import checks
 from tests.soak.observations import (
     DATABASE,
@@ -43,7 +45,7 @@ GOOD_PAGE = (
     event(0.5, "status", "connecting"),
     event(1, "status", "live"),
     event(100.1, "close", "ws"),
-    event(100.2, "status", "head lost: trying again"),
+    event(100.2, "status", "disconnected: trying again"),
     event(101, "console", "error: WebSocket connection to 'ws' failed: net::ERR_CONNECTION_REFUSED"),
     event(101, "request failed", "http://head/ net::ERR_CONNECTION_REFUSED"),
     event(104, "http error", "503: http://head/"),
@@ -61,8 +63,8 @@ def test_page_of_a_restarted_head() -> None:
     "bad",
     [
         event(50, "close", "ws"),
-        event(50, "status", "head lost: trying again"),
-        event(5, "status", "head lost: right after the page was loaded"),
+        event(50, "status", "disconnected: trying again"),
+        event(5, "status", "disconnected: right after the page was loaded"),
         event(50, "console", "error: WebSocket connection to 'ws' failed"),
         event(101, "console", "error: TypeError: x is undefined"),
         event(101, "page error", "x is undefined"),
@@ -294,17 +296,21 @@ def test_session_file_that_invents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "present", "count"),
+    ("missing", "present", "count"),
     [
-        ("whole goes on", [True] * 10, 0),
-        ("whole goes on, with a gap of 16s", [True] * 10, 1),
-        ("whole goes on, with a gap of 1:30", [True] * 10, 1),
-        ("whole goes on, with a gap of 2s", [True] * 3 + [False] * 4 + [True] * 3, 0),
+        ([], [True] * 10, 0),
+        ([MissingFrames(node="gpu-1", seconds=16.0)], [True] * 10, 1),
+        ([MissingFrames(node="gpu-1", seconds=90.0)], [True] * 10, 1),
+        ([MissingFrames(node="gpu-1", seconds=4.0)], [True] * 3 + [False] * 4 + [True] * 3, 0),
+        ([MissingFrames(node=node, seconds=4.0) for node in ("gpu-1", "gpu-2")], [False] * 10, 1),
     ],
+    ids=["none", "seconds", "minutes", "true", "another node"],
 )
-def test_stated_gaps(words: str, present: Sequence[bool], count: int) -> None:
-    """A gap may be stated only where the session's file has one."""
+def test_stated_gaps(missing: Sequence[MissingFrames], present: Sequence[bool], count: int) -> None:
+    """Frames of a node may be said to be missing only where the session's file lacks them."""
 
+    part = SessionInterruption(start_time="", end_time="", missing=missing, pending=())
+    words = f"whole resumed after an interruption of 16s: {describe_interruption(part)}"
     assert count == len(checks.stated_gaps([(START, words)], session(present)))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpulse.cluster.agent.buffer import Kept
-from gpulse.cluster.agent.ledger import Piece, RunNote
-from gpulse.cluster.agent.spool import LEAST_LIMIT_BYTES, Spool, SpoolReader
-from gpulse.model.columns import Block, PackedFrame, layout_id
+from gpulse.cluster.agent.frame_buffer import BufferedFrame
+from gpulse.cluster.agent.run_index import AgentRunState, SpoolRange
+from gpulse.cluster.agent.spool import MIN_LIMIT_BYTES, Spool, SpoolReader
+from gpulse.model.packed_columns import ColumnBlock, PackedFrame, layout_id
 
 RUN = b"r" * 16
 NOTES = b'{"runs":[{"id":"%s","boot":"b","interval_ms":100}],"head":"h"}' % RUN.hex().encode()
@@ -16,10 +16,10 @@ TEXTS = {layout_id(text): text for text in (b"one", b"two")}
 ONE, TWO = TEXTS
 
 
-def kept(sequence: int, size: int = 100, layout: int = ONE) -> Kept:
+def kept(sequence: int, size: int = 100, layout: int = ONE) -> BufferedFrame:
     """A frame."""
-    data = PackedFrame(sequence + 5, sequence, (Block(layout, bytes(size)),)).to_bytes()
-    return Kept(sequence, data, (layout,), 5)
+    data = PackedFrame(sequence + 5, sequence, (ColumnBlock(layout, bytes(size)),)).to_bytes()
+    return BufferedFrame(sequence, data, (layout,), 5)
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     for _ in range(2):
         found = spool.scan()
         assert "h" == found.head
-        assert RunNote(RUN, "b", 100, last=3) == found.ledger.runs[RUN]
-        assert Piece(first, RUN, 1, 2) == found.ledger.find(RUN, 0)
+        assert AgentRunState(RUN, "b", 100, last=3, alive_us=3) == found.run_index.runs[RUN]
+        assert SpoolRange(first, RUN, 1, 2) == found.run_index.find(RUN, 0)
         reader = SpoolReader(lambda log=spool.log: log)  # type: ignore[misc]
-        piece = found.ledger.find(RUN, 0)
+        piece = found.run_index.find(RUN, 0)
         assert piece is not None
         assert [kept(1), kept(2)] == reader.read(piece, 10, 10**6)
-        piece = found.ledger.find(RUN, 2)
+        piece = found.run_index.find(RUN, 2)
         assert piece is not None
         assert [kept(3, layout=TWO)] == reader.read(piece, 10, 10**6)
         assert TEXTS == reader.texts
@@ -53,27 +53,27 @@ def test_acknowledged_frames_are_not_brought_home_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.append(RUN, [kept(1), kept(2)], 0, TEXTS, NOTES)
     spool.append(RUN, [kept(7), kept(8)], 6, TEXTS, NOTES)
-    ledger = spool.scan().ledger
-    assert [7] == [piece.first for piece in ledger.pieces]
-    assert 0 == ledger.dropped(RUN)
+    run_index = spool.scan().run_index
+    assert [7] == [piece.first for piece in run_index.pieces]
+    assert 0 == run_index.dropped(RUN)
     spool.close()
 
 
 def test_every_segment_can_be_read_without_those_before_it(tmp_path: Path) -> None:
     """When the oldest went, the others still have their layouts and the notes."""
 
-    spool = Spool(tmp_path, limit_bytes=LEAST_LIMIT_BYTES)
+    spool = Spool(tmp_path, limit_bytes=MIN_LIMIT_BYTES)
     for number in range(1, 2001):
         spool.append(RUN, [kept(number, 1000, (ONE, TWO)[number % 2])], 0, TEXTS, NOTES)
     assert 1 < len(list(tmp_path.glob("*.log"))) <= 9
-    assert spool.log.size_bytes <= LEAST_LIMIT_BYTES
-    ledger = spool.scan().ledger
-    first = ledger.first_kept(RUN)
+    assert spool.log.size_bytes <= MIN_LIMIT_BYTES
+    run_index = spool.scan().run_index
+    first = run_index.first_kept(RUN)
     assert first is not None
-    assert first - 1 == ledger.dropped(RUN) > 0
+    assert first - 1 == run_index.dropped(RUN) > 0
     reader = SpoolReader(lambda: spool.log)
     sent = first - 1
-    while piece := ledger.find(RUN, sent):
+    while piece := run_index.find(RUN, sent):
         for frame in reader.read(piece, 100, 10**6):
             assert sent + 1 == frame.sequence
             assert frame.layouts[0] in reader.texts
@@ -90,10 +90,10 @@ def test_a_layout_that_is_not_where_it_belongs_is_looked_for(tmp_path: Path) -> 
     spool.append(RUN, [kept(1)], 0, TEXTS, NOTES)
     position = spool.append(RUN, [kept(2)], 0, TEXTS, NOTES)
     reader = SpoolReader(lambda: spool.log)
-    reader.read(Piece(position, RUN, 2, 1), 1, 10**6)
+    reader.read(SpoolRange(position, RUN, 2, 1), 1, 10**6)
     reader.texts.clear()
     position = spool.append(RUN, [kept(3)], 0, TEXTS, NOTES)
-    assert [kept(3)] == reader.read(Piece(position, RUN, 3, 1), 1, 10**6)
+    assert [kept(3)] == reader.read(SpoolRange(position, RUN, 3, 1), 1, 10**6)
     assert b"one" == reader.texts[ONE]
     reader.close()
     spool.close()
@@ -109,5 +109,5 @@ def test_a_torn_end_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "0000000000000001.log"
     os.truncate(path, path.stat().st_size - 3)
     spool = Spool(tmp_path)
-    assert 1 == spool.scan().ledger.runs[RUN].last
+    assert 1 == spool.scan().run_index.runs[RUN].last
     spool.close()

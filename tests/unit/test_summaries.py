@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 from gpulse.errors import DiskError
-from gpulse.store.history import compaction, day_summaries
+from gpulse.store.history import compaction
 from gpulse.store.history import writer as history_writer
-from gpulse.store.history.query import History
+from gpulse.store.history.duckdb_query import SealedHistory
 from gpulse.store.history.reader import HistoryReader
-from gpulse.store.history.recent import Recent
-from gpulse.store.history.retention import outdated
-from gpulse.store.history.segments import Summary, read_segments, read_summaries, valid_summaries
+from gpulse.store.history.recent_frames import RecentFrames
+from gpulse.store.history.segments import DaySummary, read_segments, read_summaries, valid_summaries
+from gpulse.store.history.writer import find_outdated
 from gpulse.store.seal_process import open_writer
 from tests.queries import query
 from tests.unit.history_frames import BEGIN, Fleet, write_log
+
+pytestmark = pytest.mark.slow
 
 NODES = range(1, 3)
 ASKED: dict[str, Any] = {"start": BEGIN - 1000.0, "end": BEGIN + 10_000.0, "step": 300.0}
@@ -33,7 +35,7 @@ def short_days() -> Iterator[None]:
     """An hour has two minutes, and a day five of these."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "HOUR_US", 100_000_000)
-        patch.setattr(day_summaries, "DAY_US", 590_000_000)
+        patch.setattr(compaction, "DAY_US", 590_000_000)
         yield
 
 
@@ -57,7 +59,7 @@ def store(tmp_path: Path, two_days: Path) -> Path:
     return tmp_path / "store"
 
 
-def of(store: Path) -> list[Summary]:
+def of(store: Path) -> list[DaySummary]:
     """The summaries that count."""
     directory = f"{store}/history"
     return valid_summaries(read_summaries(directory), read_segments(directory))
@@ -65,8 +67,8 @@ def of(store: Path) -> list[Summary]:
 
 def means(store: Path) -> list[list[float]]:
     """Something to ask."""
-    with closing(History(store)) as history:
-        found = HistoryReader(history, Recent({})).series(
+    with closing(SealedHistory(store)) as history:
+        found = HistoryReader(history, RecentFrames({})).series(
             query("gpu", ["power_watts", "sm_active_ratio"], **ASKED)
         )
         return [steps.values.tolist() for steps in found]
@@ -88,16 +90,23 @@ def test_a_summary_goes_with_the_first_of_its_segments(store: Path) -> None:
     segments, (first, second) = read_segments(directory), of(store)
     total = sum(one.size_bytes for one in (*segments, first.segment, second.segment))
     kept: dict[str, Any] = {"now": 0.0, "keep_seconds": None, "summaries": [first, second]}
-    assert [] == outdated(segments, limit_bytes=total, **kept)
+    assert [] == find_outdated(segments, limit_bytes=total, **kept)
     room = total - segments[0].size_bytes - first.segment.size_bytes
-    assert segments[:1] == outdated(segments, limit_bytes=room, **kept)
-    assert segments[:2] == outdated(segments, limit_bytes=room - 1, **kept)
+    assert segments[:1] == find_outdated(segments, limit_bytes=room, **kept)
+    assert segments[:2] == find_outdated(segments, limit_bytes=room - 1, **kept)
     with closing(open_writer(str(store))) as writer:
         removed = writer.retain(0.0, None, room)["removed"]
         assert [segments[0].name] == removed
         assert [] == writer.compact()["compacted"]
     assert [second] == of(store)
     assert not os.path.exists(f"{directory}/{first.segment.name}")
+
+
+def flip(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def test_answers_are_the_same_when_a_summary_is_lost(store: Path) -> None:
@@ -107,14 +116,16 @@ def test_answers_are_the_same_when_a_summary_is_lost(store: Path) -> None:
     changes: list[Callable[[Path], object]] = [
         lambda path: (path / "meta.json").unlink(),
         lambda path: (path / "gpu-000000.300s.parquet").write_bytes(b""),
+        lambda path: flip(path / "gpu-000000.300s.parquet"),
         lambda path: path.rename(path.parent / f".unfinished-{path.name}"),
     ]
     for change in changes:
         change(store / "history" / first.segment.name)
-        assert [second] == of(store)
         assert all(np.allclose(one, other) for one, other in zip(wanted, means(store), strict=True))
+        with closing(SealedHistory(store, moves_damage=True)) as history:
+            history.check_files()
+        assert [second] == of(store)
         with closing(open_writer(str(store))) as writer:
-            assert 1 == len(writer.tidied)
             assert [first.segment.name] == writer.compact()["compacted"]
     assert [first, second] == of(store)
     assert all(np.allclose(one, other) for one, other in zip(wanted, means(store), strict=True))
@@ -124,9 +135,9 @@ def test_a_question_finds_its_files_gone(store: Path) -> None:
     """A history that was opened before a summary was removed answers without it."""
     wanted = means(store)
     first, _ = of(store)
-    with closing(History(store)) as history:
+    with closing(SealedHistory(store)) as history:
         os.rename(f"{history.path}/{first.segment.name}", f"{history.path}/.removed-x")
-        found = HistoryReader(history, Recent({})).series(
+        found = HistoryReader(history, RecentFrames({})).series(
             query("gpu", ["power_watts", "sm_active_ratio"], **ASKED)
         )
     assert all(np.allclose(one, steps.values) for one, steps in zip(wanted, found, strict=True))
@@ -143,7 +154,7 @@ def test_a_full_disk_leaves_nothing_of_a_summary(store: Path, monkeypatch: pytes
 
     with closing(open_writer(str(store))) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(day_summaries, "write_file", full)
+            patch.setattr(compaction, "write_file", full)
             with pytest.raises(DiskError):
                 writer.compact()
         assert not [name for name in os.listdir(directory) if name.startswith(".")]

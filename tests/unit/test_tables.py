@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 
 from gpulse.errors import RecordingError
-from gpulse.export.csv import CsvSink, CsvWriter
-from gpulse.export.document import document
-from gpulse.export.sqlite import SCHEMA_VERSION, SqliteSink
-from gpulse.export.tables import TABLES, TEXT, columns, rows
+from gpulse.export.csv_files import CsvSink, CsvWriter
+from gpulse.export.snapshot_documents import (
+    TABLE_NAMES,
+    TEXT_COLUMNS,
+    build_document,
+    build_rows,
+    column_names,
+)
+from gpulse.export.sqlite_database import SCHEMA_VERSION, SqliteSink
 from gpulse.model.process import GpuProcess
 from gpulse.model.snapshot import Snapshot
-from gpulse.sources.simulated import DemoMachine
+from gpulse.sources.demo_machine import DemoMachine
 from tests.unit.frames import GIB, NOON, frame, gpu, process, snapshot
 
 
@@ -57,8 +62,9 @@ def test_rows_hold_only_known_columns(demo: Snapshot) -> None:
     """Every value that a table shows has a column, so that none is lost in silence."""
     extra = {"kind", "pod", "cgroup"}  # of a process, in JSON alone
 
-    assert [set()] * len(TABLES) == [
-        {name for row in rows(table, demo) for name in row} - set(columns(table)) - extra for table in TABLES
+    assert [set()] * len(TABLE_NAMES) == [
+        {name for row in build_rows(table, demo) for name in row} - set(column_names(table)) - extra
+        for table in TABLE_NAMES
     ]
 
 
@@ -66,10 +72,12 @@ def test_text_columns_hold_text_and_the_others_numbers(demo: Snapshot) -> None:
     """A reader can tell the type of a column by its name."""
     wrong = [
         (table, name, value)
-        for table in TABLES
-        for row in rows(table, demo)
+        for table in TABLE_NAMES
+        for row in build_rows(table, demo)
         for name, value in row.items()
-        if name in columns(table) and value is not None and isinstance(value, str) != (name in TEXT)
+        if name in column_names(table)
+        and value is not None
+        and isinstance(value, str) != (name in TEXT_COLUMNS)
     ]
 
     assert [] == wrong
@@ -84,7 +92,7 @@ def test_a_process_has_a_row_for_each_gpu_it_is_on() -> None:
     )
 
     assert [("0", 17, GIB), ("1", 17, 2 * GIB), (None, 18, None)] == [
-        (row["gpu"], row["pid"], row["gpu_memory_bytes"]) for row in rows("process", look)
+        (row["gpu"], row["pid"], row["gpu_memory_bytes"]) for row in build_rows("process", look)
     ]
 
 
@@ -168,7 +176,7 @@ def test_no_number_costs_a_file(kept: object, value: float, database: Path) -> N
     assert [(kept, 40)] * 2 == ask(database, "SELECT memory_used_bytes, temperature_celsius FROM gpu")
     assert [(kept, kept)] * 2 == ask(database, "SELECT gpu_memory_bytes, read_bytes_total FROM process")
     assert ("" if kept is None else str(kept)) == row["memory_used_bytes"]
-    assert kept == document(Snapshot.of(None, whole))["gpus"][0]["memory_used_bytes"]
+    assert kept == build_document(Snapshot.of(None, whole))["gpus"][0]["memory_used_bytes"]
 
 
 @pytest.mark.parametrize("name", ["py\udcff", "a\0b", "\x1b[2J", "a\nb"])
@@ -182,7 +190,7 @@ def test_no_text_costs_a_database(name: str, database: Path) -> None:
 def test_whether_a_link_is_up_is_a_number(demo: Snapshot) -> None:
     """Spreadsheets and databases agree on 1."""
 
-    assert [1] == [row["up"] for row in rows("network", demo)]
+    assert [1] == [row["up"] for row in build_rows("network", demo)]
 
 
 def test_a_csv_recording_has_rates_since_the_frame_before(tmp_path: Path) -> None:
@@ -202,7 +210,7 @@ def test_an_existing_csv_file_is_not_touched(tmp_path: Path) -> None:
     """The error says so and what to do."""
     path = tmp_path / "run.csv"
     path.write_text("mine")
-    with pytest.raises(RecordingError, match="exists already"):
+    with pytest.raises(RecordingError, match="already exists"):
         CsvSink(path)
 
     assert "mine" == path.read_text()
@@ -234,7 +242,7 @@ def test_a_database_of_a_newer_gpulse_is_refused_by_its_version(database: Path, 
     with closing(sqlite3.connect(database)) as opened:
         opened.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
-    assert "newer gpulse" in refusal(database).message
+    assert "newer version of gpulse" in refusal(database).message
 
 
 def test_another_programs_database_is_not_written_into(database: Path) -> None:
@@ -243,7 +251,7 @@ def test_another_programs_database_is_not_written_into(database: Path) -> None:
         opened.execute("CREATE TABLE bookmarks (url)")
         opened.commit()
 
-    assert "another program's database" in refusal(database).message
+    assert "belongs to another program" in refusal(database).message
     assert [("bookmarks",)] == ask(database, "SELECT name FROM sqlite_master")
 
 
@@ -257,7 +265,7 @@ def test_a_file_that_is_no_database_is_refused(database: Path) -> None:
 @pytest.fixture
 def locked(database: Path, demo: Snapshot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A database that another program is writing."""
-    monkeypatch.setattr("gpulse.export.sqlite._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("gpulse.export.sqlite_database._LOCK_TIMEOUT_SECONDS", 0.05)
     append(database, demo)
     with closing(sqlite3.connect(database)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -269,7 +277,7 @@ def test_a_locked_database_is_named_as_such(locked: Path) -> None:
     error = refusal(locked)
 
     assert "locked" in error.message
-    assert "another program holds it" in str(error.hint)
+    assert "the program that has locked the file" in str(error.hint)
 
 
 def test_a_look_is_appended_whole_or_not_at_all(database: Path, demo: Snapshot) -> None:
@@ -289,5 +297,5 @@ def test_nan_is_unknown_in_a_table() -> None:
 
     assert [None] == [
         row["power_watts"]
-        for row in rows("gpu", Snapshot.of(None, frame(gpu(0, {"power_watts": float("nan")}))))
+        for row in build_rows("gpu", Snapshot.of(None, frame(gpu(0, {"power_watts": float("nan")}))))
     ]

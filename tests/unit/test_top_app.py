@@ -18,14 +18,13 @@ from gpulse.model.device import Device, Node
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
-from gpulse.sources.procfs import parse_stat
-from gpulse.sources.procpid import parse_pid_stat
-from gpulse.sources.recording import EndOfRecordingError
-from gpulse.sources.simulated import DemoMachine
-from gpulse.terminal.top import Options, TopApp
-from gpulse.terminal.top.ending import NotEndedError, end_process
-from gpulse.terminal.top.glyphs import UNICODE
-from gpulse.terminal.top.widgets import EndDialog, Page, Panel
+from gpulse.sources.demo_machine import DemoMachine
+from gpulse.sources.procfs import parse_pid_stat, parse_stat
+from gpulse.sources.recording_reader import EndOfRecordingError
+from gpulse.terminal.top import TopApp, TopOptions
+from gpulse.terminal.top.app import SignalError, signal_process
+from gpulse.terminal.top.live_view import EndDialog, Page, Panel
+from gpulse.terminal.top.styled_text import UNICODE
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -79,7 +78,7 @@ def app_on(
     findings: tuple[Finding, ...] = (),
 ) -> TopApp:
     """A view of given frames."""
-    options = Options(
+    options = TopOptions(
         interval_seconds=interval_seconds,
         readonly=readonly,
         killable=killable,
@@ -189,7 +188,7 @@ async def test_it_shows_eight_gpus_and_their_processes() -> None:
 async def test_the_source_is_not_closed() -> None:
     """Whoever made the source closes it."""
     source = Scripted(demo_frame())
-    app = TopApp(source, Options(interval_seconds=60.0, glyphs=UNICODE))
+    app = TopApp(source, TopOptions(interval_seconds=60.0, glyphs=UNICODE))
     async with app.run_test(size=SMALL) as pilot:
         await started(pilot, app)
 
@@ -255,7 +254,7 @@ async def test_a_filter_that_nothing_passes() -> None:
     async with app.run_test(size=SMALL) as pilot:
         await started(pilot, app)
         await pilot.press("slash", *"nonsense")
-        assert "no process passes the filter" in seen(app, "processes")
+        assert "no processes match the filter" in seen(app, "processes")
 
 
 async def test_the_tree_unfolds() -> None:
@@ -292,7 +291,7 @@ async def test_the_cursor_stays_with_its_process() -> None:
 async def test_pause_freezes_the_picture() -> None:
     """While paused the picture stands still, sampling goes on, and afterwards the newest frame is shown."""
     source = Scripted(demo_frame())
-    app = TopApp(source, Options(interval_seconds=0.05, glyphs=UNICODE))
+    app = TopApp(source, TopOptions(interval_seconds=0.05, glyphs=UNICODE))
     async with app.run_test(size=SMALL) as pilot:
         await started(pilot, app)
         await pilot.press("space")
@@ -325,7 +324,7 @@ async def test_details_and_findings_open() -> None:
     app = app_on(demo_frame(), findings=(finding,))
     async with app.run_test(size=SMALL) as pilot:
         await started(pilot, app)
-        assert "HIGH     gpu 1  the loader [b]is[/b] slow^[[2J" in seen(app, "findings")
+        assert "HIGH     GPU 1  the loader [b]is[/b] slow^[[2J" in seen(app, "findings")
         await pilot.press("enter")
         assert "kernel-4f1c.json" in app.export_screenshot()
         await pilot.press("escape", "f")
@@ -426,7 +425,7 @@ async def test_the_end_of_a_recording() -> None:
 async def test_a_source_that_raises_is_a_notice(error: Exception) -> None:
     """An error of the source is shown, sampling is tried again, and the view lives on."""
     source = Scripted(demo_frame(), then=error)
-    app = TopApp(source, Options(interval_seconds=0.05, glyphs=UNICODE))
+    app = TopApp(source, TopOptions(interval_seconds=0.05, glyphs=UNICODE))
     async with app.run_test(size=SMALL) as pilot:
         await until(pilot, lambda: "broken pipe^[[2J" in seen(app, "keys"))
         assert "NOT SAMPLING" in seen(app, "top")
@@ -437,11 +436,11 @@ async def test_a_source_that_raises_is_a_notice(error: Exception) -> None:
 
 async def test_a_frame_that_comes_while_it_is_taken_down_is_nothing() -> None:
     """The last one may arrive after the panels are gone."""
-    app = TopApp(Scripted(demo_frame()), Options(interval_seconds=60.0, glyphs=UNICODE))
+    app = TopApp(Scripted(demo_frame()), TopOptions(interval_seconds=60.0, glyphs=UNICODE))
     async with app.run_test(size=SMALL) as pilot:
         await started(pilot, app)
         await app.screen.remove_children()
-        app.on_top_app_arrived()
+        app.on_live_view_arrived()
 
 
 async def test_a_slow_source_does_not_hold_up_the_keys() -> None:
@@ -453,7 +452,7 @@ async def test_a_slow_source_does_not_hold_up_the_keys() -> None:
             answer.wait(_PATIENCE_SECONDS)
             return super().sample(now)
 
-    app = TopApp(Slow(demo_frame()), Options(interval_seconds=60.0, glyphs=UNICODE))
+    app = TopApp(Slow(demo_frame()), TopOptions(interval_seconds=60.0, glyphs=UNICODE))
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("question_mark")
         assert has_open(app, Page)
@@ -466,7 +465,7 @@ async def test_a_slow_source_does_not_hold_up_the_keys() -> None:
 async def test_the_interval_changes_at_once() -> None:
     """A shorter interval does not wait for the end of the longer one."""
     source = Scripted(demo_frame())
-    app = TopApp(source, Options(interval_seconds=60.0, glyphs=UNICODE))
+    app = TopApp(source, TopOptions(interval_seconds=60.0, glyphs=UNICODE))
     async with app.run_test(size=SMALL) as pilot:
         await started(pilot, app)
         await pilot.press("minus")
@@ -478,7 +477,7 @@ async def test_the_interval_changes_at_once() -> None:
 
 async def test_gpus_are_left_out() -> None:
     """What the caller leaves out of the frames is not shown."""
-    options = Options(
+    options = TopOptions(
         interval_seconds=60.0, gpus=lambda frame: frame._replace(gpus=frame.gpus[2:3]), glyphs=UNICODE
     )
     app = TopApp(Scripted(demo_frame()), options)
@@ -544,7 +543,7 @@ async def test_ending_a_process(
         await pilot.press("k", *keys)
         assert isinstance(app.focused, Button)
         await pilot.press("enter")
-        await until(pilot, lambda: f"{expected.name} sent to {child.pid}" in seen(app, "keys"))
+        await until(pilot, lambda: f"sent {expected.name} to process {child.pid}" in seen(app, "keys"))
         assert child.wait(_PATIENCE_SECONDS) == -expected
 
 
@@ -559,7 +558,8 @@ async def test_a_reused_pid_is_never_hit(child: subprocess.Popen[bytes]) -> None
 
 
 @pytest.mark.parametrize(
-    ("readonly", "killable", "words"), [(True, True, "read-only"), (False, False, "do not run here")]
+    ("readonly", "killable", "words"),
+    [(True, True, "read-only"), (False, False, "they are not running on this machine")],
 )
 async def test_ending_is_refused(
     child: subprocess.Popen[bytes], readonly: bool, killable: bool, words: str
@@ -575,8 +575,8 @@ async def test_ending_is_refused(
 
 def test_ending_needs_a_start_time() -> None:
     """A process about which it is not known when it started is not sent anything."""
-    with pytest.raises(NotEndedError, match="not known when it started"):
-        end_process(ProcessIdentity(pid=os.getpid()), signal.SIGTERM)
+    with pytest.raises(SignalError, match="start time is unknown"):
+        signal_process(ProcessIdentity(pid=os.getpid()), signal.SIGTERM)
 
 
 def test_ending_what_has_ended(child: subprocess.Popen[bytes]) -> None:
@@ -585,8 +585,8 @@ def test_ending_what_has_ended(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.communicate()
 
-    with pytest.raises(NotEndedError, match="already ended"):
-        end_process(identity, signal.SIGTERM)
+    with pytest.raises(SignalError, match="already ended"):
+        signal_process(identity, signal.SIGTERM)
 
 
 def test_ending_without_permission(monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]) -> None:
@@ -596,5 +596,5 @@ def test_ending_without_permission(monkeypatch: pytest.MonkeyPatch, child: subpr
         raise PermissionError(1, f"not {descriptor} {number}")
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
-    with pytest.raises(NotEndedError, match="no permission"):
-        end_process(identity_of(child.pid), signal.SIGTERM)
+    with pytest.raises(SignalError, match="no permission"):
+        signal_process(identity_of(child.pid), signal.SIGTERM)

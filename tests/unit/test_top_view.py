@@ -5,27 +5,65 @@ from dataclasses import replace
 
 import pytest
 
+from gpulse.model.counter_rates import Rates, compute_rates
 from gpulse.model.device import Device, Node
 from gpulse.model.finding import Advice, Finding
 from gpulse.model.frame import Frame, GpuReading, HostReading
-from gpulse.model.health import Health
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
-from gpulse.model.rates import Rates, between
-from gpulse.sources.simulated import DemoMachine
-from gpulse.terminal.top import chrome, details_view, findings_view, gpu_view, host_view, process_view
-from gpulse.terminal.top.cells import Column, Line, Piece, chosen, cut, ends, fitted, padded, width, words
-from gpulse.terminal.top.chart import area
-from gpulse.terminal.top.chrome import Status, notice_line, top_line
-from gpulse.terminal.top.feed import next_interval
-from gpulse.terminal.top.glyphs import ASCII, UNICODE, Glyphs, bar, glyphs_for, trend
-from gpulse.terminal.top.history import LONGEST, History
-from gpulse.terminal.top.layout import plan
-from gpulse.terminal.top.picture import PARTS, Picture, Scene, draw
-from gpulse.terminal.top.process_tree import Row, entries, in_order, rows, users
-from gpulse.terminal.top.query import Query, following, parse
-from gpulse.terminal.top.snapshot import Snapshot
-from gpulse.terminal.top.stage import Stage
-from gpulse.terminal.top.state import SORTS, Cursor, ViewState
+from gpulse.model.source_health import Health
+from gpulse.sources.demo_machine import DemoMachine
+from gpulse.terminal.top import findings_panel, gpu_panel, process_panel
+from gpulse.terminal.top.app import SnapshotBuffer
+from gpulse.terminal.top.gpu_panel import MAX_VALUES_PER_GPU, GpuHistory
+from gpulse.terminal.top.live_view import next_interval
+from gpulse.terminal.top.process_panel import (
+    ProcessTreeRow,
+    build_entries,
+    build_rows,
+    find_users,
+    sort_entries,
+)
+from gpulse.terminal.top.screen_layout import (
+    PANEL_NAMES,
+    DrawnScreen,
+    SamplingStatus,
+    ScreenInput,
+    area,
+    draw_screen,
+    group_cores,
+    host_lines,
+    notice_line,
+    plan_panel_heights,
+    position,
+    top_line,
+)
+from gpulse.terminal.top.styled_text import (
+    ASCII,
+    UNICODE,
+    Glyphs,
+    Line,
+    PanelColumn,
+    StyledText,
+    align_both,
+    bar,
+    fit_columns,
+    fit_parts,
+    glyphs_for,
+    pad,
+    styled,
+    trend,
+    truncate,
+    width,
+)
+from gpulse.terminal.top.view_state import (
+    SORT_ORDERS,
+    ListCursor,
+    ProcessFilter,
+    TopSnapshot,
+    ViewState,
+    next_choice,
+    parse_process_filter,
+)
 
 
 def text(line: Line) -> str:
@@ -67,42 +105,46 @@ def frame(
     )
 
 
-def demo(gpus: int = 8, *, seconds: float = 1.0) -> Snapshot:
+def demo(gpus: int = 8, *, seconds: float = 1.0) -> TopSnapshot:
     """The demo machine after some seconds."""
     machine = DemoMachine(1000.0, gpus=gpus)
     first, second = machine.sample(1000.0), machine.sample(1000.0 + seconds)
-    return Snapshot(second, between(first, second))
+    return TopSnapshot(second, compute_rates(first, second))
 
 
 def picture(
-    snapshot: Snapshot | None,
+    snapshot: TopSnapshot | None,
     cells: int,
     lines: int,
     state: ViewState | None = None,
     glyphs: Glyphs = UNICODE,
-) -> Picture:
+) -> DrawnScreen:
     """The screen for a snapshot."""
-    history = History()
+    history = GpuHistory()
     if snapshot is not None:
         history.add(snapshot.frame)
-    return draw(Scene(snapshot, history, state or ViewState(), Status(1.0), "gpulse", glyphs, cells, lines))
+    return draw_screen(
+        ScreenInput(
+            snapshot, history, state or ViewState(), SamplingStatus(1.0), "gpulse", glyphs, cells, lines
+        )
+    )
 
 
-def shown(one: Picture) -> list[str]:
+def shown(one: DrawnScreen) -> list[str]:
     """The lines of the screen."""
-    return [text(line) for part in PARTS for line in one.parts.get(part, [])]
+    return [text(line) for part in PANEL_NAMES for line in one.parts.get(part, [])]
 
 
-def trainer_with_workers() -> Snapshot:
+def trainer_with_workers() -> TopSnapshot:
     """A trainer on GPU 0 with two loader workers."""
     held = GpuProcess(10, "compute", 5 << 30, 0.9)
     workers = tuple(process(pid, 10, on_gpu=False) for pid in (11, 12))
-    return Snapshot(frame((gpu(0, held),), (process(10), *workers)))
+    return TopSnapshot(frame((gpu(0, held),), (process(10), *workers)))
 
 
-def resting() -> Cursor[str]:
+def resting() -> ListCursor[str]:
     """A cursor that nobody moved."""
-    return Cursor()
+    return ListCursor()
 
 
 class TestCells:
@@ -110,27 +152,31 @@ class TestCells:
 
     def test_a_cut_text_ends_with_an_ellipsis(self) -> None:
         """A text that is too long is cut and says so."""
-        assert cut("abcdef", 4, "…") == "abc…"
+        assert truncate("abcdef", 4, "…") == "abc…"
 
     def test_wide_characters_count_double(self) -> None:
         """A line of wide characters takes exactly the cells it was given."""
-        assert width(padded(words("数据集训练"), 7)) == 7
+        assert width(pad(styled("数据集训练"), 7)) == 7
 
     def test_the_right_end_is_kept(self) -> None:
         """When two ends do not fit, the left one gives way."""
-        assert text(ends(words("a long title"), words("12:00"), 10)) == "a lon12:00"
+        assert text(align_both(styled("a long title"), styled("12:00"), 10)) == "a lon12:00"
 
     def test_parts_drop_by_priority(self) -> None:
         """Of several parts those with the lowest numbers stay, in their own order."""
-        parts = [(2, words("aaa")), (0, words("bbb")), (1, words("ccc"))]
+        parts = [(2, styled("aaa")), (0, styled("bbb")), (1, styled("ccc"))]
 
-        assert text(fitted(parts, 8, "  ")) == "bbb  ccc"
+        assert text(fit_parts(parts, 8, "  ")) == "bbb  ccc"
 
     def test_columns_drop_by_priority_and_the_rest_is_stretched(self) -> None:
         """What does not fit is left out, what is left over goes to the column that can use it."""
-        columns = [Column("a", "A", 4, 0), Column("b", "B", 10, 2), Column("c", "C", 3, 1, stretch=100)]
+        columns = [
+            PanelColumn("a", "A", 4, 0),
+            PanelColumn("b", "B", 10, 2),
+            PanelColumn("c", "C", 3, 1, extra_cells=100),
+        ]
 
-        assert [(column.key, room) for column, room in chosen(columns, 12)] == [("a", 4), ("c", 7)]
+        assert [(column.key, room) for column, room in fit_columns(columns, 12)] == [("a", 4), ("c", 7)]
 
 
 class TestGlyphs:
@@ -184,12 +230,14 @@ class TestQuery:
 
     def test_it_is_read_and_written(self) -> None:
         """What was typed comes back in the same words."""
-        assert parse("user:ada gpu:0,2-3 train py") == Query("ada", ("0", "2", "3"), ("train", "py"))
-        assert str(parse("user:ada gpu:0,2-3 train")) == "user:ada gpu:0,2,3 train"
+        assert parse_process_filter("user:ada gpu:0,2-3 train py") == ProcessFilter(
+            "ada", ("0", "2", "3"), ("train", "py")
+        )
+        assert str(parse_process_filter("user:ada gpu:0,2-3 train")) == "user:ada gpu:0,2,3 train"
 
     def test_a_colon_alone_is_text(self) -> None:
         """A word with an unknown name before its colon is looked for as it stands."""
-        assert parse("http://x").text == ("http://x",)
+        assert parse_process_filter("http://x").text == ("http://x",)
 
     @pytest.mark.parametrize(
         ("typed", "expected"),
@@ -207,11 +255,13 @@ class TestQuery:
     )
     def test_it_admits(self, typed: str, expected: bool) -> None:
         """All of user, GPU and words must match; a GPU includes its instances."""
-        assert parse(typed).admits(user="ada", gpus=("3:1",), text="python3 train.py") is expected
+        assert (
+            parse_process_filter(typed).admits(user="ada", gpus=("3:1",), text="python3 train.py") is expected
+        )
 
     def test_choices_come_in_turn(self) -> None:
         """After the last choice comes no filter, then the first one again."""
-        assert [following(current, ["a", "b"]) for current in ("", "a", "b", "gone")] == ["a", "b", "", ""]
+        assert [next_choice(current, ["a", "b"]) for current in ("", "a", "b", "gone")] == ["a", "b", "", ""]
 
 
 class TestState:
@@ -243,7 +293,7 @@ class TestState:
 
     def test_an_empty_list_is_harmless(self) -> None:
         """There is nothing to move to in an empty list."""
-        assert resting().moved(1, [], 5).settled([], 5) == Cursor()
+        assert resting().moved(1, [], 5).settled([], 5) == ListCursor()
 
     def test_sorting_again_by_the_same_reverses(self) -> None:
         """Numbers begin with the largest, names with the smallest; asked for again they turn round."""
@@ -257,17 +307,17 @@ class TestState:
         """As many steps as there are columns lead back to the first."""
         state = ViewState()
         seen = []
-        for _ in SORTS:
+        for _ in SORT_ORDERS:
             seen.append(state.sort)
             state = state.sorted_next(1)
 
-        assert tuple(seen) == SORTS
-        assert state.sort == SORTS[0]
-        assert state.sorted_next(-1).sort == SORTS[-1]
+        assert tuple(seen) == SORT_ORDERS
+        assert state.sort == SORT_ORDERS[0]
+        assert state.sorted_next(-1).sort == SORT_ORDERS[-1]
 
     def test_gpus_and_users_take_turns(self) -> None:
         """The keys for users and GPUs go round and leave the rest of the filter alone."""
-        state = ViewState(query=parse("train")).next_gpu(["0", "1"]).next_user(["ada"])
+        state = ViewState(query=parse_process_filter("train")).next_gpu(["0", "1"]).next_user(["ada"])
 
         assert str(state.query) == "user:ada gpu:0 train"
         assert str(state.next_gpu(["0", "1"]).next_gpu(["0", "1"]).query) == "user:ada train"
@@ -286,12 +336,12 @@ class TestProcessTree:
 
     def test_workers_are_folded(self) -> None:
         """Loader workers are a count on the line of their trainer until it is unfolded."""
-        found = entries(trainer_with_workers())
+        found = build_entries(trainer_with_workers())
 
-        (row,) = rows(found, ViewState())
+        (row,) = build_rows(found, ViewState())
         assert (row.entry.process.pid, row.hidden) == (10, 2)
-        unfolded = rows(found, ViewState().folded(row.entry.key, unfold=True))
-        assert [(row.entry.process.pid, row.ancestors_go_on) for row in unfolded] == [
+        unfolded = build_rows(found, ViewState().folded(row.entry.key, unfold=True))
+        assert [(row.entry.process.pid, row.has_more_siblings) for row in unfolded] == [
             (10, ()),
             (11, (True,)),
             (12, (False,)),
@@ -299,58 +349,63 @@ class TestProcessTree:
 
     def test_a_flat_list_has_everybody(self) -> None:
         """Without the tree every process has its own line."""
-        assert len(rows(entries(trainer_with_workers()), ViewState(tree=False))) == 3
+        assert len(build_rows(build_entries(trainer_with_workers()), ViewState(tree=False))) == 3
 
     def test_a_process_on_a_gpu_is_never_folded(self) -> None:
         """A rank that its launcher started holds a GPU itself and is listed under the launcher."""
         held = (GpuProcess(10, "compute", 1, None), GpuProcess(12, "compute", 2, None))
         processes = (process(10), process(11, 10, on_gpu=False), process(12, 11))
-        found = entries(Snapshot(frame((gpu(0, *held),), processes)))
+        found = build_entries(TopSnapshot(frame((gpu(0, *held),), processes)))
 
-        assert [(row.entry.process.pid, row.hidden) for row in rows(found, ViewState())] == [(10, 1), (12, 0)]
+        assert [(row.entry.process.pid, row.hidden) for row in build_rows(found, ViewState())] == [
+            (10, 1),
+            (12, 0),
+        ]
 
     def test_workers_count_for_the_gpu_of_their_trainer(self) -> None:
         """A filter for a GPU keeps the workers, one for their pid finds them without the trainer."""
-        found = entries(trainer_with_workers())
+        found = build_entries(trainer_with_workers())
 
-        assert rows(found, ViewState(query=parse("gpu:0")))[0].hidden == 2
-        assert [row.entry.process.pid for row in rows(found, ViewState(query=parse("12")))] == [12]
+        assert build_rows(found, ViewState(query=parse_process_filter("gpu:0")))[0].hidden == 2
+        assert [
+            row.entry.process.pid for row in build_rows(found, ViewState(query=parse_process_filter("12")))
+        ] == [12]
 
     def test_a_ring_of_parents_is_harmless(self) -> None:
         """Two processes that seem to be each other's parent are both shown, once."""
-        found = entries(Snapshot(frame((gpu(0),), (process(10, 11), process(11, 10)))))
+        found = build_entries(TopSnapshot(frame((gpu(0),), (process(10, 11), process(11, 10)))))
 
-        assert sorted(row.entry.process.pid for row in rows(found, ViewState())) == [10, 11]
+        assert sorted(row.entry.process.pid for row in build_rows(found, ViewState())) == [10, 11]
 
     def test_nesting_has_no_limit(self) -> None:
         """A chain of thousands of processes is shown like any other."""
         chain = tuple(process(pid, pid - 1) for pid in range(10, 3010))
 
-        assert len(rows(entries(Snapshot(frame((), chain))), ViewState())) == 3000
+        assert len(build_rows(build_entries(TopSnapshot(frame((), chain))), ViewState())) == 3000
 
     @pytest.mark.parametrize("descending", [True, False])
-    @pytest.mark.parametrize("sort", SORTS)
+    @pytest.mark.parametrize("sort", SORT_ORDERS)
     def test_unknown_comes_last(self, sort: str, descending: bool) -> None:
         """Whatever the order, a process about which nothing is known is at the end (its pid is known)."""
         blank = ProcessReading(ProcessIdentity(pid=99), None, {}, on_gpu=True)
         snapshot = demo()
-        found = entries(
+        found = build_entries(
             replace(snapshot, frame=snapshot.frame._replace(processes=(blank, *snapshot.frame.processes)))
         )
-        last = in_order(found, sort, descending=descending)[-1]
+        last = sort_entries(found, sort, descending=descending)[-1]
 
         assert last.process.pid == 99 or sort == "pid" or getattr(last, sort, None) is None
 
     def test_an_instance_counts_instead_of_its_gpu(self) -> None:
         """A process that the driver lists on a MIG instance and on its GPU holds its memory once."""
         held = GpuProcess(10, "compute", 100, None)
-        (entry,) = entries(Snapshot(frame((gpu(3, held), gpu(3, held, mig=1)), (process(10),))))
+        (entry,) = build_entries(TopSnapshot(frame((gpu(3, held), gpu(3, held, mig=1)), (process(10),))))
 
         assert (entry.gpus, entry.gpu_memory) == (("3:1",), 100)
 
     def test_users(self) -> None:
         """Everybody is named once."""
-        assert users(entries(demo())) == ["ada", "alan", "barbara", "grace", "katherine", "linus"]
+        assert find_users(build_entries(demo())) == ["ada", "alan", "barbara", "grace", "katherine", "linus"]
 
 
 class TestProcessView:
@@ -358,8 +413,12 @@ class TestProcessView:
 
     def row(self, one: ProcessReading, cells: int = 120) -> str:
         """The line of one process."""
-        (entry,) = entries(Snapshot(frame((), (one,))))
-        return text(process_view.line(Row(entry), process_view.columns_for([Row(entry)], cells), UNICODE))
+        (entry,) = build_entries(TopSnapshot(frame((), (one,))))
+        return text(
+            process_panel.process_line(
+                ProcessTreeRow(entry), process_panel.columns_for([ProcessTreeRow(entry)], cells), UNICODE
+            )
+        )
 
     def test_escape_sequences_are_harmless(self) -> None:
         """A command line cannot move the cursor or speak in markup."""
@@ -375,15 +434,15 @@ class TestProcessView:
         shown = self.row(ProcessReading(ProcessIdentity(pid=7), None, {}, on_gpu=True))
 
         assert shown.split()[:3] == ["7", "-", "-"]
-        assert "not visible from here" in shown
+        assert "(not visible)" in shown
 
     def test_the_heading_points_at_the_order(self) -> None:
         """The column that is sorted by has an arrow in the direction of the order."""
-        columns = process_view.columns_for([], 80)
+        columns = process_panel.columns_for([], 80)
 
-        assert "CPU▼" in text(process_view.heading(columns, ViewState(sort="cpu"), (), 80, UNICODE))
+        assert "CPU▼" in text(process_panel.heading(columns, ViewState(sort="cpu"), (), 80, UNICODE))
         assert "PID^" in text(
-            process_view.heading(columns, ViewState(sort="pid", descending=False), (), 80, ASCII)
+            process_panel.heading(columns, ViewState(sort="pid", descending=False), (), 80, ASCII)
         )
 
     @pytest.mark.parametrize(
@@ -398,16 +457,18 @@ class TestProcessView:
     )
     def test_spans(self, labels: tuple[str, ...], expected: str) -> None:
         """Neighbouring GPUs are written as a range."""
-        assert process_view.span(labels) == expected
+        assert process_panel.join_labels(labels) == expected
 
 
 class TestGpuView:
     """The GPU table."""
 
-    def line(self, snapshot: Snapshot, cells: int = 110, glyphs: Glyphs = UNICODE) -> str:
+    def line(self, snapshot: TopSnapshot, cells: int = 110, glyphs: Glyphs = UNICODE) -> str:
         """The line of the first GPU."""
-        look = gpu_view.look(gpu_view.columns_for(snapshot.frame, cells), snapshot, History(), glyphs)
-        return text(gpu_view.line(snapshot.frame.gpus[0], look))
+        look = gpu_panel.make_row_context(
+            gpu_panel.columns_for(snapshot.frame, cells), snapshot, GpuHistory(), glyphs
+        )
+        return text(gpu_panel.gpu_line(snapshot.frame.gpus[0], look))
 
     def test_a_busy_gpu(self) -> None:
         """One line has what the GPU does, what it takes and what holds it back."""
@@ -418,20 +479,20 @@ class TestGpuView:
             "H200",
             "ada",
             "66C",
-            "691/700W",
-            "100%",
+            "693/700W",
+            "99%",
             "32.9/140G",
-            "93%",
+            "92%",
             "52%",
             "34%",
-            "1815",
+            "1830",
             "power cap",
         ):
             assert word in shown.split() or word in shown
 
     def test_nothing_known_is_dashes(self) -> None:
         """A GPU that says nothing, without anybody knowing why, shows dashes and never a zero."""
-        shown = self.line(Snapshot(frame((gpu(0),))))
+        shown = self.line(TopSnapshot(frame((gpu(0),))))
 
         assert "0%" not in shown
         assert shown.count("-") >= 6
@@ -440,29 +501,29 @@ class TestGpuView:
         """A GPU that does not answer says so in its own row."""
         health = (Health("nvml", "gpu_lost", "GPU is lost\x1b[2J", 990.0, "gpu 0"),)
 
-        assert "gpu lost: GPU is lost^[[2J" in self.line(Snapshot(frame((gpu(0),), health=health)))
+        assert "gpu lost: GPU is lost^[[2J" in self.line(TopSnapshot(frame((gpu(0),), health=health)))
 
     def test_heat_has_a_sign(self) -> None:
         """A temperature at the slowdown threshold is marked by more than a colour."""
         assert "88C!" in self.line(
-            Snapshot(frame((gpu(0, temperature_celsius=88, temperature_slowdown_celsius=89),)))
+            TopSnapshot(frame((gpu(0, temperature_celsius=88, temperature_slowdown_celsius=89),)))
         )
 
     def test_faults_have_a_sign(self) -> None:
         """A fault that holds the clocks down has a sign before its name."""
-        assert "▲thermal" in self.line(Snapshot(frame((gpu(0, clocks_event_reasons=0x24),))))
+        assert "▲thermal" in self.line(TopSnapshot(frame((gpu(0, clocks_event_reasons=0x24),))))
 
     def test_instances_have_their_label(self) -> None:
         """A MIG instance is named after its GPU and its place in it."""
         assert self.line(
-            Snapshot(frame((gpu(3, mig=1, memory_used_bytes=1 << 30, memory_total_bytes=10 << 30),)))
+            TopSnapshot(frame((gpu(3, mig=1, memory_used_bytes=1 << 30, memory_total_bytes=10 << 30),)))
         ).startswith("3:1")
 
     def test_without_gpm_there_are_no_empty_columns(self) -> None:
         """A machine whose GPUs cannot say how busy their units are has no columns for it."""
         old = gpu(0, gpu_utilization_ratio=0.5)
         old = old._replace(device=old.device._replace(has_gpm=False))
-        keys = {column.key for column, _ in gpu_view.columns_for(frame((old,)), 200)}
+        keys = {column.key for column, _ in gpu_panel.columns_for(frame((old,)), 200)}
 
         assert "memory_busy" in keys
         assert not keys & {"sm", "tensor", "dram", "nvlink"}
@@ -472,7 +533,7 @@ class TestGpuView:
         health = (Health("nvml", "driver_missing", "no NVIDIA driver", 1.0, hint="install one"),)
 
         assert "no NVIDIA driver (install one)" in text(
-            gpu_view.nothing(frame(health=health), 80, UNICODE)[0]
+            gpu_panel.no_gpu_lines(frame(health=health), 80, UNICODE)[0]
         )
 
 
@@ -481,33 +542,33 @@ class TestHostView:
 
     def test_the_demo(self) -> None:
         """Two lines tell of CPUs, memory, pressure, disk and network."""
-        first, second = (text(line) for line in host_view.lines(demo(), 120, UNICODE))
+        first, second = (text(line) for line in host_lines(demo(), 120, UNICODE))
 
         for word in ("CPU", "7%", "load", "RAM", "net", "rx", "tx"):
             assert word in first.split()
-        for word in ("PSI", "79%▲", "nvme0n1", "100%", "3.5G"):
+        for word in ("PSI", "80%▲", "nvme0n1", "100%", "3.7G"):
             assert word in second.split()
 
     def test_swap_is_shown_when_used(self) -> None:
         """Swap is named only while some of it is in use."""
         used = frame()._replace(host=HostReading({"swap_total_bytes": 16 << 30, "swap_free_bytes": 12 << 30}))
 
-        assert "swap 4.0/16.0G" in text(host_view.lines(Snapshot(used), 120, UNICODE)[0])
-        assert "swap" not in text(host_view.lines(demo(), 120, UNICODE)[0])
+        assert "swap 4.0/16.0G" in text(host_lines(TopSnapshot(used), 120, UNICODE)[0])
+        assert "swap" not in text(host_lines(demo(), 120, UNICODE)[0])
 
     def test_nothing_known(self) -> None:
         """A frame without a host gives dashes."""
-        assert text(host_view.lines(Snapshot(frame()), 80, UNICODE)[0]).split()[:2] == ["CPU", "-"]
+        assert text(host_lines(TopSnapshot(frame()), 80, UNICODE)[0]).split()[:2] == ["CPU", "-"]
 
     def test_a_hot_cpu_is_not_averaged_away(self) -> None:
         """When CPUs are drawn in groups the busiest of each counts."""
-        assert host_view.folded([0.0, 1.0, None, None, 0.2], 3) == [1.0, None, 0.2]
+        assert group_cores([0.0, 1.0, None, None, 0.2], 3) == [1.0, None, 0.2]
 
 
 class TestFindings:
     """The findings strip and page."""
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TopSnapshot:
         """Two findings, a problem and a fact."""
         health = (
             Health("disks", "unreadable", "no /proc/diskstats", 1.0),
@@ -518,11 +579,11 @@ class TestFindings:
             Finding("a", "input", "low", 0.5, "a little slow", 1),
             Finding("b", "fault", "critical", 0.9, "broken", None, advice=advice),
         )
-        return Snapshot(frame(health=health), Rates(0.0), findings)
+        return TopSnapshot(frame(health=health), Rates(0.0), findings)
 
     def test_the_worst_comes_first(self) -> None:
         """Findings and problems of health are one list by severity; facts about the machine are none."""
-        assert [item.text for item in findings_view.items(self.snapshot())] == [
+        assert [item.text for item in findings_panel.find_problems(self.snapshot())] == [
             "broken",
             "unreadable: no /proc/diskstats",
             "a little slow",
@@ -533,16 +594,18 @@ class TestFindings:
         health = tuple(Health("nvml", "failed", "broke", 1.0, f"gpu {index}") for index in range(64))
         said = Health("nvml", "gpu_lost", "GPU is lost", 1.0, "gpu 3")
         finding = Finding("gpu_fault", "fault", "critical", 1.0, "GPU 3: GPU is lost", 3)
-        found = findings_view.items(Snapshot(frame(health=(*health, said)), Rates(0.0), (finding,)))
+        found = findings_panel.find_problems(
+            TopSnapshot(frame(health=(*health, said)), Rates(0.0), (finding,))
+        )
 
         assert [(item.about, item.text) for item in found] == [
-            ("gpu 3", "GPU is lost"),
-            ("gpu 0-63", "failed: broke"),
+            ("GPU 3", "GPU is lost"),
+            ("GPUs 0-63", "failed: broke"),
         ]
 
     def test_one_line_counts_the_rest(self) -> None:
         """The strip names the worst, in words, and how many more there are."""
-        (line,) = findings_view.lines(findings_view.items(self.snapshot()), 1, 60, UNICODE)
+        (line,) = findings_panel.panel_lines(findings_panel.find_problems(self.snapshot()), 1, 60, UNICODE)
 
         assert "CRITICAL" in text(line)
         assert "+2 more" in text(line)
@@ -551,23 +614,24 @@ class TestFindings:
     def test_the_page_has_the_advice(self) -> None:
         """The page lists all of them with what to do."""
         page = "\n".join(
-            text(line) for line in findings_view.page(findings_view.items(self.snapshot()), UNICODE)
+            text(line)
+            for line in findings_panel.page_lines(findings_panel.find_problems(self.snapshot()), UNICODE)
         )
 
         assert "more workers" in page
         assert "a little slow" in page
 
-    def lasting(self) -> list[findings_view.Item]:
+    def lasting(self) -> list[findings_panel.Problem]:
         """A finding that holds for three minutes."""
         now = frame()
         summary = "GPU 1 waits 93 % of the time for data: its two workers never rest"
         finding = Finding("a", "input", "high", 0.9, summary, 1, start=now.time - 185)
-        return findings_view.items(Snapshot(now, Rates(0.0), (finding,)))
+        return findings_panel.find_problems(TopSnapshot(now, Rates(0.0), (finding,)))
 
     @pytest.mark.parametrize("cells", range(40, 121, 8))
     def test_since_when_it_holds_is_said_where_there_is_room(self, cells: int) -> None:
         """In full beside a whole text, in brief beside one that is cut, and never past the edge."""
-        (line,) = findings_view.lines(self.lasting(), 1, cells, UNICODE)
+        (line,) = findings_panel.panel_lines(self.lasting(), 1, cells, UNICODE)
 
         assert width(line) == cells
         assert ("since " in text(line)) == (cells >= 112)
@@ -575,17 +639,17 @@ class TestFindings:
 
     def test_the_page_says_since_when(self) -> None:
         """The time, and how long that is."""
-        page = [text(line) for line in findings_view.page(self.lasting(), UNICODE)]
+        page = [text(line) for line in findings_panel.page_lines(self.lasting(), UNICODE)]
 
         assert re.fullmatch(r"  since\d\d:\d\d:\d\d \(3:05\)", page[1]) is not None
 
     def test_what_has_only_begun_has_no_since(self) -> None:
         """Neither has what nobody knows the beginning of."""
-        assert [""] * 3 == [item.since for item in findings_view.items(self.snapshot())]
+        assert [""] * 3 == [item.since for item in findings_panel.find_problems(self.snapshot())]
 
     def test_all_is_well(self) -> None:
         """Without findings the strip says so."""
-        assert "nothing wrong" in text(findings_view.lines([], 1, 60, UNICODE)[0])
+        assert "no findings" in text(findings_panel.panel_lines([], 1, 60, UNICODE)[0])
 
 
 class TestDetails:
@@ -594,14 +658,14 @@ class TestDetails:
     def test_the_page(self) -> None:
         """Details have the whole command line, the parents and the children."""
         snapshot = trainer_with_workers()
-        page = "\n".join(text(line) for line in details_view.page(snapshot, (10, 900.0), UNICODE))
+        page = "\n".join(text(line) for line in process_panel.page_lines(snapshot, (10, 900.0), UNICODE))
 
-        for word in ("python3 train.py", "ada", "asleep", "5.0G memory", "parents1", "children2"):
+        for word in ("python3 train.py", "ada", "sleeping", "5.0G memory", "ancestors1", "children2"):
             assert word in page
 
     def test_a_process_that_ended(self) -> None:
         """Details of a process that is gone say so."""
-        assert "has ended" in text(details_view.page(trainer_with_workers(), (77, None), UNICODE)[0])
+        assert "has ended" in text(process_panel.page_lines(trainer_with_workers(), (77, None), UNICODE)[0])
 
 
 class TestHistory:
@@ -609,16 +673,16 @@ class TestHistory:
 
     def test_it_is_bounded(self) -> None:
         """However long it runs, each GPU keeps a limited number of values."""
-        history = History()
+        history = GpuHistory()
         one = frame((gpu(0, sm_active_ratio=0.5),))
-        for _ in range(LONGEST + 50):
+        for _ in range(MAX_VALUES_PER_GPU + 50):
             history.add(one)
 
-        assert len(history.last("GPU-0-None", 10_000)) == LONGEST
+        assert len(history.last("GPU-0-None", 10_000)) == MAX_VALUES_PER_GPU
 
     def test_a_gpu_that_left_is_forgotten(self) -> None:
         """The trail of a GPU that is no longer there does not stay in memory."""
-        history = History()
+        history = GpuHistory()
         history.add(frame((gpu(0),)))
         history.add(frame())
 
@@ -626,7 +690,7 @@ class TestHistory:
 
     def test_a_pause_stands_still(self) -> None:
         """While paused, what comes in is kept but not shown."""
-        stage = Stage()
+        stage = SnapshotBuffer()
         stage.take([demo(seconds=1.0)])
         stage.pause(paused=True)
         stage.take([newest := demo(seconds=2.0)])
@@ -665,14 +729,14 @@ class TestPicture:
 
     def test_no_gpu_no_process(self) -> None:
         """A machine without GPUs is shown without them."""
-        lines = "\n".join(shown(picture(Snapshot(frame()), 80, 24)))
+        lines = "\n".join(shown(picture(TopSnapshot(frame()), 80, 24)))
 
         assert "no GPU in this machine" in lines
-        assert "no process on a GPU" in lines
+        assert "no process uses a GPU" in lines
 
     def test_many_gpus_scroll(self) -> None:
         """The place among 64 GPUs is written where the table has no room for all."""
-        state = ViewState(gpu=Cursor(index=63))
+        state = ViewState(gpu=ListCursor(index=63))
         lines = "\n".join(shown(picture(demo(64), 80, 24, state)))
 
         assert "/64" in lines
@@ -680,19 +744,19 @@ class TestPicture:
 
     def test_a_small_terminal_keeps_both_tables(self) -> None:
         """With eight GPUs and 24 lines all GPUs and several processes are in view."""
-        one = plan(80, 24, gpus=8, processes=7, findings=3)
+        one = plan_panel_heights(80, 24, gpus=8, processes=7, findings=3)
 
         assert one.gpus == 8
         assert one.processes >= 7
 
     def test_a_large_terminal_has_a_chart(self) -> None:
         """Lines that the tables do not need show what the GPU under the cursor did."""
-        assert plan(120, 40, gpus=8, processes=7, findings=3).chart > 0
-        assert plan(80, 24, gpus=8, processes=7, findings=3).chart == 0
+        assert plan_panel_heights(120, 40, gpus=8, processes=7, findings=3).chart > 0
+        assert plan_panel_heights(80, 24, gpus=8, processes=7, findings=3).chart == 0
 
     def test_the_first_line_says_how_it_stands(self) -> None:
         """A paused view, a recording that ended and a failing source are said in words."""
-        status = Status(1.0, ended=True, failing=True)
+        status = SamplingStatus(1.0, ended=True, failing=True)
         line = text(top_line(demo(), ViewState(paused=True), status, "gpulse", 80, UNICODE))
 
         for word in ("PAUSED", "end of recording", "NOT SAMPLING"):
@@ -705,12 +769,12 @@ class TestPicture:
 
 def test_pieces_are_plain_tuples() -> None:
     """A line can be compared and kept without copying."""
-    assert words("a", "dim") == (Piece("a", "dim"),)
+    assert styled("a", "dim") == (StyledText("a", "dim"),)
 
 
 def test_a_table_without_room_for_a_row_has_no_range() -> None:
     """A range that ends before it begins says nothing."""
-    assert [text(chrome.position(*place)) for place in ((1, 0, 7), (8, 8, 64), (0, 8, 8))] == [
+    assert [text(position(*place)) for place in ((1, 0, 7), (8, 8, 64), (0, 8, 8))] == [
         "0/7",
         "9-16/64",
         "",

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from gpulse.diagnosis.engine import diagnose
-from gpulse.model.finding import Advice, Diagnosis, Evidence, Finding, Judged
-from gpulse.terminal.table import painter
-from gpulse.terminal.verdict import confidence_word, verdict_lines
+from gpulse.model.finding import Advice, Diagnosis, Evidence, Finding, JudgedGpu
+from gpulse.terminal.diagnosis_verdict import confidence_word, verdict_lines
+from gpulse.terminal.table import make_painter
 from tests.unit.diagnosed import RECORDINGS, diagnosed
 from tests.unit.frames import NOON
 
-PLAIN = painter(color=False)
+PLAIN = make_painter(color=False)
 ADVICE = Advice("raise num_workers", "CPUs are idle", "double it")
 
 
@@ -38,7 +38,7 @@ def finding(
 
 def diagnosis(*findings: Finding, **more: object) -> Diagnosis:
     """A diagnosis of half a minute."""
-    judged = tuple(Judged(index, str(index), NOON + 5, NOON + 30, 250, "busy 2%") for index in range(4))
+    judged = tuple(JudgedGpu(index, str(index), NOON + 5, NOON + 30, 250, "busy 2%") for index in range(4))
     made = Diagnosis("Verdict.", findings, judged=judged, start=NOON, end=NOON + 30, frames=300)
     return made._replace(**more)  # type: ignore[arg-type]
 
@@ -55,7 +55,7 @@ def test_nothing_is_wider_than_the_terminal(name: str, width: int, verbose: bool
     """Every recorded run, with colours and without."""
 
     plain = list(verdict_lines(diagnosed(name), width, PLAIN, verbose=verbose))
-    colored = list(verdict_lines(diagnosed(name), width, painter(color=True), verbose=verbose))
+    colored = list(verdict_lines(diagnosed(name), width, make_painter(color=True), verbose=verbose))
 
     assert [] == [line for line in plain if len(line) > width]
     assert plain == [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in colored]
@@ -76,11 +76,11 @@ def test_why_and_next_follow() -> None:
     lines = text(diagnosis(finding())).splitlines()
 
     assert "         high, sure, input_too_few_workers, GPU 0, pid 100" in lines
-    assert "Why      lost time  98%  from 10%" in lines
+    assert "Why      lost GPU time  98%  at least 10%" in lines
     assert "Next     -> raise num_workers" in lines
     assert "            why: CPUs are idle" in lines
-    assert "            see: double it" in lines
-    assert "         gpulse explain input_too_few_workers" in lines
+    assert "            check: double it" in lines
+    assert "         More about this finding: gpulse explain input_too_few_workers" in lines
 
 
 def test_the_same_on_several_gpus_is_told_once() -> None:
@@ -88,7 +88,7 @@ def test_the_same_on_several_gpus_is_told_once() -> None:
 
     said = text(diagnosis(*(finding(gpu) for gpu in range(4))), 120)
 
-    assert "GPU 0-3 waits 98% of the time." in said
+    assert ": each of GPUs 0-3 waits 98% of the time." in said
     assert "pid 100 101 102 103" in said
     assert 1 == said.count("raise num_workers")
 
@@ -98,7 +98,7 @@ def test_the_same_with_other_numbers_is_told_in_one_line() -> None:
 
     about = diagnosis(finding(0, "98%"), finding(1, "97%"), finding(2, "95%"), finding(3, "96%"))
 
-    assert "the same on GPU 1-3: 95% to 97% of the time lost (-v)" in text(about, 120)
+    assert "same finding on GPUs 1-3: 95% to 97% of the time lost (details: -v)" in text(about, 120)
     assert "GPU 3 waits 96% of the time" in text(about, 120, verbose=True)
 
 
@@ -131,7 +131,7 @@ def test_at_most_three_others_in_brief() -> None:
     said = text(about, 120)
 
     assert ["launch_bound", "thin_kernels", "gpu_contention"] == [name for name in names if name in said]
-    assert "2 more findings: -v shows all of them in full." in said
+    assert "2 more findings; show all in full with: -v" in said
     assert list(names) == [name for name in names if name in text(about, 120, verbose=True)]
 
 
@@ -145,9 +145,9 @@ def test_what_was_ruled_out_is_told_in_words() -> None:
     )
     about = diagnosis(finding(ruled_out=ruled_out))
 
-    assert "Not      input_io_bound: processes waiting for disks 0, below 0.35" in text(about)
+    assert "Excluded input_io_bound: processes waiting for disks 0, below 0.35" in text(about)
     assert "slow_start: its processes use 0.03 CPUs" in text(about)
-    assert "and 2 more (-v)" in text(about)
+    assert "and 2 more (show all with -v)" in text(about)
     assert "reason 5" in text(about, verbose=True)
 
 
@@ -156,7 +156,9 @@ def test_counter_evidence_is_shown() -> None:
 
     against = (Evidence("workers", "mean", 4, ">=", 1),)
 
-    assert "Against  data-loading workers  4  from 1" in text(diagnosis(finding(counter_evidence=against)))
+    assert "Against  data-loading workers  4  at least 1" in text(
+        diagnosis(finding(counter_evidence=against))
+    )
 
 
 def test_when_it_began_is_said_if_that_was_later() -> None:
@@ -187,7 +189,7 @@ def test_too_little_data_says_what_to_do() -> None:
 
     assert said.startswith("Verdict  Not enough data")
     assert "Next     -> watch longer\n         -> look here\n" in said
-    assert said.endswith("0 frames, no GPU judged")
+    assert said.endswith("0 frames, no GPUs were diagnosed")
 
 
 def test_hints_are_for_those_who_have_no_advice() -> None:
@@ -201,7 +203,7 @@ def test_what_is_not_clear_is_not_painted_as_good(style: str, is_clear: bool) ->
     """One GPU of which nobody knows why it waits is enough."""
     sure, *_ = diagnosis().judged
     about = diagnosis(judged=(sure, sure._replace(is_clear=is_clear)))
-    color = painter(color=True)
+    color = make_painter(color=True)
 
     first = next(verdict_lines(about, 80, color, verbose=False))
 
@@ -215,16 +217,31 @@ def test_what_could_not_be_seen_is_told_once() -> None:
 
     lines = text(diagnosis(data_gaps=gaps)).splitlines()
 
-    assert "Unseen   GPU 0-2: PCIe traffic could not be read" in lines
+    assert "No data  GPUs 0-2: PCIe traffic could not be read" in lines
     assert "         no host" in lines
 
 
 def test_the_last_line_says_over_what_it_was_said() -> None:
-    """Window, frames and the GPUs that were judged."""
+    """Window, frames, the GPUs that were judged, and what could be told about them."""
 
-    last = text(diagnosis(finding())).splitlines()[-1]
+    last = text(diagnosis(finding()), 120).splitlines()[-1]
 
-    assert re.fullmatch(r"[\d-]{10} [\d:]{8} - [\d:]{8}, 30 s, 300 frames, judged: GPU 0-3", last) is not None
+    said = r"[\d-]{10} [\d:]{8} - [\d:]{8}, 30 s, 300 frames, diagnosed: GPUs 0-3, level: full"
+    assert re.fullmatch(said, last) is not None
+
+
+def test_what_cannot_be_told_without_gpm_is_said() -> None:
+    """For the GPUs that lack it, and not for the others."""
+    full, *others = diagnosis().judged
+    judged = (full, *(other._replace(level="nvml_only") for other in others))
+
+    lines = text(diagnosis(finding(inferred=True), judged=judged), 300).splitlines()
+
+    assert any(line.startswith("Level    GPUs 1-3, NVML only: ") for line in lines)
+    assert any("cannot be diagnosed: tensor_cores_unused" in line for line in lines)
+    assert lines[-1].endswith("level: NVML only")
+    assert any(", inferred, " in line for line in lines)
+    assert "Level" not in text(diagnosis(finding()))
 
 
 def test_foreign_text_is_harmless() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 from collections.abc import AsyncIterator
@@ -9,13 +10,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from starlette.datastructures import Headers
 
+from gpulse.cluster.access_control import LOGIN_COOKIE, AccessPolicy
 from gpulse.cluster.protocol.codec import MAX_BODY_BYTES, encode
+from gpulse.cluster.protocol.load_limits import LoopShare
 from gpulse.cluster.protocol.operations import OPERATIONS
-from gpulse.cluster.security import COOKIE, Access
-from gpulse.web.answer import encoded
 from gpulse.web.app import make_app
-from gpulse.web.negotiate import prefers_html
+from gpulse.web.responses import EncodedAnswer, SlicedResponse, encode_cooperatively, prefers_html
 from tests.unit.fake_head import NOW, TOKEN, FakeHead, seen_as
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -42,9 +44,9 @@ async def remote(head: FakeHead) -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
-def client(head: FakeHead, address: str, base: str, access: Access | None = None) -> httpx.AsyncClient:
+def client(head: FakeHead, address: str, base: str, access: AccessPolicy | None = None) -> httpx.AsyncClient:
     """A client that is seen to come from an address."""
-    app = make_app(head, access or Access(TOKEN, ["https://panel.example"]), clock=head.now)
+    app = make_app(head, access or AccessPolicy(TOKEN, ["https://panel.example"]), clock=head.now)
     transport = httpx.ASGITransport(
         seen_as(app, os.geteuid()), raise_app_exceptions=False, client=(address, 4711)
     )
@@ -183,6 +185,22 @@ async def test_large_bodies_without_a_length(local: httpx.AsyncClient, head: Fak
     assert [] == head.asked
 
 
+@pytest.mark.parametrize(
+    ("accepted", "nodes", "encoding"),
+    [("gzip, deflate", 300, "gzip"), ("identity", 300, None), ("gzip;q=0", 300, None), ("gzip", 2, None)],
+)
+async def test_large_answers_are_compressed_for_those_who_accept_it(
+    local: httpx.AsyncClient, head: FakeHead, accepted: str, nodes: int, encoding: str | None
+) -> None:
+    """The content is the same, and caches are told that it depends on the request."""
+    head.nodes = [head.nodes[0]._replace(name=f"n{number}") for number in range(nodes)]
+    answer = await local.get("/api/v1/fleet/trends", headers={"Accept-Encoding": accepted})
+
+    assert encoding == answer.headers.get("content-encoding")
+    assert ("Accept-Encoding" if nodes > 2 else None) == answer.headers.get("vary")
+    assert nodes == len(answer.json()["gpus"])
+
+
 async def test_methods(local: httpx.AsyncClient) -> None:
     """HEAD is GET without its body, OPTIONS and refusals say what there is."""
 
@@ -245,11 +263,11 @@ async def test_nodes_that_left_are_not_missed(local: httpx.AsyncClient, head: Fa
     alpha, silent = head.nodes[0], head.nodes[1]._replace(connected=False, frame=None)
     day = 86_400.0
     head.nodes = [
-        alpha._replace(left=True),  # connected: its next agent has not said so yet
+        alpha._replace(was_stopped=True),  # connected: its next agent has not said so yet
         silent,
         silent._replace(name="gone", seen=NOW - day - 60),
-        silent._replace(name="left", left=True),
-        silent._replace(name="elsewhere", elsewhere=True),
+        silent._replace(name="left", was_stopped=True),
+        silent._replace(name="elsewhere", at_other_head=True),
     ]
 
     text = (await local.get("/metrics")).text
@@ -356,7 +374,7 @@ async def test_logging_in(remote: httpx.AsyncClient) -> None:
     right = await remote.post("/login", data={"token": TOKEN}, headers=own)
     assert (303, "/") == (right.status_code, right.headers["location"])
     cookie = right.headers["set-cookie"]
-    assert cookie.startswith(f"{COOKIE}=")
+    assert cookie.startswith(f"{LOGIN_COOKIE}=")
     assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
     assert "secure" not in cookie.lower()
     assert TOKEN not in cookie
@@ -431,7 +449,7 @@ async def test_documents_are_json_whatever_is_in_them() -> None:
         "e": {str(n): n for n in range(50)},
     }
     expected = {**document, "a": [1, None], "b": {"c": None}}
-    assert expected == json.loads(await encoded(document))
+    assert expected == json.loads(await encode_cooperatively(document))
     others: tuple[Any, ...] = (
         {},
         [],
@@ -443,7 +461,7 @@ async def test_documents_are_json_whatever_is_in_them() -> None:
         {"x": "\ud800ä"},
     )
     for other in others:
-        assert json.loads(json.dumps(other)) == json.loads(await encoded(other))
+        assert json.loads(json.dumps(other)) == json.loads(await encode_cooperatively(other))
     assert b"null" == encode(float("-inf"))
 
 
@@ -464,3 +482,57 @@ async def test_a_request_that_the_end_of_the_server_cuts_off_gets_an_answer(
     answer = await request
     assert 503 == answer.status_code
     assert "the head is stopping" == answer.json()["error"]
+
+
+async def test_a_head_without_time_refuses_readers_and_says_when_to_come_back(
+    head: FakeHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changes something, and what supervisors ask, is answered all the same."""
+
+    def used_up() -> LoopShare:
+        share = LoopShare()
+        share.charge(100.0)
+        return share
+
+    monkeypatch.setattr("gpulse.web.responses.LoopShare", used_up)
+    async with client(head, "127.0.0.1", "http://localhost:8091") as local:
+        for path in ("/metrics/latest", "/status", "/metrics", "/api/v1/query?metric=power_watts"):
+            answer = await local.get(path)
+            assert 503 == answer.status_code, path
+            assert 1 <= int(answer.headers["retry-after"])
+            assert "the head is busy with other requests" in answer.text
+        assert 200 == (await local.post("/profiling/start", json={"name": "fine"})).status_code
+        assert [200, 200] == [(await local.get(path)).status_code for path in ("/-/healthy", "/-/ready")]
+
+
+async def test_an_answer_that_a_client_has_is_not_sent_again() -> None:
+    """And it is compressed once for all others."""
+
+    answer = EncodedAnswer(b"[" + b"1," * 50_000 + b"1]")
+    plain = await answer.response(Headers({}))
+    packed = [await answer.response(Headers({"accept-encoding": "gzip"})) for _ in range(2)]
+    again = await answer.response(Headers({"if-none-match": plain.headers["etag"]}))
+
+    assert (200, 100_003) == (plain.status_code, len(plain.body))
+    assert packed[0].body is packed[1].body
+    assert bytes(plain.body) == gzip.decompress(packed[0].body)
+    assert (304, b"") == (again.status_code, again.body)
+
+
+async def test_a_large_body_is_sent_in_pieces() -> None:
+    """A client that does not read has one of them in memory, not all."""
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {}
+
+    body = bytes(range(256)) * 4000
+    await SlicedResponse(body)({"type": "http"}, receive, send)
+
+    assert body == b"".join(message.get("body", b"") for message in sent)
+    assert max(len(message.get("body", b"")) for message in sent) <= 1 << 18
+    assert [True, True, True, False] == [message["more_body"] for message in sent[1:]]

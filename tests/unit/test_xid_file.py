@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulse.cluster.agent.xid_file import MAX_AGE_SECONDS, XidFile
-from gpulse.model.xid import Xid
+from gpulse.cluster.agent.agent import MAX_XID_AGE_SECONDS, XidFile
+from gpulse.model.xid import XidErrors
 
 NOW = 1_767_225_600.0
 ERRORS = [
-    Xid("GPU-0", "0", 94, 2, NOW),
-    Xid("GPU-0", "0", 13, 1, NOW + 60),
-    Xid("GPU-1", "1", 79, 1, NOW + 60),
+    XidErrors("GPU-0", "0", 94, 2, NOW),
+    XidErrors("GPU-0", "0", 13, 1, NOW + 60),
+    XidErrors("GPU-1", "1", 79, 1, NOW + 60),
 ]
 
 
@@ -23,7 +23,7 @@ def test_the_next_agent_reads_what_was_written(tmp_path: Path) -> None:
         file.write()
 
     assert ERRORS == XidFile(tmp_path / "xids.json", "boot").read(NOW + 60)
-    assert ERRORS[1:] == XidFile(tmp_path / "xids.json", "boot").read(NOW + MAX_AGE_SECONDS + 1)
+    assert ERRORS[1:] == XidFile(tmp_path / "xids.json", "boot").read(NOW + MAX_XID_AGE_SECONDS + 1)
     assert ["xids.json"] == [path.name for path in tmp_path.iterdir()]
 
 

@@ -33,6 +33,7 @@ def pid_stat(
     *,
     comm: bytes = b"python3",
     state: bytes = b"S",
+    session: int = 0,
     user: int = 0,
     system: int = 0,
     start: int = 100,
@@ -46,6 +47,7 @@ def pid_stat(
     fields = [b"0"] * STAT_FIELDS
     numbers = {
         1: parent,
+        3: session,
         9: faults,
         11: user,
         12: system,

@@ -1,8 +1,8 @@
-"""Lets a `dask worker` leave its cluster in good order: `dask worker … --no-nanny --preload retire.py`, then SIGUSR1.
+"""Retire a `dask worker` gracefully on SIGUSR1: `dask worker … --no-nanny --preload retire.py`.
 
-The scheduler copies what only this worker holds to others and gives what it was computing to them; then the process ends
-without waiting for the task that runs. `Worker.close_gracefully` does the same but waits for that task, and somebody
-waits for this GPU.
+The scheduler copies the results that only this worker holds to other workers and reassigns its tasks; then the process
+ends without waiting for the running task. `Worker.close_gracefully` does the same but waits for that task, while a user
+is waiting for this GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger("distributed.worker.retire")
 
 
 def dask_setup(worker: Worker) -> None:
-    """Called by dask when the worker has started."""
+    """Install the signal handler; Dask calls this when the worker has started."""
     left: list[asyncio.Task[None]] = []
 
     def leave_once() -> None:
@@ -33,7 +33,7 @@ def dask_setup(worker: Worker) -> None:
 async def _leave(worker: Worker) -> None:
     try:
         if not await worker.scheduler.retire_workers(workers=[worker.address], close_workers=False):
-            _log.warning("no other worker took the results: they will be computed again")
+            _log.warning("no other worker could take the results: they will be computed again")
     except OSError as error:
         _log.warning("the scheduler does not answer (%s): the results will be computed again", error)
-    await worker.close(executor_wait=False, reason="its GPU is wanted")
+    await worker.close(executor_wait=False, reason="its GPU is needed")

@@ -1,1 +1,1 @@
-"""The commands: one file a verb. The only room that reads argv and the environment."""
+"""The commands, one module each; the only package that reads argv and the environment."""

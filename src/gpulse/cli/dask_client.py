@@ -1,8 +1,9 @@
-"""A connection to a Dask cluster for the length of a command, and what is said when there is none."""
+"""Connect a command to a Dask scheduler: address options, the connection, and errors that say why it failed."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import socket
@@ -12,24 +13,38 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gpulse.cli.remote import Waiting
-from gpulse.cli.scheduler import HINT, Place
-from gpulse.errors import GpulseError, MissingExtraError
-from gpulse.terminal import format as f
+from gpulse.background_call import await_background_call
+from gpulse.cli import common
+from gpulse.cli.progress import WaitNotice
+from gpulse.errors import GpulseError, MissingExtraError, UsageError
+from gpulse.integrations.dask import Monitor
+from gpulse.integrations.dask.monitor import NotAttachedError
+from gpulse.terminal import value_format as f
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from gpulse.integrations.dask import Monitor
+
+DEFAULT_PORT = 8786
+ANSWER_TIMEOUT_SECONDS = 4.0
+_SCHEMES = ("tcp", "tls", "ucx", "ucxx", "ws", "wss")
+_ADDRESS = re.compile(
+    r"(?:([A-Za-z]+)://)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9][\w.-]{0,252})(?::(\d{1,5}))?/?",
+    re.ASCII,
+)
+ADDRESS_HINT = (
+    f"use HOST, HOST:{DEFAULT_PORT} or tcp://HOST:{DEFAULT_PORT}, as `dask scheduler` prints when it starts"
+)
 
 _PROMPT_SECONDS = 0.5
-"""Who has not answered by then is looked at more closely."""
+"""Without an answer by then, the port is probed."""
 _CLOSE_SECONDS = 2.0
-_TLS_HINT = "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ..._TLS__CLIENT__CERT and ..._TLS__CLIENT__KEY, as for any Dask client"
+_TLS_HINT = "set DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ..._TLS__CLIENT__CERT and ..._TLS__CLIENT__KEY, as for any Dask client"
 _AS_COMMANDS = tuple(
     (re.compile(rf"(?<!\w)(?:monitor\.)?{pattern}"), words)
     for pattern, words in (
@@ -39,7 +54,7 @@ _AS_COMMANDS = tuple(
         (r"(attach|detach|start|stop)\(\)", r"`gpulse dask \1`"),
         (r"save='([^']*)'", r"-o \1"),
         (r"workers=\[0, 1\]", "--workers 0,1"),
-        (r"job=1, or job=None", "--job 1, or no --job"),
+        (r"job=1, or job=None", "give --job 1, or leave out --job"),
         ("or None for no limit", "or left out for no limit"),
         ("polling_interval", "--interval"),
         ("job_type", "--job-type"),
@@ -49,47 +64,163 @@ _AS_COMMANDS = tuple(
         ("head_ca", "--tls-ca"),
     )
 )
-"""What the Python interface suggests to those who write code, as commands and options."""
+"""Patterns that replace names of the Python API in messages with commands and options."""
 
 
-class UnreachableError(GpulseError):
-    """No scheduler answers."""
+class AddressError(UsageError):
+    """The given text is not the address of a scheduler."""
+
+
+class SchedulerAddress(NamedTuple):
+    """Address of a Dask scheduler, and how long to wait for it."""
+
+    address: str
+    seconds: float = ANSWER_TIMEOUT_SECONDS
+    """Timeout of its first answer."""
+
+    @property
+    def host(self) -> str:
+        """The host, without the brackets of IPv6."""
+        return self.address.partition("://")[2].rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return int(self.address.rpartition(":")[2])
+
+
+def options(command: common.Command) -> common.Command:
+    """Add the argument and the options that name a scheduler; `pop_scheduler` reads them."""
+    for option in reversed(
+        (
+            click.argument("scheduler", metavar="[SCHEDULER]", required=False),
+            click.option(
+                "--scheduler-file",
+                type=click.Path(path_type=Path, dir_okay=False),
+                metavar="FILE",
+                help="Read the address from this file, which `dask scheduler --scheduler-file` writes.",
+            ),
+            click.option(
+                "--timeout",
+                type=common.parse_seconds,
+                default=ANSWER_TIMEOUT_SECONDS,
+                show_default=True,
+                metavar="SECONDS",
+                help="Seconds to wait for the scheduler's first answer.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def pop_scheduler(given: dict[str, Any], last: str | None = None) -> SchedulerAddress:
+    """Remove the options of a scheduler from a command's parameters and return its address.
+
+    Args:
+        given: The parameters.
+        last: Name of the argument after SCHEDULER, which is the only one when --scheduler-file is given.
+
+    Raises:
+        click.UsageError: An argument is missing or superfluous.
+        UsageError: The address is not valid.
+    """
+    text, file, seconds = (given.pop(name) for name in ("scheduler", "scheduler_file", "timeout"))
+    if last is not None and given[last] is None and file is not None:
+        text, given[last] = None, text
+    if text is None and file is None:
+        raise click.UsageError("Missing argument 'SCHEDULER', such as tcp://HOST:8786.")
+    if last is not None and given[last] is None:
+        raise click.UsageError(f"Missing argument '{last.upper()}'.")
+    if text is not None and file is not None:
+        raise click.UsageError("SCHEDULER and --scheduler-file cannot be used together")
+    return SchedulerAddress(parse_address(text) if file is None else read_scheduler_file(file), seconds)
+
+
+def parse_address(text: str) -> str:
+    """Return the full address, `tcp://host:8786`, of `host`, `host:port`, or either after `tcp://`, `tls://` and so on.
+
+    Raises:
+        AddressError: The text is not an address of a scheduler.
+    """
+    match = _ADDRESS.fullmatch(text.strip())
+    scheme = (match[1] or "tcp").lower() if match else ""
+    port = int(match[3] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port <= 65535:
+        raise AddressError(f"{text[:100]!r} is not the address of a Dask scheduler", hint=ADDRESS_HINT)
+    if scheme in ("http", "https"):
+        raise UsageError(
+            f"{text[:100]!r} is the address of a dashboard, not of a scheduler",
+            hint=f"tcp://{match[2]}:{DEFAULT_PORT}",
+        )
+    if scheme not in _SCHEMES:
+        raise UsageError(
+            f"{scheme}:// is not a protocol of Dask schedulers",
+            hint=f"use one of {', '.join(f'{known}://' for known in _SCHEMES)}",
+        )
+    return f"{scheme}://{match[2]}:{port}"
+
+
+def read_scheduler_file(path: Path) -> str:
+    """Return the address from a file that `dask scheduler --scheduler-file` wrote.
+
+    Raises:
+        UsageError: It cannot be read, or has none.
+    """
+    hint = "give the file that `dask scheduler --scheduler-file FILE` writes when it has started"
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not a scheduler file: it is not JSON", hint=hint) from error
+    address = document.get("address") if isinstance(document, dict) else None
+    if not isinstance(address, str):
+        raise UsageError(f"{path} is not a scheduler file: it has no address", hint=hint)
+    return parse_address(address)
+
+
+class SchedulerUnreachableError(GpulseError):
+    """No scheduler answers at the address."""
 
 
 @contextmanager
-def asking(place: Place, what: str = "waiting for the scheduler") -> Iterator[Monitor]:
-    """The monitor of a cluster, for as long as the block runs; what takes long is shown.
+def connect_to_scheduler(
+    scheduler: SchedulerAddress, what: str = "waiting for the scheduler"
+) -> Iterator[Monitor]:
+    """Yield a monitor that is connected to a cluster while the block runs; show what is waited for.
 
     Args:
-        place: The scheduler.
-        what: What is done, in a few words.
+        scheduler: The scheduler.
+        what: What is being done, in a few words.
 
     Raises:
         MissingExtraError: Dask is not installed.
-        UnreachableError: The scheduler does not answer, or no longer.
+        SchedulerUnreachableError: The scheduler does not answer.
     """
-    need_dask()
-    _be_quiet()
-    from gpulse.integrations.dask import Monitor  # noqa: PLC0415  --help needs none of it
-
-    with Waiting(f"{what} at {place.address}"), _connected(place) as client, reworded(place.address):
+    require_dask()
+    _silence_dask_logging()
+    with (
+        WaitNotice(f"{what} at {scheduler.address}"),
+        _open_client(scheduler) as client,
+        reword_errors(scheduler.address),
+    ):
         yield Monitor(client)
 
 
 @contextmanager
-def reworded(address: str = "SCHEDULER") -> Iterator[None]:
-    """Say errors of the Python interface in the words of the command line.
+def reword_errors(address: str = "SCHEDULER") -> Iterator[None]:
+    """Replace names of the Python API in errors with commands and options.
 
     Args:
-        address: Of the scheduler, for what is suggested.
+        address: Address of the scheduler, for hints.
     """
-    from gpulse.integrations.dask.monitor import NotAttachedError  # noqa: PLC0415  --help needs none of it
-
     try:
         yield
     except MissingExtraError:
         raise
     except NotAttachedError as error:
+        error.message = _as_commands(error.message)
         error.hint = f"gpulse dask attach {address} --start"
         raise
     except GpulseError as error:
@@ -104,8 +235,8 @@ def _as_commands(text: str) -> str:
     return f.plain(text)
 
 
-def need_dask() -> None:
-    """See to it that Dask is there.
+def require_dask() -> None:
+    """Check that Dask is installed.
 
     Raises:
         MissingExtraError: It is not installed.
@@ -114,106 +245,113 @@ def need_dask() -> None:
         raise MissingExtraError("`gpulse dask`", "dask")
 
 
-def _be_quiet() -> None:
-    """What goes wrong is said by us, once: Dask, tornado and asyncio would say it too, each in several lines."""
+def _silence_dask_logging() -> None:
+    """Turn off the logging of Dask, tornado and asyncio, which would repeat our errors in several lines each."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
 
 
 @contextmanager
-def _connected(place: Place) -> Iterator[Client]:
-    import distributed  # noqa: PLC0415  as above
+def _open_client(scheduler: SchedulerAddress) -> Iterator[Client]:
+    import distributed  # noqa: PLC0415  an extra
 
-    deadline = time.monotonic() + place.seconds
-    _check_scheduler(place)
+    deadline = time.monotonic() + scheduler.seconds
+    _check_scheduler(scheduler)
     connect: Any = distributed.Client  # it has no types
     try:
         client = connect(
-            place.address,
+            scheduler.address,
             timeout=max(1.0, deadline - time.monotonic()),
             set_as_default=False,
             name="gpulse",
         )
     except (OSError, ImportError) as error:
-        raise _unreachable(place, str(error) or "it does not answer") from error
+        raise _unreachable_error(scheduler, str(error) or "no answer") from error
     try:
         for topic in ("print", "warn"):
-            client.unsubscribe_topic(topic)  # what tasks print is for those who wait for them
+            client.unsubscribe_topic(topic)  # what tasks print is for their own clients
         yield client
     finally:
         client.close(timeout=_CLOSE_SECONDS)
 
 
-def _check_scheduler(place: Place) -> None:
-    """See to it that a scheduler answers there, and soon: a client alone could wait for good.
+def _check_scheduler(scheduler: SchedulerAddress) -> None:
+    """Check that a scheduler answers in time; a Dask client by itself might wait forever.
 
     Raises:
-        UnreachableError: None does, and why.
+        SchedulerUnreachableError: None does.
     """
     try:
-        identity = asyncio.run(_identity(place))
+        identity = asyncio.run(_read_identity(scheduler))
     except TimeoutError as error:
-        raise UnreachableError(
-            f"no Dask scheduler answers at {place.address} within {place.seconds:g} s",
-            hint="--timeout 30 if it is busy; else see whether the address is the scheduler's own, not its dashboard's",
+        raise SchedulerUnreachableError(
+            f"no Dask scheduler answered at {scheduler.address} within {scheduler.seconds:g} s",
+            hint="if the scheduler is busy, try --timeout 30; otherwise check that this is the scheduler's address, not its dashboard's",
         ) from error
     except (MemoryError, OverflowError, struct.error) as error:
-        raise _foreign(place) from error
+        raise _wrong_protocol_error(scheduler) from error
     except (OSError, TypeError, ValueError, ImportError, RuntimeError) as error:
-        if isinstance(error, ValueError) and place.address.startswith("tcp://"):
-            raise _foreign(place) from error
-        if isinstance(error, TypeError) and place.address.startswith(("tls://", "wss://")):
-            raise UnreachableError(
-                f"{place.address} needs certificates, and Dask's configuration names none", hint=_TLS_HINT
+        if isinstance(error, ValueError) and scheduler.address.startswith("tcp://"):
+            raise _wrong_protocol_error(scheduler) from error
+        if isinstance(error, TypeError) and scheduler.address.startswith(("tls://", "wss://")):
+            raise SchedulerUnreachableError(
+                f"{scheduler.address} needs TLS certificates, but Dask's configuration has none",
+                hint=_TLS_HINT,
             ) from error
-        raise _unreachable(place, _reason(error)) from error
+        raise _unreachable_error(scheduler, _error_reason(error)) from error
     kind = str(identity.get("type"))
     if "Scheduler" not in kind:
-        raise UnreachableError(
-            f"{place.address} is the address of a Dask {f.plain(kind).lower()}, not of its scheduler",
-            hint=HINT,
+        raise SchedulerUnreachableError(
+            f"{scheduler.address} is the address of a Dask {f.plain(kind).lower()}, not of a scheduler",
+            hint=ADDRESS_HINT,
         )
 
 
-async def _identity(place: Place) -> dict[str, Any]:
-    """What Dask says about itself there."""
-    async with asyncio.timeout(place.seconds):
-        asked = asyncio.create_task(_asked_who(place))
+async def _read_identity(scheduler: SchedulerAddress) -> dict[str, Any]:
+    """Return what the Dask process at an address reports about itself."""
+    async with asyncio.timeout(scheduler.seconds):
+        asked = asyncio.create_task(_ask_identity(scheduler))
         done, _ = await asyncio.wait({asked}, timeout=_PROMPT_SECONDS)
         if not done:
-            await asyncio.to_thread(_check_listening, place)
+            await await_background_call(lambda: _check_listening(scheduler), name="gpulse-probe")
         return await asked
 
 
-async def _asked_who(place: Place) -> dict[str, Any]:
-    from distributed.core import rpc  # noqa: PLC0415  as above
+async def _ask_identity(scheduler: SchedulerAddress) -> dict[str, Any]:
+    from distributed.core import rpc  # noqa: PLC0415  an extra
     from distributed.security import Security  # noqa: PLC0415
 
     call: Any = rpc  # it has no types
     arguments = Security().get_connection_args("client")  # type: ignore[no-untyped-call]
-    async with call(place.address, connection_args=arguments, timeout=place.seconds) as there:
+    async with call(scheduler.address, connection_args=arguments, timeout=scheduler.seconds) as there:
         identity: dict[str, Any] = await there.identity()
         return identity
 
 
-def _check_listening(place: Place) -> None:
-    """See to it that somebody listens there: Dask would try again and again until its time is up."""
-    if not place.address.startswith("ucx"):
-        socket.create_connection((place.host, place.port), place.seconds).close()
+def _check_listening(scheduler: SchedulerAddress) -> None:
+    """Check that the port is open; Dask would retry until its timeout."""
+    if not scheduler.address.startswith("ucx"):
+        socket.create_connection((scheduler.host, scheduler.port), scheduler.seconds).close()
 
 
-def _foreign(place: Place) -> UnreachableError:
-    """For what answers in another language: Dask takes the first bytes, whatever they are, for a length."""
-    return UnreachableError(
-        f"what listens at {place.address} is no Dask scheduler: it answers with something else than Dask's messages",
-        hint=f"{HINT}; the dashboard and what serves web pages have other ports",
+def _wrong_protocol_error(scheduler: SchedulerAddress) -> SchedulerUnreachableError:
+    """Return the error for a server that does not speak Dask's protocol: Dask reads its first bytes as a length."""
+    return SchedulerUnreachableError(
+        f"the server at {scheduler.address} is not a Dask scheduler: it does not speak Dask's protocol",
+        hint=f"{ADDRESS_HINT}; the dashboard uses a different port",
     )
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return "what listens there ends the connection" if "before comm was established" in said else str(said)
+    return (
+        "the server at that address closed the connection"
+        if "before comm was established" in said
+        else str(said)
+    )
 
 
-def _unreachable(place: Place, why: str) -> UnreachableError:
-    return UnreachableError(f"no scheduler can be reached at {place.address}: {f.plain(why)}", hint=HINT)
+def _unreachable_error(scheduler: SchedulerAddress, why: str) -> SchedulerUnreachableError:
+    return SchedulerUnreachableError(
+        f"cannot reach a scheduler at {scheduler.address}: {f.plain(why)}", hint=ADDRESS_HINT
+    )

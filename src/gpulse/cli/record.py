@@ -1,4 +1,4 @@
-"""`gpulse record`: frames into a file, alone or beside a command."""
+"""`gpulse record`: record frames to a file, until Ctrl-C or while a command runs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 import time
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from gpulse.cli import beside, shell
+from gpulse.api import open_sink
+from gpulse.cli import child_process, common
 from gpulse.errors import CollectionError, GpulseError, UsageError
-from gpulse.terminal import format as f
-
-if TYPE_CHECKING:
-    from gpulse.model.frame import Frame
-    from gpulse.sampling.recorder import Sink
-    from gpulse.sampling.sampler import Sampler
-    from gpulse.sources.base import Source
+from gpulse.model.frame import Frame
+from gpulse.sampling.recorder import FrameSink
+from gpulse.sampling.sampler import Sampler
+from gpulse.sources.frame_source import Source
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.nvml.read_timing import detailed_cadence
+from gpulse.terminal import value_format as f
 
 _FAST_GPM_SECONDS = 0.2
 
@@ -30,26 +30,26 @@ _FAST_GPM_SECONDS = 0.2
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE",
-    help="A new file: .jsonl.gz or .jsonl for a lossless recording, .csv for a table of GPUs; or .sqlite for all tables, appended to.",
+    help="File to create: .jsonl.gz or .jsonl for a lossless recording, .csv for a table of GPUs, .sqlite for all tables (appends to an existing file).",
 )
 @click.option(
     "-i",
     "--interval",
-    type=shell.seconds,
+    type=common.parse_seconds,
     default=0.1,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two frames.",
+    help="Seconds between frames.",
 )
 @click.option(
     "-t",
     "--seconds",
-    type=shell.seconds,
+    type=common.parse_seconds,
     metavar="SECONDS",
-    help="Stop recording after this time; a COMMAND goes on to its end.",
+    help="Stop recording after this many seconds; a COMMAND continues to its end.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing about the recording.")
-@shell.source_options
+@click.option("-q", "--quiet", is_flag=True, help="Do not print progress.")
+@common.source_options
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
     *,
@@ -61,60 +61,55 @@ def command(
     replay: Path | None,
     argv: tuple[str, ...],
 ) -> int:
-    """Record this machine into FILE until Ctrl-C, or for as long as COMMAND runs.
+    """Record this machine to FILE until Ctrl-C, or while COMMAND runs.
 
-    With a COMMAND the exit code is the command's (126 and 127: it cannot be run, it is not there), and so is
-    Ctrl-C; pressed again it ends the recording alone, and a COMMAND that ignores it goes on.
+    With a COMMAND, the exit code is the command's (126: it cannot be run, 127: it was not found). The first Ctrl-C goes
+    to the command; a second one ends the recording and leaves the COMMAND running if it ignored the first.
 
     \b
-    gpulse record -o run.jsonl.gz -- python train.py
-    gpulse --replay run.jsonl.gz -a
+    gpulse record -o run.jsonl.gz -- python train.py    record a program
+    gpulse --replay run.jsonl.gz -a                     show the end of the recording
+    gpulse why run.jsonl.gz                             find out why the program was slow
     """  # noqa: D301  click needs the backspace itself
-    from gpulse.api import open_sink  # noqa: PLC0415  --help needs none of it
-    from gpulse.sampling.sampler import Sampler  # noqa: PLC0415
-
-    source = shell.other_source(demo=demo, replay=replay)
+    source = common.chosen_source(demo=demo, replay=replay)
     if source is not None and argv:
         raise UsageError(
-            "a COMMAND runs on this machine, so --demo and --replay do not go with it",
-            hint="leave out one or the other",
+            "--demo and --replay cannot be used with a COMMAND, which runs on this machine",
+            hint="leave out the COMMAND, or --demo and --replay",
         )
-    sampler = Sampler(source or _this_machine(interval), interval_seconds=interval)
+    sampler = Sampler(source or _open_local_machine(interval), interval_seconds=interval)
     with closing(sampler):
         sink = open_sink(output)
-        progress = _Progress(output, quiet=quiet)
+        progress = _RecordProgress(output, quiet=quiet)
         with closing(sink):
             if argv:
-                code = _beside(list(argv), sampler, sink, progress, seconds)
+                code = _record_command(list(argv), sampler, sink, progress, seconds)
             else:
-                with beside.stopping(sampler):
-                    _write(sampler, sink, progress, seconds)
+                with child_process.stop_on_signals(sampler):
+                    _record_frames(sampler, sink, progress, seconds)
                 code = 0
     if progress.frames == 0:
         _remove_empty(output)
         if code == 0:
-            raise CollectionError("nothing was recorded")
+            raise CollectionError("no frame was recorded")
         return code
     progress.finish()
     return code
 
 
 def _remove_empty(output: Path) -> None:
-    """A recording without a frame only stands in the way of the next attempt; a database may hold others."""
+    """Remove a recording without frames, which would block the next attempt; a database may contain others."""
     if output.name.lower().endswith((".jsonl", ".jsonl.gz", ".csv")):
         output.unlink(missing_ok=True)
 
 
-def _this_machine(interval: float) -> Source:
-    from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
-    from gpulse.sources.nvml.cadence import close_up  # noqa: PLC0415
-
-    cadence = close_up(max(_FAST_GPM_SECONDS, min(interval, 1.0)))
+def _open_local_machine(interval: float) -> Source:
+    cadence = detailed_cadence(max(_FAST_GPM_SECONDS, min(interval, 1.0)))
     return LocalMachine(interval_seconds=interval, cadence=cadence, threads=True)
 
 
-class _Progress:
-    """One line on standard error that says how far the recording is."""
+class _RecordProgress:
+    """A line on standard error with the length and size of the recording."""
 
     def __init__(self, path: Path, *, quiet: bool) -> None:
         self.frames = 0
@@ -131,7 +126,7 @@ class _Progress:
         now = time.monotonic()
         if self._shown and now - self._drawn >= 0.5:
             self._drawn = now
-            sys.stderr.write(f"\r\x1b[Krecording {self._text()}  Ctrl-C ends it")
+            sys.stderr.write(f"\r\x1b[Krecording {self._text()}  (Ctrl-C stops recording)")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -148,10 +143,12 @@ class _Progress:
         size = self._path.stat().st_size if self._path.exists() else None
         seconds = self._last - self._first
         passed = f"{seconds:.1f}s" if seconds < 60 else f.duration(seconds)
-        return f"{passed}, {self.frames} frames, {f.size(size)} in {f.plain(str(self._path))}"
+        return f"{passed}, {self.frames} {'frame' if self.frames == 1 else 'frames'}, {f.size(size)} in {f.plain(str(self._path))}"
 
 
-def _write(sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | None) -> None:
+def _record_frames(
+    sampler: Sampler, sink: FrameSink, progress: _RecordProgress, seconds: float | None
+) -> None:
     deadline = None if seconds is None else time.monotonic() + seconds
     for frame in sampler:
         sink.write(frame)
@@ -160,10 +157,12 @@ def _write(sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | N
             return
 
 
-def _beside(argv: list[str], sampler: Sampler, sink: Sink, progress: _Progress, seconds: float | None) -> int:
-    """Record while a command runs; its exit code.
+def _record_command(
+    argv: list[str], sampler: Sampler, sink: FrameSink, progress: _RecordProgress, seconds: float | None
+) -> int:
+    """Record while a command runs; return its exit code.
 
-    A recording that fails (a full disk) says so and lets the command go on: it is worth more.
+    When the recording fails, for example because the disk is full, the error is printed and the command continues.
     """
     failed = False
 
@@ -171,13 +170,13 @@ def _beside(argv: list[str], sampler: Sampler, sink: Sink, progress: _Progress, 
         nonlocal failed
         try:
             try:
-                _write(sampler, sink, progress, seconds)
+                _record_frames(sampler, sink, progress, seconds)
             finally:
                 progress.clear()
         except GpulseError as error:
             failed = True
-            shell.complain("gpulse", f"{error.message}; the command goes on", error.hint)
+            common.print_error("gpulse", f"{error.message}; the command continues", error.hint)
             with suppress(GpulseError):  # the same reason once more
                 sink.close()
 
-    return beside.run(argv, sampler, write).code or int(failed)
+    return child_process.run(argv, sampler, write).code or int(failed)

@@ -1,35 +1,37 @@
-"""`gpulse status`: how a head is, who is connected, which sessions go on."""
+"""`gpulse status`: show a head, its nodes and its active sessions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from gpulse.cli import remote, shell, target
-
-if TYPE_CHECKING:
-    from gpulse.cluster.client.address import Transport
-    from gpulse.terminal.cluster import Commands
+from gpulse.cli import common, head_client
+from gpulse.cluster import wire
+from gpulse.cluster.client.transport import HeadUnreachableError, Transport
+from gpulse.cluster.protocol.answers import Status
+from gpulse.terminal.cluster_status import SuggestedCommands, status_lines
 
 NOT_RUNNING = 3
 
 
 @click.command()
-@click.option("-a", "--all", "everything", is_flag=True, help="Every node, however many there are.")
+@click.option("-a", "--all", "everything", is_flag=True, help="List all nodes, even if there are many.")
 @click.option("--json", "as_json", is_flag=True, help="Print the head's answer as JSON.")
-@click.option("--no-color", is_flag=True, help="No colours (as NO_COLOR=1).")
-@target.options
+@click.option("--no-color", is_flag=True, help="Do not use colors (same as NO_COLOR=1).")
+@head_client.options
 def command(*, everything: bool, as_json: bool, no_color: bool, **given: Any) -> int:
-    """Show the head, its storage, its nodes and the sessions that go on.
+    """Show a head, its storage, its nodes and its active sessions.
 
-    The exit code is 3 when no head runs there.
+    The exit code is 3 when no head is running at that address.
     """
-    return show(target.taken(given), as_json=as_json, no_color=no_color, everything=everything)
+    return print_status(
+        head_client.pop_target(given), as_json=as_json, no_color=no_color, everything=everything
+    )
 
 
-def show(
-    chosen: target.Target,
+def print_status(
+    chosen: head_client.HeadTarget,
     *,
     as_json: bool,
     no_color: bool,
@@ -37,50 +39,44 @@ def show(
     transport: Transport = "grpc",
     name: str = "gpulse",
 ) -> int:
-    """Print a head's status; the exit code.
+    """Print a head's status; return the exit code.
 
     Args:
         chosen: The head.
-        as_json: Print its own answer.
-        no_color: No colours.
+        as_json: Print its answer as JSON.
+        no_color: Print without colors.
         everything: List every node.
-        transport: What to speak.
+        transport: The protocol.
         name: The program that was called.
     """
-    from gpulse.cluster.client.link import UnreachableError  # noqa: PLC0415  --help needs none of it
-    from gpulse.cluster.protocol.answers import Status  # noqa: PLC0415
-
     try:
-        with remote.asking(chosen, transport) as head:
+        with head_client.connect_to_head(chosen, transport) as head:
             if as_json:
-                remote.print_json(head.call("status", dict))
+                head_client.print_json(head.call("status", dict))
                 return 0
             status = head.call("status", Status)
-    except UnreachableError as error:
-        shell.complain(name, error.message, error.hint)
+    except HeadUnreachableError as error:
+        common.print_error(name, error.message, error.hint)
         return NOT_RUNNING
-    from gpulse.terminal.cluster import status_lines  # noqa: PLC0415
-
     lines = status_lines(
         status,
-        head.place,
-        width=shell.width(),
-        paint=shell.paint(no_color=no_color),
+        head.address,
+        width=common.terminal_width(),
+        paint=common.paint(no_color=no_color),
         every_node=everything,
-        commands=_commands(chosen, head, transport),
+        commands=_command_hints(chosen, head, transport),
     )
-    shell.write("\n".join(lines))
+    common.write("\n".join(lines))
     return 0
 
 
-def _commands(chosen: target.Target, head: remote.Head, transport: Transport) -> Commands:
-    """Say how to do what the status suggests, at this head and with the program that was called."""
-    from gpulse.cluster import wire  # noqa: PLC0415  --help needs none of it
-    from gpulse.terminal.cluster import Commands  # noqa: PLC0415
-
-    address, options, reword = head.client.address, chosen.options(transport), shell.words()
+def _command_hints(
+    chosen: head_client.HeadTarget, head: head_client.HeadConnection, transport: Transport
+) -> SuggestedCommands:
+    """Return the commands that the status suggests, for this head and the program that was called."""
+    address, options, reword = head.client.address, chosen.options(transport), common.get_rewording()
     port = address.port if address.transport == "grpc" else wire.DEFAULT_PORT
-    return Commands(
+    return SuggestedCommands(
         start=reword(f"gpulse session start NAME{options}"),
         recover=reword(f"gpulse session recover NAME{options}"),
         agent=reword(f"gpulse agent {'HEAD' if address.is_local else address.host}:{port}"),

@@ -1,4 +1,4 @@
-"""`gpulse token`: shows where the head's token is, and how to copy it."""
+"""`gpulse token`: show where a head's token is, and how to copy it; find the token for other commands."""
 
 from __future__ import annotations
 
@@ -7,54 +7,71 @@ from pathlib import Path
 
 import click
 
-from gpulse.cli import service, shell
+from gpulse.cli import common
+from gpulse.cluster.credentials import read_token, token_copy_command
+from gpulse.cluster.head.address_file import read_address_file
 from gpulse.errors import GpulseError
 
 
+def find_token(path: Path | None, *, is_local: bool) -> str | None:
+    """Return the token from the named file, the environment, or this user's configuration."""
+    chosen = path or os.environ.get("GPULSE_TOKEN_FILE")
+    if chosen:
+        return read_token(os.fspath(chosen))
+    if text := os.environ.get("GPULSE_TOKEN", "").strip():
+        return text
+    default = common.default_token_file()
+    if not os.access(default, os.R_OK):
+        return None
+    try:
+        return read_token(str(default))
+    except GpulseError:
+        if is_local:  # a head on this machine needs none
+            return None
+        raise
+
+
 @click.command()
-@click.option("--show", is_flag=True, help="Print the token itself, and nothing else.")
+@click.option("--show", is_flag=True, help="Print only the token itself.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The token's file; default: that of the head that runs here, else the one commands use.",
+    show_default="the running head's file, else the file that other commands use",
+    help="File with the token.",
 )
 def command(*, show: bool, token_file: Path | None) -> int:
-    """Show where the token is that a head wants from other machines and other users, and how to copy it.
+    """Show where a head's token is, and how to copy it to other machines and users that need it.
 
     \b
-    gpulse token             the file, and the command to run on another machine
-    gpulse token --show      the token itself
+    gpulse token             show the token's file and the command that copies it
+    gpulse token --show      print the token itself
     """  # noqa: D301  click needs the backspace itself
-    from gpulse.cluster.tokens import copy_command, read_token  # noqa: PLC0415  --help needs none of it
-
-    path = str((token_file or _of_head() or _usual()).absolute())
+    path = str((token_file or _running_head_token_file() or _default_token_file()).absolute())
     if not os.path.lexists(path):
         raise GpulseError(
-            f"there is no token at {path}",
-            hint="the first start of gpulse head makes it; run this on the head's machine, as the user who started it",
+            f"there is no token file {path}",
+            hint="run this on the head's machine as the user who started the head; the head creates the token when it first starts",
         )
     text = read_token(path)
     if show:
-        shell.write(text)
+        common.write(text)
         return 0
-    shell.write(
+    common.write(
         f"token file: {path}\n"
-        f"on another machine, run:  {copy_command(path)}\n"
-        "another user of this machine needs a copy of mode 600: gpulse token --show prints the token"
+        f"on another machine, run:  {token_copy_command(path)}\n"
+        "other users of this machine need a copy with mode 600; print the token with: gpulse token --show"
     )
     return 0
 
 
-def _of_head() -> Path | None:
+def _running_head_token_file() -> Path | None:
     """Return the token file of this user's head on this machine, if one runs."""
-    from gpulse.cluster.head.address_file import read_whereabouts  # noqa: PLC0415  --help needs none of it
-
-    document = read_whereabouts(str(service.state_dir("head")))
+    document = read_address_file(str(common.state_dir("head")))
     named = document.get("token_file") if document else None
     return Path(named) if isinstance(named, str) else None
 
 
-def _usual() -> Path:
+def _default_token_file() -> Path:
     named = os.environ.get("GPULSE_TOKEN_FILE")
-    return Path(named) if named else service.default_token_file()
+    return Path(named) if named else common.default_token_file()

@@ -1,1 +1,1 @@
-"""Many nodes and one head: what agents send, and what the head does with it."""
+"""Agents on many nodes, the head that stores their frames, and the clients of the head."""

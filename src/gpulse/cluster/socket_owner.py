@@ -1,12 +1,16 @@
-"""Find the user at the other end of a TCP connection that stays on this machine."""
+"""Find the owner of a local TCP socket: the user at the other end of a connection, the process that listens on a port."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import socket
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
+
+from gpulse.model.safe_text import printable
 
 _SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -18,12 +22,13 @@ _MAX_ANSWER_BYTES = 1 << 16
 _ANSWER_SECONDS = 1.0
 _ESTABLISHED, _FIN_WAIT_1, _FIN_WAIT_2 = 1, 4, 5
 _STATES = frozenset({_ESTABLISHED, _FIN_WAIT_1, _FIN_WAIT_2})
-"""Of the client's side while the server still reads from it. A socket that is only being opened (SYN_SENT) may have
-the addresses of one that ended."""
+"""States of the client's socket while the server still reads from it. A socket that is only being opened (SYN_SENT) may
+have the addresses of one that ended."""
 _MAPPED = b"\0" * 10 + b"\xff\xff"
+_LISTENING = "0A"
 
 
-class _Found(NamedTuple):
+class _TcpSocket(NamedTuple):
     """One socket of this machine."""
 
     local: tuple[bytes, int]
@@ -31,40 +36,40 @@ class _Found(NamedTuple):
     state: int
     uid: int
     inode: int
-    """0 once no process holds the socket: the kernel then reports root as its user, whoever it was."""
+    """0 once no process holds the socket: the kernel then reports root as its user."""
 
 
-def connection_owner(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the user id of the process that opened a connection to this process, or None when it cannot be known.
+def find_connection_owner(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """Return the user ID of the process that opened a connection to this process; None if it cannot be found.
 
-    Must be asked while the connection is open. None for a client on another machine or in another network namespace,
-    and for a socket that its process has closed already.
+    Call it while the connection is open. The result is None for a client on another machine or in another network
+    namespace, and for a socket that its process has closed.
 
     Args:
         client: Address and port of the client, as the server sees them.
         server: Address and port that the client connected to.
     """
-    return _owner(client, (server[1],), server[0])
+    return _find_owner(client, (server[1],), server[0])
 
 
-def port_owner(client: tuple[str, int], server_ports: Collection[int]) -> int | None:
-    """Return the same for a connection of which this side's address is unknown.
+def find_port_owner(client: tuple[str, int], server_ports: Collection[int]) -> int | None:
+    """Return the same for a connection whose server address is unknown.
 
-    All connections from the client's address and port to one of the ports are looked at; None where they belong to
-    different users.
+    All connections from the client's address and port to one of the ports are examined; the result is None if they
+    belong to different users.
     """
-    return _owner(client, server_ports, None)
+    return _find_owner(client, server_ports, None)
 
 
-def _owner(client: tuple[str, int], ports: Collection[int], server_host: str | None) -> int | None:
+def _find_owner(client: tuple[str, int], ports: Collection[int], server_host: str | None) -> int | None:
     try:
-        local = (_packed(client[0]), client[1])
-        host = None if server_host is None else _packed(server_host)
-        found: list[_Found] = []
+        local = (_pack_address(client[0]), client[1])
+        host = None if server_host is None else _pack_address(server_host)
+        found: list[_TcpSocket] = []
         with suppress(OSError, struct.error):
-            found = _matching(_from_netlink(local, ports, host), local, ports, host)
+            found = _filter_sockets(_from_netlink(local, ports, host), local, ports, host)
         if not found:  # a kernel without sock_diag, or a sandbox that forbids it
-            found = _matching(_from_proc(local[1]), local, ports, host)
+            found = _filter_sockets(_from_proc(local[1]), local, ports, host)
         users = {each.uid if each.inode and each.state in _STATES else None for each in found}
         owner = users.pop() if len(users) == 1 else None
         return None if owner is None or _is_anonymous(owner) else owner
@@ -72,9 +77,9 @@ def _owner(client: tuple[str, int], ports: Collection[int], server_host: str | N
         return None
 
 
-def _matching(
-    sockets: Iterable[_Found], local: tuple[bytes, int], ports: Collection[int], host: bytes | None
-) -> list[_Found]:
+def _filter_sockets(
+    sockets: Iterable[_TcpSocket], local: tuple[bytes, int], ports: Collection[int], host: bytes | None
+) -> list[_TcpSocket]:
     return [
         each
         for each in sockets
@@ -82,20 +87,20 @@ def _matching(
     ]
 
 
-def _packed(address: str) -> bytes:
-    """An address in 4 bytes, or in 16 where it is IPv6 and not mapped IPv4."""
+def _pack_address(address: str) -> bytes:
+    """Return an address as 4 bytes, or as 16 if it is IPv6 and not mapped IPv4."""
     text = address.partition("%")[0]
     if ":" not in text:
         return socket.inet_pton(socket.AF_INET, text)
-    return _unmapped(socket.inet_pton(socket.AF_INET6, text))
+    return _unmap_ipv4(socket.inet_pton(socket.AF_INET6, text))
 
 
-def _unmapped(address: bytes) -> bytes:
+def _unmap_ipv4(address: bytes) -> bytes:
     return address[12:] if address.startswith(_MAPPED) else address
 
 
 def _is_anonymous(uid: int) -> bool:
-    """Whether a user id stands for all users that this user namespace has no number for."""
+    """Return whether a user ID stands for all users that are not mapped in this user namespace."""
     with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
         if uid != int(file.read()):
             return False
@@ -103,22 +108,26 @@ def _is_anonymous(uid: int) -> bool:
         return file.read().split() != ["0", "0", str(_ANY)]
 
 
-def _from_netlink(local: tuple[bytes, int], ports: Collection[int], host: bytes | None) -> Iterator[_Found]:
-    """Ask the kernel: for one connection where both of its ends are known, else for all from this local port.
+def _from_netlink(
+    local: tuple[bytes, int], ports: Collection[int], host: bytes | None
+) -> Iterator[_TcpSocket]:
+    """Query the kernel for one connection if both of its ends are known, else for all from this local port.
 
-    Looking one up takes 50 µs, however many connections there are; going through all of them takes a millisecond.
+    Looking up one takes 50 µs, however many connections there are; listing all of them takes a millisecond.
     """
     is_v4 = len(local[0]) == 4
     if host is not None and len(host) == len(local[0]):
         endpoints = struct.pack("!HH16s16s", local[1], *ports, local[0], host)
-        yield from _asked(socket.AF_INET if is_v4 else socket.AF_INET6, endpoints, _REQUEST)
+        yield from _query_kernel(socket.AF_INET if is_v4 else socket.AF_INET6, endpoints, _REQUEST)
         return
     endpoints = struct.pack("!HH32x", local[1], 0)
     for family in (socket.AF_INET, socket.AF_INET6) if is_v4 else (socket.AF_INET6,):
-        yield from _asked(family, endpoints, _REQUEST | _DUMP)  # IPv6 sockets carry mapped IPv4 as well
+        yield from _query_kernel(
+            family, endpoints, _REQUEST | _DUMP
+        )  # IPv6 sockets carry mapped IPv4 as well
 
 
-def _asked(family: int, endpoints: bytes, flags: int) -> Iterator[_Found]:
+def _query_kernel(family: int, endpoints: bytes, flags: int) -> Iterator[_TcpSocket]:
     body = (
         struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, _ANY)
         + endpoints
@@ -134,37 +143,83 @@ def _asked(family: int, endpoints: bytes, flags: int) -> Iterator[_Found]:
                 length, kind = _HEADER.unpack_from(answer)[:2]
                 if kind in {_NLMSG_ERROR, _NLMSG_DONE} or length < _HEADER.size:
                     return
-                yield _from_message(answer[_HEADER.size : length])
+                yield _parse_message(answer[_HEADER.size : length])
                 if not flags & _DUMP:
                     return
                 answer = answer[(length + 3) & ~3 :]
 
 
-def _from_message(message: bytes) -> _Found:
-    """Read a `struct inet_diag_msg`."""
+def _parse_message(message: bytes) -> _TcpSocket:
+    """Parse a `struct inet_diag_msg`."""
     family, state = message[0], message[1]
     local_port, remote_port, local, remote = struct.unpack_from("!HH16s16s", message, 4)
     uid, inode = struct.unpack_from("=II", message, 64)
     size = 4 if family == socket.AF_INET else 16
-    return _Found(
-        (_unmapped(local[:size]), local_port), (_unmapped(remote[:size]), remote_port), state, uid, inode
+    return _TcpSocket(
+        (_unmap_ipv4(local[:size]), local_port), (_unmap_ipv4(remote[:size]), remote_port), state, uid, inode
     )
 
 
-def _from_proc(port: int) -> Iterator[_Found]:
-    """Read the sockets with a local port from the kernel's tables, which takes milliseconds where there are thousands."""
+def _from_proc(port: int) -> Iterator[_TcpSocket]:
+    """Read the sockets with a local port from /proc, which takes milliseconds if there are thousands."""
     mark = f":{port:04X} "
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError), open(table, encoding="ascii") as file:
             next(file, None)
             for parts in (line.split() for line in file if mark in line):
-                yield _Found(
+                yield _TcpSocket(
                     _endpoint(parts[1]), _endpoint(parts[2]), int(parts[3], 16), int(parts[7]), int(parts[9])
                 )
 
 
 def _endpoint(text: str) -> tuple[bytes, int]:
-    """Read `0100007F:1F9A`: words of 32 bits in the machine's byte order."""
+    """Parse `0100007F:1F9A`: 32-bit words in the machine's byte order."""
     address, _, port = text.partition(":")
     words = [int(address[start : start + 8], 16) for start in range(0, len(address), 8)]
-    return _unmapped(struct.pack(f"={len(words)}I", *words)), int(port, 16)
+    return _unmap_ipv4(struct.pack(f"={len(words)}I", *words)), int(port, 16)
+
+
+def describe_listener(port: int) -> str | None:
+    """Return the process that listens on a TCP port, such as `python3 (pid 4711)`; None if there is none.
+
+    Of another user's process only the user can be found.
+    """
+    sockets = dict(_listening_sockets(port))
+    if not sockets:
+        return None
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        if any(inode in sockets for inode in _socket_inodes(pid)):
+            return f"{_program_name(pid)} (pid {pid})"
+    return f"a process of {_user_name(next(iter(sockets.values())))}"
+
+
+def _listening_sockets(port: int) -> Iterator[tuple[str, int]]:
+    """Yield the inode and the user ID of every socket that listens on a port."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError), open(table, encoding="ascii") as file:
+            next(file, None)
+            for line in file:
+                parts = line.split()
+                if parts[3] == _LISTENING and int(parts[1].rpartition(":")[2], 16) == port:
+                    yield parts[9], int(parts[7])
+
+
+def _socket_inodes(pid: str) -> Iterator[str]:
+    with suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                if target.startswith("socket:["):
+                    yield target[8:-1]
+
+
+def _program_name(pid: str) -> str:
+    with suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return printable(file.read().strip()) or "a process"
+    return "a process"
+
+
+def _user_name(uid: int) -> str:
+    with suppress(KeyError):
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    return f"the user {uid}"

@@ -1,1 +1,1 @@
-"""Agents on other machines, put there over SSH."""
+"""Install and manage agents on other machines over ssh."""

@@ -1,25 +1,25 @@
-# What `gpulse deploy` does on a node, for any POSIX shell. In front of it stand its parameters; behind it, on standard
-# input, come the files that belong to it.
+# The part of `gpulse deploy` that runs on a node, in any POSIX shell. Its parameters precede it as variables; its files
+# follow on standard input.
 #
-# How `up` replaces an agent. Two of them cannot run at once: they would have one name at the head and one place for
-# frames. So the earlier one has to end first, and whatever happens then, it goes on with its files, or the new one runs:
+# How `up` replaces an agent: two agents cannot run at once, because they would share one name at the head and one spool.
+# So the earlier agent has to end first. After any failure either the earlier agent runs with its files, or the new one:
 #
-#   1. What comes on standard input is written to a directory of its own and counted, and the mark behind it is read.
-#      A connection that breaks off ends here, before anything is locked.
-#   2. The lock. What an earlier deploy left half done is put in order, and another machine's agent is left alone.
-#   3. That gpulse runs is tried, and all that needs room on the disk is written: settings, directories, the log. A full
-#      disk, a missing program or a missing token ends here, and nothing was touched.
-#   4. From here on two processes are at work. One makes the exchange and the other waits for it, and the lock is that of
-#      the first. If the one that waits is killed, the exchange goes on; if the one that makes it is, the other goes back.
+#   1. The files on standard input are written to a new directory and counted, and the mark after them is read.
+#      An interrupted connection ends here, before anything is locked.
+#   2. The lock is taken. An unfinished earlier deploy is recovered. Another machine's agent is left alone.
+#   3. gpulse is run once, and everything that needs disk space is written: settings, directories, the log. A full disk,
+#      a missing program or a missing token ends here, and nothing has changed.
+#   4. From here on there are two processes. One replaces the agent and owns the lock; the other waits for it. If the
+#      waiting one is killed, the replacement continues; if the replacing one is killed, the other rolls back.
 #   5. The earlier agent is ended.
-#   6. now becomes old, new becomes now. These are renames, which a full disk allows. For as long as there is an `old`,
-#      it is not certain that the new agent runs, and if an agent runs then it is the new one.
-#   7. The new agent is started from what is in `now`. It runs: its number is written down, and `old` is renamed away.
-#   8. It does not run: what was started of it is ended, `old` becomes `now`, and the earlier agent is started again, in the same
-#      way as any other, for `now` holds all that it takes.
+#   6. `now` is renamed to `old` and `new` to `now`, because renames work on a full disk. While `old` exists, the new
+#      agent may not run yet, and if an agent runs, it is the new one.
+#   7. The new agent is started from `now`. If it runs, its process ID is recorded and `old` is renamed away.
+#   8. If it does not run, its processes are ended, `old` becomes `now` again, and the earlier agent is restarted in the
+#      same way, because `now` holds everything that it needs.
 #
-# Should both be killed at once, or the machine stop, then the next deploy finds either `now` as it was or an `old` that
-# it makes `now` again (mend): nobody runs then, but no file is lost, and `up` or `restart` start it again.
+# If both processes are killed, or the machine stops, the next deploy finds either an unchanged `now`, or an `old` that it
+# renames to `now` (recover): no agent runs then, but no file is lost, and `up` or `restart` starts the agent again.
 umask 077
 trap '' HUP PIPE
 unset SSH_AUTH_SOCK SSH_CONNECTION SSH_CLIENT SSH_TTY
@@ -36,20 +36,20 @@ pause() { sleep 0.1 2>/dev/null || sleep 1; }
 
 seconds() { date +%s; }
 
-whole() { # a path that may begin with the home directory
+expand_home() { # print a path that may begin with ~/
   case $1 in
     '~/'*) printf '%s\n' "$HOME/${1#??}" ;;
     *) printf '%s\n' "$1" ;;
   esac
 }
 
-quoted() { # one word as a shell reads it
+quote() { # print one word as a shell reads it
   printf '%s\n' "$1" | sed "s/'/'\\\\''/g; 1s/^/'/; \$s/\$/'/"
 }
 
-# Processes. A number alone may have been given to another one since; with the moment of its start it is unique.
+# Processes. A process ID may be reused; together with the start time it is unique.
 
-ticks() { # when a process began, in ticks since the boot; nothing when it has ended
+ticks() { # print the start time of a process, in ticks since the boot; nothing when it has ended
   set -- $(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | tail -n 1)
   case ${1:-Z} in
     Z | X) ;;
@@ -66,7 +66,7 @@ is_number() {
   [ "$1" -gt 1 ]
 }
 
-is_ours() { # whether a process is an agent of this directory
+is_ours() { # is a process an agent of this directory?
   case "$(tr '\0' '\n' 2>/dev/null <"/proc/$1/cmdline")" in
     *"
 --state-dir
@@ -75,78 +75,71 @@ $here/agent/"*) return 0 ;;
   return 1
 }
 
-recorded() { # whether the agent that was written down is there: pid, began, since, how
+read_record() { # does the recorded agent run? Sets pid, began, since, how
   pid='' began='' booted='' since='' how=''
   [ -r "$here/pid" ] || return 1
   read -r pid began booted since how <"$here/pid"
   is_number "$pid" && [ "$booted" = "$(boot)" ] && [ -n "$began" ] && [ "$(ticks "$pid")" = "$began" ]
 }
 
-running() { # whether the agent that was started here is there, even if nobody was left to write its number down
-  ! recorded || return 0
+running() { # does an agent of this directory run, even one that was never recorded?
+  ! read_record || return 0
   for file in "$here"/agent/*/agent.pid; do
-    [ -r "$file" ] && read -r pid <"$file" && is_number "$pid" && is_ours "$pid" && record && return 0
+    [ -r "$file" ] && read -r pid <"$file" && is_number "$pid" && is_ours "$pid" && write_record && return 0
   done
   for file in $(grep -lsF -- "$here/agent/" /proc/[0-9]*/cmdline 2>/dev/null); do
     pid=${file#/proc/} pid=${pid%/cmdline}
-    is_ours "$pid" && record && return 0
+    is_ours "$pid" && write_record && return 0
   done
   return 1
 }
 
-record() { # write down what runs; whether it still does
+write_record() { # record the agent; fails when it has ended
   began=$(ticks "$pid") since=$(seconds) how=${by:-session}
   [ -n "$began" ] || return 1
   ! grep -qsF "$unit" "/proc/$pid/cgroup" || how=systemd
   [ -n "$mine" ] || return 0
-  # on a full disk it is found without it
+  # on a full disk the agent is found without the record
   printf '%s %s %s %s %s\n' "$pid" "$began" "$(boot)" "$since" "$how" 2>/dev/null >"$here/pid.new" &&
     mv -f "$here/pid.new" "$here/pid" || rm -f "$here/pid.new"
 }
 
-is_foreign() { # whether the agent of another machine, or of another container, uses this directory
+is_foreign() { # does an agent of another machine, or of another container, use this directory?
   for file in "$here"/agent/*/lock; do
     [ -e "$file" ] || continue
-    if command -v flock >/dev/null; then
-      flock -n "$file" true 2>/dev/null
-      [ $? -ne 1 ] || return 0
-    elif command -v python3 >/dev/null; then
-      python3 -c 'import fcntl, sys
-try: fcntl.flock(open(sys.argv[1], "r+"), fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError: sys.exit(9)' "$file" 2>/dev/null
-      [ $? -ne 9 ] || return 0
-    fi
+    flock -n "$file" true 2>/dev/null # exits with 1 when another process has the lock
+    [ $? -ne 1 ] || return 0
   done
   return 1
 }
 
-of_another() { # end here when it is another's
-  running || ! is_foreign || fail "another machine that is called $node too uses $here" \
-    "give each machine a host name of its own, or an XDG_STATE_HOME that they do not share"
+refuse_foreign() { # fail when another machine uses this directory
+  running || ! is_foreign || fail "another machine with the host name $node is using $here" \
+    "give each machine its own host name, or its own XDG_STATE_HOME"
 }
 
-renamed() { # a node that got another name while its agent runs keeps its directory
-  ! recorded || return 0
+find_renamed() { # use the directory of the earlier host name if its agent still runs
+  ! read_record || return 0
   ours=$here
   for file in "$state"/*/deploy/pid; do
     here=${file%/pid}
-    if [ "$here" != "$ours" ] && recorded && is_ours "$pid" &&
+    if [ "$here" != "$ours" ] && read_record && is_ours "$pid" &&
       [ "$(readlink "/proc/$pid/ns/uts")" = "$(readlink /proc/self/ns/uts)" ]; then
       node=${here%/deploy} node=${node##*/}
-      say note "it was called $node when its agent was started"
+      say note "its host name was $node when its agent was started"
       return
     fi
   done
   here=$ours
 }
 
-stop() { # end what runs, by force if it must be
+stop() { # end the agent, with SIGKILL if necessary
   forced=''
   kill -TERM "$pid" 2>/dev/null
   until_then=$(($(seconds) + ${patience:-15}))
   while [ "$(ticks "$pid")" = "$began" ]; do
     if [ "$(seconds)" -ge "$until_then" ]; then
-      [ -z "$forced" ] || fail "process $pid does not end, not even by force" "it may hang in the driver: see dmesg there"
+      [ -z "$forced" ] || fail "cannot stop process $pid, not even with SIGKILL" "the process may hang in the driver: see dmesg on the node"
       forced=', by force'
       kill -KILL "$pid" 2>/dev/null
       until_then=$(($(seconds) + 10))
@@ -155,11 +148,11 @@ stop() { # end what runs, by force if it must be
   done
 }
 
-no_room() { fail "cannot write $1 there" "is the disk full, or the quota used up?"; }
+no_room() { fail "cannot write $1 there" "check that the disk is not full and the quota is not used up"; }
 
 writable() { mkdir -p "$here" 2>/dev/null && [ -w "$here" ] || no_room "$here"; }
 
-# One deploy at a time: the lock says which process has it.
+# One deploy at a time: the lock names its process. A symbolic link works on every file system; flock does not.
 
 lock() {
   [ "$verb" != up ] || writable
@@ -167,30 +160,30 @@ lock() {
   until_then=$(($(seconds) + ${patience:-30}))
   until ln -s "$name" "$here/lock" 2>/dev/null; do
     held=$(readlink "$here/lock" 2>/dev/null)
-    [ -n "$held" ] || ! ln -s "$name" "$here/lock" 2>/dev/null || break # it was let go just now
+    [ -n "$held" ] || ! ln -s "$name" "$here/lock" 2>/dev/null || break # it was released just now
     if [ -z "$held" ]; then
-      [ "$verb" = up ] || return 0 # no room for a lock: numbers with their starts are safe without it
-      writable # whoever had it may have removed everything
-    elif [ "$(ticks "${held%%.*}")" != "${held#*.}" ]; then # whoever had it is gone
+      [ "$verb" = up ] || return 0 # no room for a lock: process IDs with start times are safe without it
+      writable # the last owner may have removed everything
+    elif [ "$(ticks "${held%%.*}")" != "${held#*.}" ]; then # its owner has ended
       if mv -f "$here/lock" "$here/lock.$$" 2>/dev/null; then
         [ "$(readlink "$here/lock.$$" 2>/dev/null)" = "$held" ] || ln -s "$(readlink "$here/lock.$$")" "$here/lock" 2>/dev/null
         rm -f "$here/lock.$$"
         continue
       fi
-      held= # nothing can be written here, and nobody has the lock
+      held= # the directory is not writable, and no process has the lock
       [ "$verb" = up ] || return 0
     fi
     if [ "$(seconds)" -ge "$until_then" ]; then
       [ -n "$held" ] || no_room "$here"
-      fail "another deploy is at work there" "wait for it, then try again"
+      fail "another deploy is running on the node" "wait until the other deploy has finished, then try again"
     fi
     pause
   done
   mine=$name
-  trap leave EXIT
+  trap clean_up EXIT
 }
 
-leave() { # what came and was not used goes
+clean_up() { # remove what arrived and was not used, and the lock
   [ -z "$new" ] || rm -rf "$new"
   case $(readlink "$here/lock" 2>/dev/null) in
     "${mine:-nobody}" | "${child:-nobody}".*) rm -f "$here/lock" ;;
@@ -198,13 +191,13 @@ leave() { # what came and was not used goes
   rmdir "$here" "$state/$node" "$state" 2>/dev/null
 }
 
-mend() { # what a deploy that was killed left half done
+recover() { # finish or undo an interrupted deploy
   for place in "$here"/new.*; do
     name=${place##*/new.}
     [ ! -d "$place" ] || [ "$(ticks "${name%%.*}")" = "${name#*.}" ] || rm -rf "$place"
   done
   if [ -d "$here/old" ] && running; then
-    settle
+    commit
   elif [ -d "$here/old" ]; then
     rm -rf "$here/now"
     mv -f "$here/old" "$here/now"
@@ -212,36 +205,36 @@ mend() { # what a deploy that was killed left half done
   rm -rf "$here"/gone.*
 }
 
-settle() { # the new agent it is
+commit() { # the new agent stays
   [ ! -d "$here/old" ] || mv -f "$here/old" "$here/gone.$$"
   rm -rf "$here"/gone.*
 }
 
 # Which gpulse.
 
-program_of() { # the words that run gpulse: program, module
+find_program() { # set program and module, which run gpulse, and its version
   PATH=$PATH:$HOME/.local/bin:/usr/local/bin
   module=''
   if [ -n "$keep" ]; then
     program=$(field program) module=$(field module) install=$(cat "$here/now/install" 2>/dev/null)
   elif [ -n "$gpulse" ]; then
-    program=$(whole "$gpulse")
+    program=$(expand_home "$gpulse")
   elif [ -n "$venv" ]; then
-    program=$(whole "$venv")/bin/python module=yes
+    program=$(expand_home "$venv")/bin/python module=yes
   else
     [ -n "$install" ] || read -r install 2>/dev/null <"$here/now/install"
     if [ -n "$install" ] && [ -e "$data/$install/ready" ]; then
       program=$data/$install/venv/bin/python module=yes
     elif [ -n "$python" ]; then
-      program=$(command -v "$(whole "$python")") || fail "$python is not there" "correct the list of nodes, or --python"
+      program=$(command -v "$(expand_home "$python")") || fail "$python does not exist there" "correct the list of nodes, or --python"
       module=yes
     else
       install=''
-      program=$(command -v gpulse) || fail "gpulse is not installed there" "--push copies it there, without root or internet"
+      program=$(command -v gpulse) || fail "gpulse is not installed there" "install gpulse there with --push, without root or internet access"
     fi
   fi
-  [ -x "$program" ] || fail "$program is not there" "correct the list of nodes, or --push a copy of gpulse"
-  version=$(run --version 2>&1 </dev/null) || fail "gpulse does not run there: $(printf '%s\n' "$version" | tail -n 1)" "--push copies it there, without root or internet"
+  [ -x "$program" ] || fail "$program does not exist there" "correct the list of nodes, or install gpulse there with --push"
+  version=$(run --version 2>&1 </dev/null) || fail "gpulse does not run there: $(printf '%s\n' "$version" | tail -n 1)" "install a copy with --push, without root or internet access"
   version=${version##* }
 }
 
@@ -253,11 +246,11 @@ run() {
   fi
 }
 
-python_of() { # a Python that can run gpulse
+find_python() { # set interpreter to a Python that can run gpulse
   PATH=$PATH:/usr/local/bin:$HOME/.local/bin
   seen=''
   if [ -n "$python" ]; then
-    set -- "$(whole "$python")"
+    set -- "$(expand_home "$python")"
   else
     set -- python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3
   fi
@@ -271,33 +264,33 @@ python_of() { # a Python that can run gpulse
         ;;
     esac
   done
-  [ -z "$seen" ] || fail "gpulse needs Python 3.11 or later; there is only$seen" "name another in the list of nodes: python = \"/path/to/python3.12\""
-  fail "there is no ${python:-Python}" "install Python 3.11 or later there, or name one in the list of nodes"
+  [ -z "$seen" ] || fail "gpulse needs Python 3.11 or later; found only$seen" "name another one in the list of nodes: python = \"/path/to/python3.12\""
+  fail "cannot find ${python:-Python} there" "install Python 3.11 or later there, or name one in the list of nodes"
 }
 
-# The log says how it stands with the head.
+# The agent's log shows the state of its connection to the head.
 
-links() { # what it says, from the oldest to the newest: the head, and how it stands
+links() { # print the connection states in the log, oldest first: head and state
   cat "$here/agent.log.1" "$here/agent.log" 2>/dev/null | tail -c 1000000 | sed -n \
     -e 's/.* I gpulse deploy starts an agent for \([^ ]*\)$/\1 not yet/p' \
     -e 's/^[^ ]* [^ ]* I connected to \([^ ]*\).*/\1 connected/p' \
-    -e 's/^[^ ]* [^ ]* W lost the connection to \([^ ]*\) (\(.*\)), trying .*/\1 lost: \2/p' \
-    -e 's/^[^ ]* [^ ]* W not connected to \([^ ]*\) (\(.*\)), trying .*/\1 not reached: \2/p'
+    -e 's/^[^ ]* [^ ]* W lost the connection to \([^ ]*\) (\(.*\)); trying .*/\1 lost: \2/p' \
+    -e 's/^[^ ]* [^ ]* W cannot connect to \([^ ]*\) (\(.*\)); trying .*/\1 not reached: \2/p'
 }
 
 link() { links | tail -n 1 | sed 's/^[^ ]* //'; }
 
-last_words() { # why it ended, if the log knows
+last_line() { # print the last line of the log, which may be the reason why the agent ended
   tail -c 4000 "$here/agent.log" 2>/dev/null | grep -v '^  try: ' | tail -n 1
 }
 
-settings() { # where they are; another deploy may be about to exchange them
+settings() { # print the directory of the settings; another deploy may be replacing them
   if [ -d "$here/now" ]; then echo "$here/now"; else echo "$here/old"; fi
 }
 
 field() { sed -n "s/^$1 //p" "$(settings)/config" 2>/dev/null; }
 
-report() { # what runs
+report() { # report the running agent
   say state running
   say pid "$pid"
   say since "$since"
@@ -307,32 +300,32 @@ report() { # what runs
   say link "$(link)"
 }
 
-is_meant() { # whether the agent here is one of the head that was named, if one was
+is_selected() { # is the agent here for the given head, if one was given?
   [ -z "$slug" ] || [ -z "$(field slug)" ] || [ "$(field slug)" = "$slug" ]
 }
 
 # Verbs.
 
-up() { # start an agent with these words as its options
+up() { # start an agent with these options
   writable
   new=$here/new.$$.$(ticks $$)
-  trap leave EXIT
+  trap clean_up EXIT
   receive
   lock
-  of_another
-  mend
-  if [ -n "$keep" ] && { [ ! -e "$here/now/config" ] || ! is_meant; }; then keep=''; fi
-  [ -n "$keep" ] || [ -n "$head" ] || fail "no agent was started there yet" "--head HOST:8090 says for which head"
+  refuse_foreign
+  recover
+  if [ -n "$keep" ] && { [ ! -e "$here/now/config" ] || ! is_selected; }; then keep=''; fi
+  [ -n "$keep" ] || [ -n "$head" ] || fail "no agent has been started there yet" "give its head with --head HOST:8090"
   if [ -z "$keep$bare" ] && [ -e "$here/now/token" ] && [ ! -e "$new/token" ]; then
-    fail "the agent there has a token, and none was found here" "--token-file FILE, or --no-token if the head needs none"
+    fail "the agent there has a token, but no token was found here" "give --token-file FILE, or --no-token if the head requires none"
   fi
-  program_of
+  find_program
   prepare "$@"
   before='' had='' why=''
   [ ! -d "$here/now" ] || had=yes
   if running; then
-    before=yes why=$(differs)
-    [ -z "$force" ] || why="as asked${why:+, $why}"
+    before=yes why=$(difference)
+    [ -z "$force" ] || why="as requested${why:+, $why}"
     if [ -z "$why" ]; then
       say did "already running"
       report
@@ -340,11 +333,11 @@ up() { # start an agent with these words as its options
     fi
   fi
   trap : TERM INT
-  (exchange) &
+  (replace) &
   child=$!
   wait "$child"
   code=$?
-  while kill -0 "$child" 2>/dev/null; do # a signal ends the waiting, not the exchange
+  while kill -0 "$child" 2>/dev/null; do # a signal ends the wait, not the replacement
     wait "$child"
     code=$?
   done
@@ -352,9 +345,9 @@ up() { # start an agent with these words as its options
     0) ;;
     1) exit 1 ;;
     *)
-      said='it was interrupted there' hint='try again'
+      said='the deploy was interrupted there' hint='try again'
       if [ -d "$here/old" ] || ! running; then
-        go_back
+        roll_back
       else
         say did "interrupted"
         report
@@ -364,12 +357,12 @@ up() { # start an agent with these words as its options
   for user in "$data"/*/users/"$node"; do
     [ "$user" = "$data/$install/users/$node" ] || rm -f "$user"
   done
-  [ -z "$install" ] || sweep
+  [ -z "$install" ] || remove_unused_copies
 }
 
-receive() { # the files that come on standard input, whole or not at all
+receive() { # write the files on standard input, all or none
   mkdir "$new" || no_room "$here"
-  for piece in $pieces; do
+  for piece in $files; do
     file=$new/${piece%%:*}
     dd bs=1 count="${piece#*:}" 2>/dev/null >"$file" || no_room "$here"
     [ "$(($(wc -c <"$file")))" = "${piece#*:}" ] || cut_off
@@ -377,9 +370,9 @@ receive() { # the files that come on standard input, whole or not at all
   [ "$(dd bs=1 count=16 2>/dev/null)" = "$mark" ] || cut_off
 }
 
-cut_off() { fail "the connection broke off" "try again"; }
+cut_off() { fail "the connection was interrupted" "try again"; }
 
-prepare() { # everything that has to be written before an agent can be started
+prepare() { # write everything that the start of an agent needs
   if [ -n "$keep" ]; then
     rm -rf "$new"
     cp -R -p "$here/now" "$new" && {
@@ -396,35 +389,35 @@ prepare() { # everything that has to be written before an agent can be started
   if [ -n "$install" ]; then
     echo "$install" >"$new/install" && mkdir -p "$data/$install/users" && echo >"$data/$install/users/$node" || no_room "$data"
   fi
-  with_words "$new" : || no_room "$here"
+  with_command "$new" : || no_room "$here"
   mkdir -p "$state_dir" && echo "$target" >"$state_dir/head" && printf '' >>"$here/agent.log" || no_room "$here"
-  ! lingers || with_words "$new" unit_of >"$new/run" || no_room "$here"
+  ! has_services || with_command "$new" service_script >"$new/run" || no_room "$here"
 }
 
-differs() { # why what runs is not what is wanted; nothing when it is
+difference() { # print how the running agent differs from the wanted one; nothing when it does not
   old=$(field head) was=$(field version)
   if [ "$(field slug)" != "$(sed -n 's/^slug //p' "$new/config")" ]; then
     echo "its head was $old"
   elif [ "$was" != "$version" ]; then
     echo "its version was $was"
-  elif [ "$(plain_config "$here/now")" != "$(plain_config "$new")" ]; then
-    echo "other options"
+  elif [ "$(comparable_config "$here/now")" != "$(comparable_config "$new")" ]; then
+    echo "its options changed"
   else
     for name in token ca.pem cert.pem key.pem; do
       [ -e "$here/now/$name" ] || [ -e "$new/$name" ] || continue
       cmp -s "$here/now/$name" "$new/$name" && continue
       case $name in
-        token) echo "another token" ;;
-        *) echo "other certificates" ;;
+        token) echo "its token changed" ;;
+        *) echo "its certificates changed" ;;
       esac
       return
     done
   fi
 }
 
-plain_config() { sed -e '/^option ssh=/d' -e '/^head /d' "$1/config"; } # a machine may be in a list by two names
+comparable_config() { sed -e '/^option ssh=/d' -e '/^head /d' "$1/config"; } # a machine may have several names in lists
 
-exchange() { # from the earlier agent to the new one, or back
+replace() { # replace the earlier agent, or roll back
   trap - EXIT
   trap : TERM INT
   read -r own rest </proc/self/stat
@@ -436,17 +429,17 @@ exchange() { # from the earlier agent to the new one, or back
   elif [ -e "$here/pid" ]; then
     did='started (it had ended)'
   fi
-  said="$here cannot be written" hint=''
-  [ -z "$had" ] || mv -f "$here/now" "$here/old" || go_back
-  mv -f "$new" "$here/now" || go_back
-  with_words "$here/now" start || go_back
-  settle
+  said="cannot write $here" hint=''
+  [ -z "$had" ] || mv -f "$here/now" "$here/old" || roll_back
+  mv -f "$new" "$here/now" || roll_back
+  with_command "$here/now" start || roll_back
+  commit
   say did "$did"
   report
   exit 0
 }
 
-go_back() { # to the earlier agent with its files; why is in said and hint
+roll_back() { # return to the earlier agent with its files; said and hint hold the reason
   reason=$said advice=$hint
   while running; do stop; done
   if [ -d "$here/old" ]; then
@@ -456,11 +449,11 @@ go_back() { # to the earlier agent with its files; why is in said and hint
     rm -rf "$here/now" "$here/pid"
   fi
   [ -n "$before" ] || fail "$reason" "$advice"
-  ! with_words "$here/now" start || fail "the earlier agent goes on: $reason" "$advice"
-  fail "the earlier agent does not start again ($said) after this: $reason" "$advice"
+  ! with_command "$here/now" start || fail "the new agent did not start, so the earlier one runs again: $reason" "$advice"
+  fail "the new agent did not start ($reason), and the earlier one did not restart: $said" "$advice"
 }
 
-with_words() { # do something with the words of the agent that a directory describes
+with_command() { # call a function with the arguments of the agent that a directory describes
   place=$1 todo=$2
   shift 2
   while IFS= read -r line; do
@@ -481,14 +474,14 @@ with_words() { # do something with the words of the agent that a directory descr
   "$todo" "$@"
 }
 
-start() { # start an agent; why it does not run is in said and hint
+start() { # start an agent; if it does not run, said and hint hold the reason
   rm -f "$state_dir/agent.pid"
   [ -z "$(find "$here/agent.log" -size +16384 2>/dev/null)" ] || mv -f "$here/agent.log" "$here/agent.log.1"
   printf '%s I gpulse deploy starts an agent for %s\n' "$(date '+%Y-%m-%d %H:%M:%S')" "$target" 2>/dev/null >>"$here/agent.log"
   cd / || :
   code=2 by=''
-  if [ -e "$here/now/run" ] && lingers; then
-    start_unit
+  if [ -e "$here/now/run" ] && has_services; then
+    start_service
     code=$? by=systemd
   fi
   if [ "$code" -eq 2 ]; then
@@ -497,17 +490,17 @@ start() { # start an agent; why it does not run is in said and hint
     code=$?
   fi
   if [ "$code" -ne 0 ]; then
-    in_short
+    parse_failure
     return 1
   fi
   rm -f "$here/pid"
-  running || { said="the agent ended at once" hint="see gpulse deploy logs" && return 1; }
+  running || { said="the agent ended immediately" hint="see gpulse deploy logs" && return 1; }
 }
 
-in_short() { # why an agent does not run, in its own words
-  told=$said
-  said=$(printf '%s\n' "$told" | grep -v '^  try: ' | tail -n 1 | sed -e 's/^gpulse[^:]*: //' -e 's/; see [^;]*agent\.log$//')
-  hint=$(printf '%s\n' "$told" | sed -n 's/^  try: //p' | tail -n 1)
+parse_failure() { # set said and hint from the error message of an agent
+  output=$said
+  said=$(printf '%s\n' "$output" | grep -v '^  try: ' | tail -n 1 | sed -e 's/^gpulse[^:]*: //' -e 's/; see [^;]*agent\.log$//')
+  hint=$(printf '%s\n' "$output" | sed -n 's/^  try: //p' | tail -n 1)
   case $said in
     *' (try: '*')')
       hint=${said##*' (try: '}
@@ -517,7 +510,7 @@ in_short() { # why an agent does not run, in its own words
   esac
 }
 
-lingers() { # whether this user's services go on without a login
+has_services() { # do this user's services keep running after the logout?
   command -v systemd-run >/dev/null && command -v systemctl >/dev/null || return 1
   [ "$(loginctl show-user "$(id -un)" -p Linger 2>/dev/null)" = Linger=yes ] || return 1
   XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
@@ -525,18 +518,18 @@ lingers() { # whether this user's services go on without a login
   systemctl --user show-environment >/dev/null 2>&1
 }
 
-unit_of() { # what a service runs
+service_script() { # print the script that a service runs
   for name in PATH LD_LIBRARY_PATH XDG_STATE_HOME XDG_CONFIG_HOME; do
     eval "value=\${$name:-}"
-    [ -z "$value" ] || printf '%s=%s\nexport %s\n' "$name" "$(quoted "$value")" "$name"
+    [ -z "$value" ] || printf '%s=%s\nexport %s\n' "$name" "$(quote "$value")" "$name"
   done
-  printf 'exec %s%s' "$(quoted "$program")" "${module:+ -m gpulse}"
-  for word; do printf ' %s' "$(quoted "$word")"; done
-  printf ' >>%s 2>&1\n' "$(quoted "$here/agent.log")"
+  printf 'exec %s%s' "$(quote "$program")" "${module:+ -m gpulse}"
+  for word; do printf ' %s' "$(quote "$word")"; done
+  printf ' >>%s 2>&1\n' "$(quote "$here/agent.log")"
 }
 
-start_unit() { # 0: it runs, 1: it does not, for what is in said, 2: there are no services
-  systemctl --user stop "$unit" 2>/dev/null # its name is free once the last one is gone
+start_service() { # 0: it runs, 1: it does not, said holds the reason, 2: there are no services
+  systemctl --user stop "$unit" 2>/dev/null # its name is free once the last one has ended
   systemd-run --user --quiet --collect --unit="$unit" --description="gpulse agent" -p TimeoutStopSec=20 \
     /bin/sh "$here/now/run" </dev/null >/dev/null 2>&1 || return 2
   until_then=$(($(seconds) + 20))
@@ -547,7 +540,7 @@ start_unit() { # 0: it runs, 1: it does not, for what is in said, 2: there are n
     fi
     if [ "$(seconds)" -ge "$until_then" ]; then
       systemctl --user stop "$unit" 2>/dev/null
-      said="it was not up within 20 s"
+      said="the agent did not start within 20 s"
       return 1
     fi
     pause
@@ -556,39 +549,39 @@ start_unit() { # 0: it runs, 1: it does not, for what is in said, 2: there are n
 
 down() {
   if [ ! -d "$here" ]; then
-    say did "nothing ran"
+    say did "no agent was running"
     say state absent
     return
   fi
-  is_meant || { let_be && return; }
+  is_selected || { leave_alone && return; }
   lock
-  of_another
-  mend
+  refuse_foreign
+  recover
   if running; then
     stop
     rm -f "$here/pid" 2>/dev/null
     say did "stopped$forced"
   else
     rm -f "$here/pid" 2>/dev/null
-    say did "nothing ran"
+    say did "no agent was running"
   fi
   say state stopped
 }
 
-let_be() { # an agent of another head than the one that was named
-  say did "left alone: its head is $(field head)"
+leave_alone() { # report an agent for a head other than the given one
+  say did "left unchanged: its head is $(field head)"
   status
 }
 
 status() {
-  [ -L "$here/lock" ] || of_another
+  [ -L "$here/lock" ] || refuse_foreign
   if running; then
     report
   elif [ -e "$here/pid" ]; then
     say state ended
     say version "$(field version)"
     say head "$(field head)"
-    say link "$(last_words)"
+    say link "$(last_line)"
   elif [ -e "$(settings)/config" ]; then
     say state stopped
     say version "$(field version)"
@@ -599,55 +592,50 @@ status() {
 }
 
 logs() {
-  is_meant || fail "its head is $(field head)" "leave --head out for the logs of all agents"
-  [ -e "$here/agent.log" ] || fail "there is no log there" "gpulse deploy up starts an agent"
+  is_selected || fail "the agent there is for another head: $(field head)" "omit --head to see the logs of all agents"
+  [ -e "$here/agent.log" ] || fail "there is no agent log there" "start an agent with gpulse deploy up"
   say log "$here/agent.log"
   if [ -z "$follow" ]; then
     tail -n "$lines" "$here/agent.log"
     return
   fi
   tail -n "$lines" -F "$here/agent.log" 2>/dev/null </dev/null &
-  cat >/dev/null # until whoever looks has gone
+  cat >/dev/null # until the client closes the connection
   kill $!
 }
 
 purge() {
-  is_meant || { let_be && return; }
+  is_selected || { leave_alone && return; }
   found='' kept=''
   if [ -d "$here" ]; then
     found=yes
     lock
-    of_another
-    mend
+    refuse_foreign
+    recover
     ! running || stop
     for place in "$here"/agent/*; do
-      if [ -z "$spool" ] && is_unsent "$place"; then
+      if [ -z "$spool" ] && has_unsent_frames "$place"; then
         kept=yes
-        say note "kept $place: its head may not have all frames in it (--spool removes them)"
+        say note "kept $place: it may hold frames that the head does not have (--spool deletes them)"
       else
         rm -rf "$place"
       fi
     done
     if [ -n "$kept" ]; then
-      for name in "$here"/*; do
-        case $name in
-          "$here/agent" | "$here/lock") ;;
-          *) rm -rf "$name" ;;
-        esac
-      done
+      find "$here" -mindepth 1 -maxdepth 1 ! -name agent ! -name lock -exec rm -rf {} +
     else
       rm -rf "$here" || fail "cannot remove $here there"
     fi
-    leave
+    clean_up
   fi
   [ ! -d "$data" ] || found=yes
   rm -f "$data"/*/users/"$node"
-  sweep
-  if [ -n "$found" ]; then say did removed; else say did "nothing was there"; fi
+  remove_unused_copies
+  if [ -n "$found" ]; then say did removed; else say did "nothing to remove"; fi
   say state absent
 }
 
-is_unsent() { # whether frames wait in a directory whose head was not connected last, as far as anybody knows
+has_unsent_frames() { # are there frames in the spool, and was the agent last seen disconnected from its head?
   [ -n "$(find "$1/spool" -type f ! -name lock 2>/dev/null)" ] || return 1
   links | {
     target=$(cat "$1/head" 2>/dev/null) last=''
@@ -658,11 +646,11 @@ is_unsent() { # whether frames wait in a directory whose head was not connected 
   }
 }
 
-sweep() { # remove the copies of gpulse that no node uses
+remove_unused_copies() { # remove copies of gpulse that no node uses
   for copy in "$data"/*; do
     [ -d "$copy" ] || continue
     case $copy in
-      *.lock) # of a copy that was never finished, and of nobody any more
+      *.lock) # of a copy that was never finished, without an owner
         [ "$verb" != purge ] || [ -d "${copy%.lock}" ] || is_being_made "${copy%.lock}" || rm -rf "$copy"
         continue
         ;;
@@ -682,39 +670,40 @@ sweep() { # remove the copies of gpulse that no node uses
   rmdir "$data" "${data%/*}" 2>/dev/null
 }
 
-is_being_made() { # whether somebody still works on a copy
+is_being_made() { # does another node work on a copy?
   [ -d "$1.lock" ] || return 1
   beat=$(cat "$1.lock/beat" 2>/dev/null)
   sleep "${patience:-5}"
   [ "$beat" != "$(cat "$1.lock/beat" 2>/dev/null)" ]
 }
 
-probe() { # what a copy of gpulse would have to fit
-  python_of
+probe() { # report the platform that a copy of gpulse must match
+  find_python
   say python "$interpreter"
-  say facts "$("$interpreter" -c 'import platform, sys, sysconfig
+  "$interpreter" -c 'import os, platform, sys, sysconfig
 abi = sysconfig.get_config_var("SOABI") or ""
 libc = "musl" if "musl" in abi else "glibc" + platform.libc_ver()[1]
-print("%s%d%d" % (sys.implementation.name.replace("cpython", "cp"), *sys.version_info[:2]), platform.machine(), libc)' </dev/null)"
-  say real "$("$interpreter" -c 'import os, sys; print(os.path.realpath(sys.executable))' </dev/null)"
+name = "%s%d%d" % (sys.implementation.name.replace("cpython", "cp"), *sys.version_info[:2])
+print(sys.argv[1], "facts", name, platform.machine(), libc)
+print(sys.argv[1], "real", os.path.realpath(sys.executable))' "$mark" </dev/null
   for copy in "$data"/*/ready; do
     copy=${copy%/ready}
-    ! is_whole "$copy" || say copy "${copy##*/}"
+    ! is_usable "$copy" || say copy "${copy##*/}"
   done
 }
 
-is_whole() { # whether a copy of gpulse is there and runs
+is_usable() { # is a copy of gpulse complete, and does it run?
   [ -e "$1/ready" ] && "$1/venv/bin/python" -m gpulse --version </dev/null >/dev/null 2>&1
 }
 
-push() { # make a virtual environment of the wheels that come on standard input, unless it is there
+push() { # install the wheels on standard input into a virtual environment, unless it exists
   copy=$data/$install
   mkdir -p "$data" 2>/dev/null && [ -w "$data" ] || no_room "$data"
   last='' idle=$(seconds)
-  until mkdir "$copy.lock" 2>/dev/null; do # home directories are shared by nodes
+  until mkdir "$copy.lock" 2>/dev/null; do # nodes may share home directories
     beat=$(cat "$copy.lock/beat" 2>/dev/null)
     [ "$beat" = "$last" ] || { last=$beat && idle=$(seconds); }
-    if [ $(($(seconds) - idle)) -ge 60 ]; then # whoever had it is gone
+    if [ $(($(seconds) - idle)) -ge 60 ]; then # its owner is gone
       [ -d "$copy.lock" ] || no_room "$data"
       mv "$copy.lock" "$copy.$$.lock" 2>/dev/null
       [ "$(cat "$copy.$$.lock/beat" 2>/dev/null)" = "$last" ] || mv "$copy.$$.lock" "$copy.lock" 2>/dev/null
@@ -726,8 +715,8 @@ push() { # make a virtual environment of the wheels that come on standard input,
   trap 'kill "$beating" 2>/dev/null; rm -rf "$copy.lock"' EXIT
   (while date >"$copy.lock/beat"; do sleep 2; done) </dev/null >/dev/null 2>&1 &
   beating=$!
-  if is_whole "$copy"; then
-    say did "there already"
+  if is_usable "$copy"; then
+    say did "already installed"
     return
   fi
   trap 'kill "$beating" 2>/dev/null; [ -e "$copy/ready" ] || rm -rf "$copy"; rm -rf "$copy.lock"' EXIT
@@ -735,20 +724,20 @@ push() { # make a virtual environment of the wheels that come on standard input,
   mkdir -p "$copy/wheels" || no_room "$copy"
   said=$("$interpreter" -c 'import sys, tarfile
 tarfile.open(fileobj=sys.stdin.buffer, mode="r|").extractall(sys.argv[1], **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))' \
-    "$copy/wheels" 2>&1) || not_made "the wheels did not arrive" "try again"
+    "$copy/wheels" 2>&1) || fail_push "cannot unpack the wheels there" "try again"
   said=$("$interpreter" -m venv --without-pip "$copy/venv" 2>&1 </dev/null) ||
-    not_made "no virtual environment can be made there" "install python3-venv there, or name another Python in the list of nodes"
+    fail_push "cannot create a virtual environment there" "install python3-venv there, or name another Python in the list of nodes"
   set -- "$copy"/wheels/pip-*.whl
   said=$("$copy/venv/bin/python" "$1/pip" --isolated install --quiet --no-index --no-cache-dir --no-compile --no-warn-script-location \
     --disable-pip-version-check --find-links "$copy/wheels" "gpulse==$wanted" 2>&1 </dev/null) ||
-    not_made "gpulse cannot be installed there" "gpulse deploy wheelhouse DIR prepares wheels for other machines"
-  said=$("$copy/venv/bin/python" -m gpulse --version 2>&1 </dev/null) || not_made "the copy of gpulse does not run there"
+    fail_push "cannot install gpulse there" "prepare wheels for this platform with gpulse deploy wheelhouse DIR"
+  said=$("$copy/venv/bin/python" -m gpulse --version 2>&1 </dev/null) || fail_push "the copy of gpulse does not run there"
   rm -rf "$copy/wheels"
   echo >"$copy/ready" || no_room "$copy"
   say did copied
 }
 
-not_made() { # why a copy was not made, in the words of what failed
+fail_push() { # fail with the error message of the step that failed
   case $said in
     *'No space left'* | *'uota exceeded'*) no_room "$copy" ;;
   esac
@@ -756,7 +745,7 @@ not_made() { # why a copy was not made, in the words of what failed
   fail "$1: ${last:-$(printf '%s\n' "$said" | tail -n 1)}" "${2:-}"
 }
 
-[ -n "${HOME:-}" ] && [ -d "$HOME" ] || fail "there is no home directory"
+[ -n "${HOME:-}" ] && [ -d "$HOME" ] || fail "the user has no home directory there"
 node=$(uname -n)
 case $node in
   '' | */* | . | ..) node=localhost ;;
@@ -769,7 +758,7 @@ mine='' new='' child='' by=''
 say node "$node"
 case $verb in
   probe | push) ;;
-  *) renamed ;;
+  *) find_renamed ;;
 esac
 "$verb" "$@"
 say end

@@ -1,4 +1,10 @@
-"""Talks to nodes with the system's ssh: the user's configuration, keys, agents and jump hosts; never a question asked."""
+"""Run the node script with the system's ssh, which uses the user's configuration, keys and jump hosts and never prompts.
+
+The script (`node.sh`) runs in any POSIX shell, because every node has one. Before deploy can rely on Python on a node,
+it must find one: the node's `gpulse`, a virtual environment, or the newest interpreter for `--push`. The shell can also
+end an agent and remove its files when that Python is gone or too old (ARCHITECTURE.md has the figures). The script comes
+on standard input, and answers with marked lines.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +12,147 @@ import asyncio
 import os
 import random
 import re
+import secrets
+import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.resources import files
 from typing import NamedTuple
 
-from gpulse.deploy.nodes import NodeSpec
-from gpulse.deploy.script import Letter
-from gpulse.errors import GpulseError
+from gpulse.deploy.node_list import NodeError, NodeSpec, check_destination
 
-FAILED = 255
-"""The exit code of ssh when it is ssh itself that failed."""
-_MOST_OUTPUT = 16 << 20
-_CHUNK = 1 << 16
+SSH_FAILED_CODE = 255
+"""Exit code of ssh when ssh itself failed."""
+_MAX_OUTPUT_BYTES = 16 << 20
+_CHUNK_BYTES = 1 << 16
 _GRACE_SECONDS = 1.0
-_MOST_TRIES = 5
-_FIRST_WAIT = 1.0
-_HOST_NEVER = re.compile(r"""['`"$\\;&<>|(){}*?~!#\s]""")
-"""No host is called so; ssh would put it into commands of the user's configuration (ProxyCommand, Match exec)."""
-_USER_NEVER = re.compile(r"""['`"$;&<>|(){}*?~!#\s]|\\$""")
-"""As for hosts, but some have a domain in front (`LAB\\ada`)."""
+_MAX_TRIES = 5
+_FIRST_WAIT_SECONDS = 1.0
+_MARK = re.compile(r"[0-9a-f]{16}")
+_VERB = re.compile(r"[a-z_]+")
+_FILE_NAME = re.compile(r"[a-z]+(?:\.pem)?")
+_PARAMETERS = (
+    "gpulse",
+    "venv",
+    "python",
+    "install",
+    "interpreter",
+    "wanted",
+    "head",
+    "slug",
+    "target",
+    "force",
+    "keep",
+    "bare",
+    "lines",
+    "follow",
+    "spool",
+    "patience",
+)
 
 
-class NodeError(GpulseError):
-    """A node that could not be reached, or could not do what was asked."""
+class ScriptRequest(NamedTuple):
+    """Everything that goes to a node in one connection."""
+
+    command: str
+    """Command for the login shell, whichever it is."""
+    data: bytes
+    """Data for its standard input."""
+    mark: str
+    """Starts each line of the answer; login scripts may print other lines."""
+    rest: bytes = b""
+    """Data that follows on standard input; many requests may share it."""
 
 
-class Ssh(NamedTuple):
-    """How ssh is called."""
+class ScriptAnswer(NamedTuple):
+    """Answer of a node."""
+
+    values: Mapping[str, Sequence[str]]
+    is_complete: bool
+
+    def first(self, key: str) -> str | None:
+        """Return the first value of a key; None if there is none or it is empty."""
+        values = self.values.get(key, ())
+        return (values[0] or None) if values else None
+
+    def number(self, key: str) -> int | None:
+        """Return the first value of a key as a number; None if it is not one."""
+        text = self.first(key)
+        return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def make_request(
+    verb: str,
+    parameters: Mapping[str, str | None],
+    options: Sequence[str] = (),
+    kept_files: Mapping[str, bytes] | None = None,
+    rest: bytes = b"",
+) -> ScriptRequest:
+    """Build a request for the node script.
+
+    Args:
+        verb: A verb of the script.
+        parameters: Parameters of the verb.
+        options: Options of the agent.
+        kept_files: Files that the node keeps, such as the token, by name.
+        rest: Data that follows on standard input, to its end.
+    """
+    if not _VERB.fullmatch(verb) or not set(parameters) <= set(_PARAMETERS):
+        raise ValueError(f"{verb} with {', '.join(parameters)} is not in the script")
+    mark = secrets.token_hex(8)
+    kept = kept_files or {}
+    variables = {name: parameters.get(name) or "" for name in _PARAMETERS}
+    variables |= {
+        "mark": mark,
+        "verb": verb,
+        "files": " ".join(f"{_check_file_name(name)}:{len(kept[name])}" for name in kept),
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines.append(" ".join(["set --", *map(shlex.quote, options)]))
+    script = "\n".join([*lines, files("gpulse.deploy").joinpath("node.sh").read_text("utf-8")]).encode()
+    # dd reads exactly the given number of bytes; shells read ahead. The command means the same in sh, csh and fish.
+    command = f"exec sh -c 'eval \"$(dd bs=1 count={len(script)} 2>/dev/null)\"'"
+    end = [mark.encode()] if verb == "up" else []  # without it the files did not all arrive
+    return ScriptRequest(command, b"".join([script, *kept.values(), *end]), mark, rest)
+
+
+def _check_file_name(name: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a file name of the script")
+    return name
+
+
+def parse_answer(output: bytes, mark: str) -> ScriptAnswer:
+    """Return the answer in an output: the lines that start with the mark."""
+    if not _MARK.fullmatch(mark):
+        raise ValueError(f"{mark!r} is not a mark")
+    values: dict[str, list[str]] = {}
+    is_complete = False
+    for line in output.decode("utf-8", "replace").split("\n"):
+        found, _, rest = line.partition(" ")
+        if found == mark:
+            key, _, value = rest.partition(" ")
+            values.setdefault(key, []).append(value)
+            is_complete = is_complete or key in ("end", "error")
+    return ScriptAnswer(values, is_complete)
+
+
+class SshConfig(NamedTuple):
+    """How to run ssh."""
 
     config: str | None = None
-    """A configuration file in place of the user's."""
+    """Configuration file in place of the user's."""
     options: tuple[str, ...] = ()
-    """As `ssh -o`."""
+    """Options as for `ssh -o`."""
     connect_seconds: int = 10
     program: str = "ssh"
     is_new: bool = True
-    """It knows the options that came with OpenSSH 8.7."""
+    """Whether it supports the options of OpenSSH 8.7."""
 
     def command(self, node: NodeSpec, words: str) -> list[str]:
-        """The command line. It holds nothing that others must not see."""
+        """Return the command line. It must not contain secrets, because other users can see it."""
         given = [*(f"-o{option}" for option in self.options)]
         if self.config is not None:
             given += ["-F", self.config]
@@ -54,11 +160,11 @@ class Ssh(NamedTuple):
             given += ["-p", str(node.port)]
         if node.user is not None:
             given += ["-l", node.user]
-        firmly = [*_FIRMLY, *(_FIRMLY_NEW if self.is_new else ())]
-        # of an option that is given twice ssh takes the first
-        return [self.program, "-T", "-a", "-x", *firmly, *given, *self._by_default(), "--", node.host, words]
+        fixed = [*_FIXED_OPTIONS, *(_FIXED_OPTIONS_8_7 if self.is_new else ())]
+        # ssh uses the first value of an option that is given twice
+        return [self.program, "-T", "-a", "-x", *fixed, *given, *self._defaults(), "--", node.host, words]
 
-    def _by_default(self) -> list[str]:
+    def _defaults(self) -> list[str]:
         return [
             f"-oConnectTimeout={self.connect_seconds}",
             "-oConnectionAttempts=1",
@@ -69,7 +175,7 @@ class Ssh(NamedTuple):
         ]
 
 
-_FIRMLY = (
+_FIXED_OPTIONS = (
     "-oBatchMode=yes",
     "-oClearAllForwardings=yes",
     "-oRemoteCommand=none",
@@ -77,124 +183,119 @@ _FIRMLY = (
 )
 
 
-_FIRMLY_NEW = ("-oStdinNull=no", "-oSessionType=default", "-oForkAfterAuthentication=no")
-"""A configuration that says otherwise would keep the script from being read."""
+_FIXED_OPTIONS_8_7 = ("-oStdinNull=no", "-oSessionType=default", "-oForkAfterAuthentication=no")
+"""With other values in the configuration, ssh would not read the script."""
 
 
 def is_new_ssh(program: str = "ssh") -> bool:
-    """Whether ssh knows the options that came with OpenSSH 8.7, as far as it says."""
+    """Return whether ssh supports the options of OpenSSH 8.7, according to its version."""
     try:
-        told = subprocess.run(  # noqa: S603  the program that is used anyway
+        output = subprocess.run(  # noqa: S603  the program that is used anyway
             [program, "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5, check=False
         ).stderr
     except (OSError, subprocess.TimeoutExpired):
         return False
-    version = re.search(r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)", told)
+    version = re.search(r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)", output)
     return version is not None and (int(version[1]), int(version[2])) >= (8, 7)
 
 
-class Ended(NamedTuple):
-    """How a connection ended."""
+class SshResult(NamedTuple):
+    """Result of one ssh connection."""
 
     code: int
     output: bytes
     errors: str
 
 
-def check_destination(node: NodeSpec) -> None:
-    """Refuse what no machine can be called, before any program sees it.
-
-    Raises:
-        NodeError: It could be taken for something else than a name.
-    """
-    if node.wrong is not None:
-        raise NodeError(node.wrong, hint=f"correct {node.place}, or begin it with #")
-    if _HOST_NEVER.search(node.host) or (node.user is not None and _USER_NEVER.search(node.user)):
-        raise NodeError(
-            "no machine can be called that; ssh was not asked", hint=f"correct {node.place or 'the name'}"
-        )
-
-
-async def converse(
-    ssh: Ssh,
+async def send_request(
+    ssh: SshConfig,
     node: NodeSpec,
-    letter: Letter,
+    request: ScriptRequest,
     *,
     seconds: float | None,
-    heard: Callable[[bytes], None] | None = None,
-) -> Ended:
-    """Send a letter to a node and wait for the end of its answer.
+    receive: Callable[[bytes], None] | None = None,
+) -> SshResult:
+    """Send a request to a node and wait for the end of its answer.
 
-    A connection that is closed before anybody could log in is tried again, a little later each time.
+    A connection that is closed before the login is tried again, with backoff.
 
     Args:
-        ssh: How.
-        node: To whom.
-        letter: What.
-        seconds: How long it may take; None for ever, with standard input left open.
-        heard: Told each piece of the output at once, which is then not kept.
+        ssh: How to run ssh.
+        node: The node.
+        request: The request.
+        seconds: Time limit; None for no limit, with standard input left open.
+        receive: Called with each piece of the output, which is then not kept.
 
     Raises:
-        NodeError: It could not be reached, or took too long.
+        NodeError: The node cannot be reached, or took too long.
     """
     check_destination(node)
     try:
         async with asyncio.timeout(seconds):
-            for number in range(_MOST_TRIES):
-                ended = await _once(ssh, node, letter, heard, stay=seconds is None)
-                if number + 1 == _MOST_TRIES or not _was_shut_out(ended):
+            for number in range(_MAX_TRIES):
+                ended = await _send_once(ssh, node, request, receive, stay=seconds is None)
+                if number + 1 == _MAX_TRIES or not _was_rejected(ended):
                     break
-                await asyncio.sleep(random.uniform(0.5, 1.0) * _FIRST_WAIT * 2**number)
+                await asyncio.sleep(random.uniform(0.5, 1.0) * _FIRST_WAIT_SECONDS * 2**number)
     except TimeoutError as error:
         raise NodeError(
-            f"no answer within {seconds:g} s",
-            hint=f"see whether `ssh {node.destination} true` comes back; --timeout",
+            f"the node did not answer within {seconds:g} s",
+            hint=f"check that `ssh {node.destination} true` returns, or raise --timeout",
         ) from error
-    if ended.code == FAILED:
-        raise explained(ended.errors, node)
+    if ended.code == SSH_FAILED_CODE:
+        raise explain_failure(ended.errors, node)
     return ended
 
 
-def _was_shut_out(ended: Ended) -> bool:
-    """Whether there were too many connections at once, so that nothing was heard of this one."""
-    if ended.code != FAILED or ended.output:
+def _was_rejected(ended: SshResult) -> bool:
+    """Return whether the connection was closed before the login, as sshd does when there are too many."""
+    if ended.code != SSH_FAILED_CODE or ended.output:
         return False
-    return next((sign for sign in _EXPLAINED if sign in ended.errors), None) in _SHUT_OUT
+    return next((sign for sign in _EXPLANATIONS if sign in ended.errors), None) in _REJECTED
 
 
-async def _once(
-    ssh: Ssh, node: NodeSpec, letter: Letter, heard: Callable[[bytes], None] | None, *, stay: bool
-) -> Ended:
+async def _send_once(
+    ssh: SshConfig,
+    node: NodeSpec,
+    request: ScriptRequest,
+    receive: Callable[[bytes], None] | None,
+    *,
+    stay: bool,
+) -> SshResult:
     try:
         process = await asyncio.create_subprocess_exec(
-            *ssh.command(node, letter.command),
+            *ssh.command(node, request.command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours to pass on, and there is no terminal to ask on
-            limit=_CHUNK,
+            start_new_session=True,  # this process forwards Ctrl-C, and there is no terminal to prompt on
+            limit=_CHUNK_BYTES,
         )
     except OSError as error:
         raise NodeError(
             f"cannot start {ssh.program}: {error.strerror}", hint="install OpenSSH's client (openssh-client)"
         ) from error
     try:
-        return await _talked(process, letter, heard, stay=stay)
+        return await _communicate(process, request, receive, stay=stay)
     finally:
-        await asyncio.shield(_end(process))
+        await asyncio.shield(_end_process(process))
 
 
-async def _talked(
-    process: asyncio.subprocess.Process, letter: Letter, heard: Callable[[bytes], None] | None, *, stay: bool
-) -> Ended:
+async def _communicate(
+    process: asyncio.subprocess.Process,
+    request: ScriptRequest,
+    receive: Callable[[bytes], None] | None,
+    *,
+    stay: bool,
+) -> SshResult:
     assert process.stdin is not None  # noqa: S101  pipes were asked for
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
     receiving = [
-        asyncio.ensure_future(_received(process.stdout, heard)),
-        asyncio.ensure_future(_received(process.stderr)),
+        asyncio.ensure_future(_receive(process.stdout, receive)),
+        asyncio.ensure_future(_receive(process.stderr)),
     ]
-    sending = asyncio.ensure_future(_send(process.stdin, letter, stay=stay))
+    sending = asyncio.ensure_future(_write_request(process.stdin, request, stay=stay))
     try:
         output, errors = await asyncio.gather(*receiving)
         code = await process.wait()
@@ -202,35 +303,35 @@ async def _talked(
         for task in (*receiving, sending):
             task.cancel()
         await asyncio.gather(*receiving, sending, return_exceptions=True)
-    return Ended(code, output, errors.decode("utf-8", "replace"))
+    return SshResult(code, output, errors.decode("utf-8", "replace"))
 
 
-async def _send(stream: asyncio.StreamWriter, letter: Letter, *, stay: bool) -> None:
-    """Send everything; a node that does not want it all hangs up, and says why elsewhere."""
+async def _write_request(stream: asyncio.StreamWriter, request: ScriptRequest, *, stay: bool) -> None:
+    """Write the request; a node that closes the connection early says why in its answer."""
     with suppress(BrokenPipeError, ConnectionResetError):
-        for data in (letter.data, letter.rest):
+        for data in (request.data, request.rest):
             view = memoryview(data)
-            for start in range(0, len(view), _CHUNK):
-                stream.write(view[start : start + _CHUNK])
+            for start in range(0, len(view), _CHUNK_BYTES):
+                stream.write(view[start : start + _CHUNK_BYTES])
                 await stream.drain()
         if stay:
             await asyncio.get_running_loop().create_future()
         stream.close()
 
 
-async def _received(stream: asyncio.StreamReader, heard: Callable[[bytes], None] | None = None) -> bytes:
-    """Everything that comes, as far as it can be kept."""
+async def _receive(stream: asyncio.StreamReader, receive: Callable[[bytes], None] | None = None) -> bytes:
+    """Read to the end; return the output up to the limit."""
     kept = bytearray()
-    while piece := await stream.read(_CHUNK):
-        if heard is not None:
-            heard(piece)
-        elif len(kept) < _MOST_OUTPUT:
+    while piece := await stream.read(_CHUNK_BYTES):
+        if receive is not None:
+            receive(piece)
+        elif len(kept) < _MAX_OUTPUT_BYTES:
             kept += piece
     return bytes(kept)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End it, with whatever it started (jump hosts), and wait until it is gone."""
+async def _end_process(process: asyncio.subprocess.Process) -> None:
+    """End a process and its children (jump hosts), and wait for it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             break
@@ -240,10 +341,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             async with asyncio.timeout(_GRACE_SECONDS):
                 await process.wait()
     await process.wait()
-    for stream in (process.stdout, process.stderr):  # what is left in the pipes, so that they close
+    for stream in (process.stdout, process.stderr):  # drain the pipes, so that they close
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
-                while stream is not None and await stream.read(_CHUNK):
+                while stream is not None and await stream.read(_CHUNK_BYTES):
                     pass
     if process.stdin is not None:
         process.stdin.close()
@@ -251,53 +352,58 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             await process.stdin.wait_closed()
 
 
-def explained(errors: str, node: NodeSpec) -> NodeError:
-    """What ssh said, in words that say what to do."""
+def explain_failure(errors: str, node: NodeSpec) -> NodeError:
+    """Turn the error output of ssh into an error that says what to do."""
     place = node.destination
     port = "" if node.port is None else f"-p {node.port} "
-    for sign, (message, hint) in _EXPLAINED.items():
+    for sign, (message, hint) in _EXPLANATIONS.items():
         if sign in errors:
             known = {"place": place, "port": port, "host": node.host}
             return NodeError(message.format_map(known), hint=hint.format_map(known) if hint else None)
-    told = [line.strip() for line in errors.splitlines() if line.strip()]
-    reason = (told[-1] if told else "ssh failed and did not say why")[:300]
-    return NodeError(reason.removeprefix("ssh: "), hint=f"see what `ssh -v {place}` says")
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    reason = (lines[-1] if lines else "ssh failed without a message")[:300]
+    return NodeError(reason.removeprefix("ssh: "), hint=f"see the output of `ssh -v {place}`")
 
 
-_MANY = "it closes connections before the login"
-_FEWER = "its sshd or a jump host may take no more at once: --parallel 8, or MaxStartups in its sshd_config"
-_EXPLAINED: Mapping[str, tuple[str, str | None]] = {
+_REJECTED_MESSAGE = "the node closed the connection before login"
+_REJECTED_HINT = (
+    "use --parallel 8; if the node or a jump host limits connections, raise MaxStartups in its sshd_config"
+)
+_EXPLANATIONS: Mapping[str, tuple[str, str | None]] = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
-        "its host key is not the one that is known here, so it may be another machine",
-        "if it was reinstalled: ssh-keygen -R {host}, then `ssh {place}` once",
+        "the node's host key has changed, so this may be another machine",
+        "if the node was reinstalled: ssh-keygen -R {host}, then run `ssh {place}` once",
     ),
     "Host key verification failed": (
-        "its host key is not known here",
-        "`ssh {place}` once and compare the key, or ssh-keyscan {port}{host} >> ~/.ssh/known_hosts on a network you trust",
+        "the node's host key is unknown",
+        "run `ssh {place}` once and compare the key, or on a trusted network: ssh-keyscan {port}{host} >> ~/.ssh/known_hosts",
     ),
     "Too many authentication failures": (
-        "it refuses the login: too many keys were tried",
-        "name one with IdentityFile and IdentitiesOnly in ~/.ssh/config",
+        "the node refused the login: too many keys were tried",
+        "choose one key with IdentityFile and IdentitiesOnly in ~/.ssh/config",
     ),
     "Permission denied": (
-        "it refuses the login",
-        "make `ssh {place}` work without a password: ssh-copy-id {place}, or an agent (ssh-add)",
+        "the node refused the login",
+        "make `ssh {place}` work without a password: ssh-copy-id {place}, or use an ssh agent (ssh-add)",
     ),
-    "Connection refused": ("it refuses the connection", "is sshd running there, at that port?"),
+    "Connection refused": (
+        "the node refused the connection",
+        "check that sshd is running on the node, on this port",
+    ),
     "timed out during banner exchange": (
-        "it accepts connections and then says nothing",
-        "is it overloaded, or is that port another service's?",
+        "the node accepts connections but does not answer",
+        "check that the node is not overloaded, and that sshd listens on this port",
     ),
     "Connection timed out": (
-        "it cannot be reached: no answer in time",
-        "is it on, and is the address right?",
+        "cannot reach the node: no answer in time",
+        "check that the node is up, and that the address is right",
     ),
     "Could not resolve hostname": (
-        "there is no machine of that name",
+        "cannot resolve the host name",
         "correct the name, or add it to ~/.ssh/config",
     ),
-    "kex_exchange_identification": (_MANY, _FEWER),
-    "Connection closed by UNKNOWN": (_MANY, _FEWER),
+    "kex_exchange_identification": (_REJECTED_MESSAGE, _REJECTED_HINT),
+    "Connection closed by UNKNOWN": (_REJECTED_MESSAGE, _REJECTED_HINT),
 }
-_SHUT_OUT = ("kex_exchange_identification", "Connection closed by UNKNOWN")
-"""Of these a later attempt may come through; `UNKNOWN` is behind a jump host."""
+_REJECTED = ("kex_exchange_identification", "Connection closed by UNKNOWN")
+"""A later attempt may succeed; `UNKNOWN` is a node behind a jump host."""

@@ -1,1 +1,1 @@
-"""From frames to findings. Pure: time and thresholds are arguments."""
+"""Diagnosis: find out from frames why GPUs are slow. Pure functions: time and thresholds are arguments."""

@@ -1,49 +1,48 @@
-"""From a window of seconds to a diagnosis: which rules may speak, what they say, and in which order."""
+"""The diagnosis engine: apply the rules to each GPU, and rank their findings."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from typing import get_args
 
-from gpulse.diagnosis.case import Case, Node
-from gpulse.diagnosis.digest import Digest
-from gpulse.diagnosis.rule import Match, Rule, found
-from gpulse.diagnosis.rulebook import BY_ID, RULES
-from gpulse.diagnosis.seconds import SIGNALS, Second, Signal
-from gpulse.diagnosis.stretch import Stretch, programs
+from gpulse.diagnosis.evidence import Cause, GpuEvidence, NodeEvidence
+from gpulse.diagnosis.finding_texts import describe_in_line
+from gpulse.diagnosis.job_window import JobWindow, program_names
+from gpulse.diagnosis.rule import Rule, RuleMatch, build_finding
+from gpulse.diagnosis.rule_registry import RULES, RULES_BY_ID
+from gpulse.diagnosis.second_aggregator import SecondAggregator
+from gpulse.diagnosis.second_summary import SIGNAL_GROUPS, SecondSummary, SignalGroup
 from gpulse.diagnosis.thresholds import DEFAULTS, Thresholds
-from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, Judged
+from gpulse.model.finding import SEVERITIES, Diagnosis, Finding, JudgedGpu
+from gpulse.model.formatting import long_size
+from gpulse.model.formatting import seconds as seconds_text
 from gpulse.model.frame import Frame
-from gpulse.model.units import duration, long_size
 
-_ORDER = {rule.id: place for place, rule in enumerate(RULES)}
-_HOLDS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.le}
+_RULE_ORDER = {rule.id: place for place, rule in enumerate(RULES)}
+_COMPARISONS = {">=": operator.ge, ">": operator.gt, "<": operator.lt, "<=": operator.le}
 _OPPOSITE = {">=": "<", ">": "<=", "<": ">=", "<=": ">"}
-_WHATEVER = frozenset({"gpu_memory_orphaned", "process_died", "slow_start"})
-"""Rules about GPUs whose job is gone, or not at work yet."""
-_LOST_TO_NOBODY = frozenset(
-    {"gpu_underused", "host_wait_unattributed", "periodic_stall", "throughput_regression"}
-)
-"""What a job that has stopped working looks like over a stretch in which it still worked at first."""
-_WITHOUT_A_JOB = frozenset({"fault", "clocks", "link"})
-"""Families whose findings do not depend on what runs on the GPU."""
+_EXPLAINED_BY: dict[Cause, str] = {
+    cause: ", ".join(sorted(rule.id for rule in RULES if rule.explains == cause)) for cause in get_args(Cause)
+}
+"""The rules that report each cause of lost time."""
 
 
 def diagnose(
     frames: Iterable[Frame], *, thresholds: Thresholds = DEFAULTS, now: float | None = None
 ) -> Diagnosis:
-    """What a stretch of frames shows, judged as a whole.
+    """Diagnose a sequence of frames as a whole.
 
     Args:
-        frames: In the order of their time.
+        frames: In order of time.
         thresholds: What the rules compare with.
-        now: The time of the judgement in epoch seconds; that of the last frame when None.
+        now: Time of the diagnosis in epoch seconds; the last frame's time when None.
 
     Raises:
         RecordingError: The frames are out of order, or of several machines.
     """
-    digest = Digest()
-    seconds: dict[str, list[Second]] = {}
+    digest = SecondAggregator()
+    seconds: dict[str, list[SecondSummary]] = {}
     last: Frame | None = None
     start: float | None = None
     count = 0
@@ -54,202 +53,224 @@ def diagnose(
         last = frame
         count += 1
     if last is None or start is None:
-        return Diagnosis("Not enough data: there is not a single frame.")
+        return Diagnosis("Not enough data: there are no frames.")
     diagnosis = judge(seconds, last, thresholds, last.time if now is None else now)
     return diagnosis._replace(start=start, end=last.time, frames=count)
 
 
 def judge(
-    seconds: dict[str, Sequence[Second]] | dict[str, list[Second]],
+    seconds: dict[str, Sequence[SecondSummary]] | dict[str, list[SecondSummary]],
     frame: Frame,
     t: Thresholds,
     now: float,
     rules: Sequence[Rule] = RULES,
 ) -> Diagnosis:
-    """What the seconds of each GPU show, with the last frame for what it alone says."""
-    names = programs(frame.processes)
-    cases = [Case(Stretch(entries, t, names), t, now) for entries in seconds.values() if entries]
-    cases.sort(key=lambda case: (case.stretch.device.index, case.stretch.device.mig_index or -1))
-    _introduce(cases)
+    """Apply the rules to the seconds of each GPU, and to the last frame."""
+    names = program_names(frame.processes)
+    gpus = [GpuEvidence(JobWindow(entries, t, names), t, now) for entries in seconds.values() if entries]
+    gpus.sort(key=lambda gpu: (gpu.window.device.index, gpu.window.device.mig_index or -1))
+    _link_siblings(gpus)
     gaps: list[str] = []
+    unchecked: set[tuple[str, str]] = set()
     findings: list[Finding] = []
-    for case in cases:
-        findings += _of_gpu(case, rules, gaps)
-    enough = tuple(case for case in cases if case.stretch.is_enough)
-    node = Node(enough, frame, t)
+    for gpu in gpus:
+        findings += _findings_of(gpu, rules, gaps, unchecked)
+    enough = tuple(gpu for gpu in gpus if gpu.window.is_enough)
+    node = NodeEvidence(enough, frame, t)
     for rule in rules:
         if rule.check_node is not None:
-            findings += [_honest(found(rule, match)) for match in rule.check_node(node)]
-    findings = [finding for finding in rank(findings) if not _repeats(finding, findings)]
-    judged = tuple(entry for case in cases if (entry := _judged(case)) is not None)
+            findings += [_finding(rule, match) for match in rule.check_node(node)]
+    findings = [finding for finding in rank_findings(findings) if not _repeats(finding, findings)]
+    judged = tuple(entry for gpu in gpus if (entry := _judged(gpu)) is not None)
     worth = tuple(finding for finding in findings if finding.severity != "info")
+    for gpu in gpus:
+        gpu.siblings = []  # they refer to each other: all seconds would stay until the next garbage collection
     return Diagnosis(
         verdict=verdict(
             worth,
             judged,
-            starting=any(case.stretch.is_starting for case in cases),
+            starting=any(gpu.window.is_starting for gpu in gpus),
         ),
         findings=worth,
         info=tuple(finding for finding in findings if finding.severity == "info"),
         data_gaps=tuple(dict.fromkeys(gaps)),
         judged=judged,
+        unchecked=frozenset(unchecked),
     )
 
 
-def _introduce(cases: Sequence[Case]) -> None:
-    """Tell each GPU of the others that the same processes are on."""
-    for case in cases:
-        pids = set(case.stretch.pids) if case.stretch.is_enough else set()
-        case.siblings = [
+def _link_siblings(gpus: Sequence[GpuEvidence]) -> None:
+    """Link each GPU to the others that the same processes use."""
+    for gpu in gpus:
+        pids = set(gpu.window.pids) if gpu.window.is_enough else set()
+        gpu.siblings = [
             other
-            for other in cases
-            if other is not case and other.stretch.is_enough and pids & set(other.stretch.pids)
+            for other in gpus
+            if other is not gpu and other.window.is_enough and pids & set(other.window.pids)
         ]
 
 
-def _of_gpu(case: Case, rules: Sequence[Rule], gaps: list[str]) -> Iterator[Finding]:
-    stretch = case.stretch
-    enough = stretch.is_enough
-    unseen: dict[Signal, list[str]] = {}
+def _findings_of(
+    gpu: GpuEvidence, rules: Sequence[Rule], gaps: list[str], unchecked: set[tuple[str, str]]
+) -> Iterator[Finding]:
+    window = gpu.window
+    enough = window.is_enough
+    unseen: dict[SignalGroup, list[str]] = {}
     for rule in rules:
         if rule.check is None:
             continue
-        if not (enough or rule.family in _WITHOUT_A_JOB or rule.id in _WHATEVER):
+        needs_job = rule.needs_job
+        if needs_job and not enough:
             continue
-        if rule.applies is not None and not rule.applies(case):
+        if rule.applies is not None and not rule.applies(gpu):
             continue
-        missing = [signal for signal in rule.needs if signal not in stretch.sees] if enough else []
-        if missing:
+        if enough and not window.signals.issuperset(rule.needs):
+            missing = [signal for signal in rule.needs if signal not in window.signals]
+            unchecked.add((rule.id, window.device.label))
             for signal in missing:
                 unseen.setdefault(signal, []).append(rule.id)
             continue
-        if enough and stretch.is_starting and rule.family not in _WITHOUT_A_JOB and rule.id not in _WHATEVER:
+        if needs_job and window.is_starting:
             continue
-        matches = rule.check(case)
-        for match in () if matches is None else (matches,) if isinstance(matches, Match) else matches:
-            yield _honest(found(rule, match, case))
-    label = f"GPU {stretch.device.label}"
+        matches = rule.check(gpu)
+        for match in () if matches is None else (matches,) if isinstance(matches, RuleMatch) else matches:
+            yield _finding(rule, match, gpu)
+    label = f"GPU {window.device.label}"
     for signal, ids in unseen.items():
-        gaps.append(f"{label}: {SIGNALS[signal]} could not be read: {', '.join(ids)} not judged")
-    if stretch.is_unlisted:
+        gaps.append(f"{label}: cannot check {', '.join(ids)}; missing data: {SIGNAL_GROUPS[signal]}")
+    if window.is_unlisted:
         gaps.append(
-            f"{label}: works, and its list of processes is empty: in a container, --pid=host shows whose they are"
+            f"{label}: busy, but no process is listed; if gpulse runs in a container, start the container with --pid=host"
         )
-    if enough and case.is_hollow:
+    if enough and gpu.is_busy_at_low_power:
         gaps.append(
-            f"{label}: draws {case.power or 0.0:.0%} of its power limit although utilization reads {stretch.duty or 0.0:.0%}: "
-            "whether its kernels are thin or it copies cannot be told without GPM"
+            f"{label}: power is only {gpu.power or 0.0:.0%} of the limit, although utilization is {window.duty or 0.0:.0%}; "
+            "without GPM (GPU performance monitoring), small kernels cannot be distinguished from copies"
         )
-    if stretch.job and not enough and not stretch.is_starting:
-        gaps.append(f"{label}: {_too_little(case)}")
+    if window.job and not enough and not window.is_starting:
+        gaps.append(f"{label}: {_too_little(gpu)}")
 
 
-def _too_little(case: Case) -> str:
-    stretch, t = case.stretch, case.t
-    if stretch.length >= t.shortest_seconds - 0.5 and stretch.frames >= t.fewest_frames:
-        span = stretch.end - stretch.start
-        return f"only {stretch.length:.0f} s of {span:.0f} s were seen, and too much is missing in between"
+def _too_little(gpu: GpuEvidence) -> str:
+    window, t = gpu.window, gpu.t
+    if window.length >= t.min_seconds - 0.5 and window.frames >= t.min_frames:
+        span = window.end - window.start
+        return f"only {seconds_text(window.length)} of {seconds_text(span)} were recorded, which is too little for a diagnosis"
+    frames = "frame" if window.frames == 1 else "frames"
     return (
-        f"only {stretch.length:.1f} s ({stretch.frames} frames) of its job at work were seen, and "
-        f"{t.shortest_seconds:.0f} s are needed"
+        f"only {seconds_text(window.length)} ({window.frames} {frames}) of its job's work were recorded; "
+        f"at least {t.min_seconds:.0f} s are needed"
     )
 
 
-def _honest(finding: Finding) -> Finding:
-    """With what does not hold, where one sign of several was enough, told as speaking against it."""
-    stands, falls = [], []
+def _finding(rule: Rule, match: RuleMatch, gpu: GpuEvidence | None = None) -> Finding:
+    finding = build_finding(rule, match, gpu)
+    measured = (
+        f"{_EXPLAINED_BY[cause]}: {describe_in_line(m)}" for cause, m in match.ruled_out_causes.items()
+    )
+    return _with_counter_evidence(finding._replace(ruled_out=(*measured, *finding.ruled_out)))
+
+
+def _with_counter_evidence(finding: Finding) -> Finding:
+    """Move evidence that does not hold to the counter-evidence: for some rules one of several signs is enough."""
+    holding, failing = [], []
     for item in finding.evidence:
-        holds = _HOLDS.get(item.comparison)
+        holds = _COMPARISONS.get(item.comparison)
         if holds is None or holds(item.value, item.threshold):
-            stands.append(item)
+            holding.append(item)
         else:
-            falls.append(item._replace(comparison=_OPPOSITE[item.comparison]))
-    return finding._replace(evidence=tuple(stands), counter_evidence=(*finding.counter_evidence, *falls))
+            failing.append(item._replace(comparison=_OPPOSITE[item.comparison]))
+    return finding._replace(evidence=tuple(holding), counter_evidence=(*finding.counter_evidence, *failing))
 
 
 def _repeats(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """Whether another finding says the same better."""
-    others = {other.id for other in findings if other.label == finding.label and other.severity != "info"}
-    if finding.id == "gpu_memory_leak":
-        return "gpu_oom_imminent" in others
-    if finding.id == "compute_bound":
-        return bool(others & {"tensor_cores_unused", "gpu_contention"})
-    if finding.id in _LOST_TO_NOBODY and "gpu_idle_allocated" in others:
+    """Whether another finding of the same GPU already covers this one."""
+    rule = RULES_BY_ID[finding.id]
+    others = [
+        other
+        for other in findings
+        if other.label == finding.label and other.id != finding.id and other.severity != "info"
+    ]
+    if rule.yields_to_losses and any(other.lost_ratio is not None for other in others):
         return True
-    if finding.id == "throughput_regression":
-        # The cause says more than the fact that something changed.
-        return any(
-            other.lost_ratio is not None and other.id != finding.id and other.label == finding.label
-            for other in findings
-            if other.severity != "info"
-        )
-    return False
+    return any(other.id in rule.yields_to for other in others)
 
 
-def rank(findings: Sequence[Finding]) -> list[Finding]:
-    """Worst first; among equals in the order of the rulebook."""
+def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Sort findings, worst first; among equals in the order of the rules."""
     return sorted(
         findings,
         key=lambda finding: (
             -SEVERITIES.index(finding.severity),
-            _ORDER[finding.id],
+            _RULE_ORDER[finding.id],
             finding.gpu if finding.gpu is not None else -1,
         ),
     )
 
 
-def _judged(case: Case) -> Judged | None:
-    stretch = case.stretch
-    device = stretch.device
-    if stretch.is_enough and not stretch.is_starting:
-        duty = stretch.duty
-        state = "busy share unknown" if duty is None else f"busy {duty:.0%}"
-        return Judged(
+def _judged(gpu: GpuEvidence) -> JudgedGpu | None:
+    window = gpu.window
+    device = window.device
+    if window.is_enough and not window.is_starting:
+        duty = window.duty
+        state = "utilization unknown" if duty is None else f"busy {duty:.0%}"
+        return JudgedGpu(
             device.index,
             device.label,
-            stretch.start,
-            stretch.end,
-            stretch.frames,
+            window.start,
+            window.end,
+            window.frames,
             state,
-            is_clear=not case.is_unclear,
+            is_clear=not gpu.is_unclear,
+            level=window.level,
         )
-    seen = stretch.seconds_seen
+    seen = window.seconds_seen
     length = seen[-1].end - seen[0].start
-    if not stretch.job and length >= case.t.shortest_seconds - 0.5:
+    if not window.job and length >= gpu.t.min_seconds - 0.5:
         frames = sum(second.frames for second in seen)
-        held = stretch.mean("memory_used_bytes", seen)
-        if held is not None and held >= case.t.held_bytes:
-            state = f"idle with {long_size(held)} in use by nobody who can be seen"
-            return Judged(
-                device.index, device.label, seen[0].start, seen[-1].end, frames, state, is_clear=False
+        held = window.mean("memory_used_bytes", seen)
+        if held is not None and held >= gpu.t.allocated_bytes:
+            state = f"idle with {long_size(held)} of memory in use, held by no visible process"
+            return JudgedGpu(
+                device.index,
+                device.label,
+                seen[0].start,
+                seen[-1].end,
+                frames,
+                state,
+                is_clear=False,
+                level=window.level,
             )
-        return Judged(device.index, device.label, seen[0].start, seen[-1].end, frames, "idle")
+        return JudgedGpu(
+            device.index, device.label, seen[0].start, seen[-1].end, frames, "idle", level=window.level
+        )
     return None
 
 
-def verdict(findings: Sequence[Finding], judged: Sequence[Judged], *, starting: bool) -> str:
-    """The one sentence that says it."""
+def verdict(findings: Sequence[Finding], judged: Sequence[JudgedGpu], *, starting: bool) -> str:
+    """Return the diagnosis in one sentence."""
     if findings:
         first = findings[0]
         more = len(findings) - 1
         rest = f" ({more} more {'finding' if more == 1 else 'findings'})" if more else ""
-        return f"{BY_ID[first.id].title}: {first.summary}{rest}."
+        return f"{RULES_BY_ID[first.id].title}: {first.summary}{rest}."
     if not judged:
         if starting:
-            return "Not enough data: the job has not reached the GPU yet."
-        return "Not enough data: no GPU was seen for long enough."
+            return "Not enough data: the job has not used the GPU yet."
+        return "Not enough data: no GPU was observed for long enough."
     at_work = [entry for entry in judged if entry.state != "idle"]
     if not at_work:
-        which = "The GPU is" if len(judged) == 1 else f"All {len(judged)} GPUs are"
-        return f"{which} idle: nothing runs, so nothing is slow."
-    doubtful = [entry for entry in at_work if not entry.is_clear]
-    if doubtful:
-        return f"No cause found: {_told(doubtful)}, and why cannot be told from what could be read."
-    return f"Nothing holds the GPUs up: {_told(at_work)}."
+        if len(judged) == 1:
+            return "The GPU is idle: nothing is running on it, so nothing is slow."
+        return f"All {len(judged)} GPUs are idle: nothing is running on them, so nothing is slow."
+    unclear = [entry for entry in at_work if not entry.is_clear]
+    if unclear:
+        return f"No cause found: {_states(unclear)}; the available readings do not explain why."
+    return f"No bottleneck found: {_states(at_work)}."
 
 
-def _told(entries: Sequence[Judged]) -> str:
-    told = ", ".join(f"GPU {entry.label} {entry.state}" for entry in entries[:4])
+def _states(entries: Sequence[JudgedGpu]) -> str:
+    states = ", ".join(f"GPU {entry.label} {entry.state}" for entry in entries[:4])
     others = f" and {len(entries) - 4} more" if len(entries) > 4 else ""
-    seconds = max(entry.end - entry.start for entry in entries)
-    return f"{told}{others} over {duration(seconds)}"
+    length = max(entry.end - entry.start for entry in entries)
+    return f"{states}{others} over {seconds_text(length)}"

@@ -1,1 +1,1 @@
-"""Snapshots and frames in other shapes: JSON, CSV, SQLite."""
+"""Exports: JSON, CSV, SQLite, Prometheus metrics, session files, reports and charts."""

@@ -1,1 +1,1 @@
-"""Idle GPUs do useful work, and are given back at once."""
+"""Run programs on idle GPUs, and stop them as soon as somebody needs the GPUs."""

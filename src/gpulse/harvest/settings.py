@@ -1,4 +1,4 @@
-"""What somebody wants harvested: programs, GPUs, and when a GPU counts as free."""
+"""Settings of a harvest: programs, GPUs, and when a GPU counts as free."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ DEFAULT_INTERVAL_SECONDS = 10.0
 DEFAULT_IDLE_SECONDS = 10.0
 DEFAULT_COOLDOWN_SECONDS = 60.0
 DEFAULT_QUIET_SECONDS = 60.0
-DEFAULT_IGNORED = frozenset({"gpulse", "nvidia-smi"})
+DEFAULT_IGNORED_PROGRAMS = frozenset({"gpulse", "nvidia-smi"})
 """They look at GPUs and do nothing with them."""
 DEFAULT_GRACE_SECONDS = 3.0
 DEFAULT_PEOPLE_IDLE_SECONDS = 300.0
 DEFAULT_BACKOFF_SECONDS = 5.0
-DEFAULT_LONGEST_BACKOFF_SECONDS = 600.0
+DEFAULT_MAX_BACKOFF_SECONDS = 600.0
 
 
 class ConfigError(UsageError):
     """A configuration that is refused; the message begins with the file and, where there is one, the line."""
 
 
-class Gpu(NamedTuple):
+class HarvestableGpu(NamedTuple):
     """One GPU of this machine."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a GPU
@@ -37,7 +37,7 @@ class Gpu(NamedTuple):
     name: str
 
 
-class Span(NamedTuple):
+class DayWindow(NamedTuple):
     """A part of some days; one that ends before it begins goes on into the next day."""
 
     days: frozenset[int]
@@ -46,7 +46,7 @@ class Span(NamedTuple):
     end_minute: int
 
     def holds(self, local: datetime) -> bool:
-        """True when this moment lies in it."""
+        """True when this moment is in it."""
         minute = local.hour * 60 + local.minute
         if self.start_minute < self.end_minute:
             return local.weekday() in self.days and self.start_minute <= minute < self.end_minute
@@ -55,15 +55,15 @@ class Span(NamedTuple):
         return evening or morning
 
 
-class Hours(NamedTuple):
+class OpenHours(NamedTuple):
     """When work may be done."""
 
-    spans: tuple[Span, ...] = ()
+    windows: tuple[DayWindow, ...] = ()
     """None: always."""
 
     def open_at(self, local: datetime) -> bool:
         """True when work may be done at this moment."""
-        return not self.spans or any(span.holds(local) for span in self.spans)
+        return not self.windows or any(window.holds(local) for window in self.windows)
 
 
 class Program(NamedTuple):
@@ -89,21 +89,21 @@ class Program(NamedTuple):
     """The CPUs it may use; none: all."""
     grace_seconds: float = DEFAULT_GRACE_SECONDS
     stop_signal: int = 15
-    hours: Hours = Hours()
+    hours: OpenHours = OpenHours()
     restart: Restart = "always"
     backoff_seconds: float = DEFAULT_BACKOFF_SECONDS
-    longest_backoff_seconds: float = DEFAULT_LONGEST_BACKOFF_SECONDS
+    max_backoff_seconds: float = DEFAULT_MAX_BACKOFF_SECONDS
 
 
-class People(NamedTuple):
-    """Whose work at the machine itself stops the programs."""
+class PeopleSettings(NamedTuple):
+    """Which people at the machine stop the programs."""
 
     enabled: bool = False
     whitelist: frozenset[str] = frozenset()
     idle_seconds: float = DEFAULT_PEOPLE_IDLE_SECONDS
 
 
-class Settings(NamedTuple):
+class HarvestSettings(NamedTuple):
     """One configuration, checked against the machine."""
 
     path: str
@@ -114,17 +114,17 @@ class Settings(NamedTuple):
     idle_seconds: float = DEFAULT_IDLE_SECONDS
     """How long a GPU must have been free before a program is started."""
     cooldown_seconds: float = DEFAULT_COOLDOWN_SECONDS
-    """How long a GPU is left alone after somebody came."""
+    """How long to wait before harvesting a GPU again after somebody used it."""
     quiet_seconds: float = DEFAULT_QUIET_SECONDS
-    """How long somebody counts who has a GPU open without a context or memory on it."""
+    """How long a process counts that has a GPU open without a context or memory on it."""
     utilization_ratio: float | None = None
-    """A GPU that is busier than this is nobody's to take; None: not looked at."""
+    """A GPU that is busier than this is not taken; None: any."""
     memory_bytes: int | None = None
-    """Nor one with more memory in use than this."""
-    most_gpus: int | None = None
-    hours: Hours = Hours()
-    people: People = People()
+    """A GPU with more memory in use than this is not taken; None: any."""
+    max_gpus: int | None = None
+    hours: OpenHours = OpenHours()
+    people: PeopleSettings = PeopleSettings()
     ignore_users: frozenset[str] = frozenset()
-    """Whose use never counts."""
+    """Users whose processes never count."""
     always_users: frozenset[str] = frozenset()
-    """Whose use always counts, whatever the program."""
+    """Users whose processes always count, whatever the program."""

@@ -1,1 +1,1 @@
-"""gpulse inside the tools people already run."""
+"""Integrations of gpulse into other tools."""

@@ -1,1 +1,1 @@
-"""What gpulse talks about: metrics, devices, processes, frames and findings. Standard library only."""
+"""The data model: metrics, devices, processes, frames and findings. Standard library only."""

@@ -1,14 +1,14 @@
-"""The only currency: one node at one instant."""
+"""The frame: all readings of one node at one instant, which everything else works on."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from gpulse.model.device import Device, Node
-from gpulse.model.health import Health
 from gpulse.model.job import Job
-from gpulse.model.metric import Value, Values
+from gpulse.model.metric_catalog import Value, Values
 from gpulse.model.process import GpuProcess, ProcessReading
+from gpulse.model.source_health import Health
 
 
 class GpuReading(NamedTuple):
@@ -16,19 +16,18 @@ class GpuReading(NamedTuple):
 
     device: Device
     values: Values
-    """Readings by catalogue name; what could not be had is absent."""
+    """Readings by metric name; unknown values are absent."""
     processes: tuple[GpuProcess, ...] | None = None
-    """The processes on it, busiest memory first; None when the list could not be had."""
+    """Its processes, largest memory first; None when they could not be listed."""
     read_at: dict[str, float] = {}
-    """Epoch seconds at which the groups of slower readings were taken: `second`, `gpm`, `slow`, and within
+    """When the groups of slower readings were read, in epoch seconds: `second`, `gpm`, `slow`, and within
     them `shares` (of the processes) and `graphics` (GPM's graphics_active_ratio).
 
-    A value is held for its group's period, so a frame between two reads repeats it; a value whose group
-    is overdue is absent.
+    Frames between two reads of a group repeat its values; the values of an overdue group are absent.
     """
 
     def get(self, name: str) -> Value | None:
-        """A reading or a fact of the device by its catalogue name, None when unknown."""
+        """Return a reading or a fact of the device by its metric name; None when unknown."""
         value = self.values.get(name)
         return self.device.facts.get(name) if value is None else value
 
@@ -38,7 +37,7 @@ class HostReading(NamedTuple):
 
     values: Values
     cores: tuple[tuple[int, ...], ...] = ()
-    """Per CPU the kernel's ticks: user nice system idle iowait irq softirq steal."""
+    """Kernel ticks of each CPU: user nice system idle iowait irq softirq steal."""
 
 
 class DiskReading(NamedTuple):
@@ -46,7 +45,7 @@ class DiskReading(NamedTuple):
 
     name: str
     kind: str | None
-    """`ssd`, `hdd`, `nvme`, `virtual` (the kernel's word on rotation means nothing there), `memory`."""
+    """`ssd`, `hdd`, `nvme`, `virtual` (for which the kernel's rotational flag is meaningless), `memory`."""
     values: Values
     model: str | None = None
 
@@ -58,7 +57,7 @@ class FilesystemReading(NamedTuple):
     device: str
     type: str
     disk: str | None
-    """The whole disk under it, None for a network file system."""
+    """The disk that contains it; None for a network file system."""
     kind: str | None
     values: Values
 
@@ -74,19 +73,19 @@ class NetworkReading(NamedTuple):
 
 
 class CgroupReading(NamedTuple):
-    """The limits a control group puts on its processes, and what they cost."""
+    """Limits of a cgroup, and how they throttle its processes."""
 
     path: str
     values: Values
 
 
 class Frame(NamedTuple):
-    """One node, one instant: its GPUs, its host, its processes, and what could not be read."""
+    """One node at one instant: GPUs, host, processes, and the health of the sources."""
 
     time: float
     """Epoch seconds."""
     monotonic: float
-    """Seconds on a clock that nobody sets: what rates are computed over."""
+    """Seconds on a clock that cannot be set; rates are computed with it."""
     node: Node
     gpus: tuple[GpuReading, ...] = ()
     """In index order, the MIG instances of a GPU right after it."""
@@ -95,8 +94,8 @@ class Frame(NamedTuple):
     filesystems: tuple[FilesystemReading, ...] = ()
     network: tuple[NetworkReading, ...] = ()
     processes: tuple[ProcessReading, ...] = ()
-    """The processes that hold a GPU and all their descendants."""
+    """The processes on the GPUs, and all their descendants."""
     cgroups: tuple[CgroupReading, ...] = ()
     health: tuple[Health, ...] = ()
     jobs: tuple[Job, ...] = ()
-    """The scheduler's jobs that have an allocation on this node, by id."""
+    """The scheduler's jobs with an allocation on this node, sorted by ID."""

@@ -1,36 +1,36 @@
-"""Processes: who they are, what they use of the machine, and what they hold on a GPU."""
+"""Processes: their identity and owner, their resource use, and their use of GPUs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpulse.model.metric import Values
+from gpulse.model.metric_catalog import Values
 
 
 class Owner(NamedTuple):
-    """On whose behalf a process runs."""
+    """User, job, container and pod of a process."""
 
     user: str | None = None
     uid: int | None = None
     job: str | None = None
     """The scheduler's job, such as `slurm:4711`, or the harvest's, such as `harvest:fold`."""
     container: str | None = None
-    """Container id, shortened to twelve digits."""
+    """Container ID, shortened to twelve digits."""
     pod: str | None = None
     """Kubernetes pod UID."""
 
 
 class ProcessIdentity(NamedTuple):
-    """What stays the same while a process lives (until it calls exec)."""
+    """Constant properties of a process (until it calls exec)."""
 
     pid: int
     parent_pid: int | None = None
     start_time: float | None = None
-    """Epoch seconds. With the pid it names a process for good: pids are used again."""
+    """Epoch seconds. With the PID it identifies a process uniquely, because PIDs are reused."""
     name: str | None = None
     """The program, such as `python3`."""
     command: tuple[str, ...] = ()
-    """The command line; empty when another user's process hides it."""
+    """The command line; empty when it is hidden because the process belongs to another user."""
     owner: Owner = Owner()
     cgroup: str | None = None
 
@@ -50,21 +50,21 @@ class ProcessReading(NamedTuple):
 
     identity: ProcessIdentity
     state: str | None
-    """The kernel's letter: R running, S asleep, D waiting for a disk, Z dead."""
+    """The kernel's state letter: R running, S sleeping, D waiting for a disk, Z zombie."""
     values: Values
     threads: tuple[Thread, ...] = ()
-    """The busiest threads, when they were asked for."""
+    """The busiest threads, if they were requested."""
     on_gpu: bool = False
-    """True for a process that holds a GPU, false for a descendant of one."""
+    """True for a process on a GPU, False for a descendant of one."""
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The process ID."""
         return self.identity.pid
 
 
 class GpuProcess(NamedTuple):
-    """What one process holds on one GPU."""
+    """Use of one GPU by one process."""
 
     pid: int
     kind: str

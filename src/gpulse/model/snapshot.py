@@ -1,18 +1,18 @@
-"""One look: a frame, and what happened in the short time before it."""
+"""A snapshot: a frame, and the rates over the short time before it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpulse.model.counter_rates import Rates, compute_rates, process_key
 from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame, GpuReading
-from gpulse.model.metric import Value
+from gpulse.model.metric_catalog import Value
 from gpulse.model.process import ProcessReading
-from gpulse.model.rates import Rates, between, key
 
 RATES_SECONDS = 0.5
-"""How far apart the two readings behind the rates of one look are taken."""
+"""Time between the two readings from which the rates of a snapshot are computed."""
 
 
 class Snapshot(NamedTuple):
@@ -22,37 +22,37 @@ class Snapshot(NamedTuple):
     rates: Rates
     findings: tuple[Finding, ...] = ()
     verdict: str | None = None
-    """What a diagnosis of the time before it says; None when there was only the look itself."""
+    """Verdict of a diagnosis of the time before it; None when there was only the snapshot itself."""
 
     @classmethod
     def of(cls, earlier: Frame | None, frame: Frame, findings: tuple[Finding, ...] = ()) -> Snapshot:
-        """The snapshot that two frames make; without an earlier one it has no rates."""
-        rates = Rates(interval_seconds=0.0) if earlier is None else between(earlier, frame)
+        """Return the snapshot of two frames; without an earlier one it has no rates."""
+        rates = Rates(interval_seconds=0.0) if earlier is None else compute_rates(earlier, frame)
         return cls(frame, rates, findings)
 
     def gpu(self, gpu: GpuReading, name: str) -> Value | None:
-        """A GPU's reading, fact or rate by its catalogue name."""
+        """Return a reading, fact or rate of a GPU by its metric name."""
         value = gpu.get(name)
         return self.rates.gpus.get(gpu.device.uuid, {}).get(name) if value is None else value
 
     def host(self, name: str) -> Value | None:
-        """A reading or rate of the host by its catalogue name."""
+        """Return a reading or rate of the host by its metric name."""
         value = self.frame.host.values.get(name) if self.frame.host is not None else None
         return self.rates.host.get(name) if value is None else value
 
     def process(self, process: ProcessReading, name: str) -> Value | None:
-        """A process' reading or rate by its catalogue name."""
+        """Return a reading or rate of a process by its metric name."""
         value = process.values.get(name)
         if value is not None:
             return value
-        rate = self.rates.processes.get(key(process), {}).get(name)
+        rate = self.rates.processes.get(process_key(process), {}).get(name)
         if rate is None and name == "elapsed_seconds" and process.identity.start_time is not None:
             return max(0.0, self.frame.time - process.identity.start_time)
         return rate
 
 
-def select(frame: Frame, wanted: Callable[[GpuReading], bool]) -> Frame:
-    """The frame with only the wanted GPUs, the processes on them and those processes' descendants."""
+def select_gpus(frame: Frame, wanted: Callable[[GpuReading], bool]) -> Frame:
+    """Return the frame with only the selected GPUs, their processes and descendants of those."""
     gpus = tuple(gpu for gpu in frame.gpus if wanted(gpu))
     if len(gpus) == len(frame.gpus):
         return frame

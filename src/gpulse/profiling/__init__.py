@@ -1,1 +1,1 @@
-"""Blocks of people's own code: what the GPUs did while they ran."""
+"""Profiling of code blocks: what the GPUs did while each block ran."""

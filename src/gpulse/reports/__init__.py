@@ -1,1 +1,1 @@
-"""Figures of jobs, users and nodes over time, from a store's answers."""
+"""Reports on jobs, users and nodes over time, computed from a store's answers."""

@@ -1,1 +1,1 @@
-"""The tick: frames at a steady pace, and where they go."""
+"""Sampling: frames at a fixed interval, and recordings of them."""

@@ -1,60 +1,63 @@
-"""Recordings: frames into a file as they come, readable up to the last second even after kill -9."""
+"""Write recordings: frames go to the file as they come, so that it is readable up to the last second even after kill -9."""
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from pathlib import Path
 from typing import IO, Protocol
 
+from gpulse.atomic_files import open_output
 from gpulse.errors import RecordingError, file_hint
-from gpulse.model.codec import Encoder
 from gpulse.model.frame import Frame
+from gpulse.model.recording_codec import RecordingEncoder
 
 _FLUSH_SECONDS = 0.5
-"""Half of what may be lost, so that a frame every second is never held back for the next one."""
+"""Less than a second, so that with one frame per second each is flushed before the next."""
 _GZIP = 31
-"""zlib's word for a gzip header and trailer around the largest window."""
+"""zlib's `wbits` for the gzip format with the largest window."""
 
 
-class Sink(Protocol):
-    """Where frames go."""
+class FrameSink(Protocol):
+    """Receiver of frames."""
 
     def write(self, frame: Frame) -> None:
-        """Take one frame."""
+        """Write one frame."""
 
     def close(self) -> None:
-        """Finish and let go."""
+        """Finish, and release all resources."""
 
 
 class Recorder:
-    """Writes a lossless recording, gzipped when the name ends in .gz; an existing file is not touched."""
+    """Writes a lossless recording, compressed when the name ends in .gz; never overwrites a file."""
 
     def __init__(self, path: Path) -> None:
         """Create the file.
 
         Raises:
-            RecordingError: It exists already, or cannot be created.
+            RecordingError: The file exists already, or cannot be created.
         """
         self.path = path
         self.frames = 0
-        self._encoder = Encoder()
+        self._encoder = RecordingEncoder()
         self._flushed_at = time.monotonic()
         try:
-            self._file: IO[bytes] = path.open("xb")
+            descriptor = open_output(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             raise RecordingError(
-                f"{path} exists already", hint="choose another name, or remove it first"
+                f"{path} already exists", hint="choose another name, or remove the file first"
             ) from None
         except OSError as error:
             raise RecordingError(f"cannot create {path}: {error.strerror}", hint=file_hint(error)) from error
+        self._file: IO[bytes] = os.fdopen(descriptor, "wb")
         self._packer = zlib.compressobj(wbits=_GZIP) if path.suffix == ".gz" else None
 
     def write(self, frame: Frame) -> None:
-        """Add one frame; at most a second of them is ever held back in memory.
+        """Add one frame; at most one second of frames is buffered in memory.
 
         Raises:
-            RecordingError: The disk is full or gone.
+            RecordingError: The file cannot be written.
         """
         text = "".join(f"{line}\n" for line in self._encoder.lines(frame)).encode()
         try:
@@ -75,7 +78,7 @@ class Recorder:
         """Finish the file.
 
         Raises:
-            RecordingError: The disk is full or gone.
+            RecordingError: The file cannot be written.
         """
         try:
             try:

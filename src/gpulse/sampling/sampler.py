@@ -1,4 +1,4 @@
-"""The tick: asks a source for a frame at a steady pace and never dies of what it finds."""
+"""Sample a source at a fixed interval; errors of the source do not end the sampling."""
 
 from __future__ import annotations
 
@@ -13,30 +13,37 @@ from typing import Self
 from gpulse.errors import GpulseError, UsageError
 from gpulse.model.device import Node
 from gpulse.model.frame import Frame
-from gpulse.model.health import Health
-from gpulse.sources.base import Source
-from gpulse.sources.recording import EndOfRecordingError
+from gpulse.model.snapshot import Snapshot
+from gpulse.model.source_health import Health
+from gpulse.sources.frame_source import Source
+from gpulse.sources.local_machine import LocalMachine
+from gpulse.sources.nvml.gpm import MIN_GPM_SECONDS
+from gpulse.sources.nvml.gpu_reader import GpuReader, snapshot_reader
+from gpulse.sources.nvml.read_timing import detailed_cadence
+from gpulse.sources.recording_reader import EndOfRecordingError
 
-SHORTEST_INTERVAL_SECONDS = 0.05
+MIN_INTERVAL_SECONDS = 0.05
 
 
-def checked_interval(seconds: float) -> float:
-    """The interval, if one can sample at it.
+def check_interval(seconds: float) -> float:
+    """Return the interval if it is valid.
 
     Raises:
-        UsageError: It is too short, endless or not a number.
+        UsageError: It is too short, infinite or not a number.
     """
-    if not SHORTEST_INTERVAL_SECONDS <= seconds < inf:
-        hint = f"the shortest is {SHORTEST_INTERVAL_SECONDS} s"
-        raise UsageError(f"{seconds:g} s is no interval to sample at", hint=hint)
+    if not MIN_INTERVAL_SECONDS <= seconds < inf:
+        raise UsageError(
+            f"the sampling interval must be at least {MIN_INTERVAL_SECONDS} s, not {seconds:g} s",
+            hint="choose a longer interval",
+        )
     return seconds
 
 
 class Sampler:
-    """Frames of a machine, one every interval, for as long as somebody asks.
+    """Iterator over frames of a machine, one per interval.
 
-    Without a source it samples this machine. Iterate over it, and use it as a context manager so that
-    its threads and the driver are given back:
+    Without a source it samples this machine. Use it as a context manager, so that its threads and the driver
+    are released:
 
         with Sampler(interval_seconds=1.0) as sampler:
             for frame in sampler:
@@ -44,22 +51,22 @@ class Sampler:
     """
 
     def __init__(self, source: Source | None = None, *, interval_seconds: float = 1.0) -> None:
-        """Prepare to sample.
+        """Store the settings; sampling starts with the iteration.
 
         Args:
             source: Where frames come from; this machine when None.
             interval_seconds: Time from one frame to the next, at least 0.05.
 
         Raises:
-            UsageError: The interval is too short, or endless.
+            UsageError: The interval is too short or infinite.
         """
-        self.interval_seconds = checked_interval(interval_seconds)
+        self.interval_seconds = check_interval(interval_seconds)
         self._source = source
         self._stopped = False
         self._wake: SimpleQueue[None] = SimpleQueue()
-        """Not an Event: only this may be used from a signal handler that interrupts the wait for it."""
+        """Not an Event: only a SimpleQueue may be used in a signal handler that interrupts the wait for it."""
         self._last: tuple[Frame, float] | None = None
-        """The last frame of the source, and our own monotonic time when it came."""
+        """The last frame of the source, and our monotonic time when it arrived."""
         self._failing_since: float | None = None
 
     def __enter__(self) -> Self:
@@ -71,10 +78,10 @@ class Sampler:
         self.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Frames until `stop` or the end of a recording.
+        """Yield frames until `stop` or the end of a recording.
 
-        Ticks keep to a fixed grid: one that comes late does not move the later ones, and ticks that
-        were missed altogether (a suspended laptop) are left out rather than made up for.
+        Frames keep to a fixed schedule: a late frame does not delay the later ones, and frames that were missed
+        (a suspended laptop) are skipped.
         """
         source = self._opened()
         due = time.monotonic()
@@ -90,12 +97,12 @@ class Sampler:
             self._wait(due - time.monotonic())
 
     def stop(self) -> None:
-        """End the iteration, from any thread or signal handler, without waiting for the next tick."""
+        """End the iteration, from any thread or signal handler, without waiting for the next frame."""
         self._stopped = True
         self._wake.put(None)
 
     def close(self) -> None:
-        """Stop, and give back what the source holds."""
+        """Stop, and close the source."""
         self.stop()
         if self._source is not None:
             self._source.close()
@@ -107,17 +114,17 @@ class Sampler:
             return
 
     def _sample(self, source: Source) -> Frame | None:
-        """One frame, an empty one that says why there is none (the guard), or None at the end."""
+        """Return one frame, an empty frame with the error if sampling failed, or None at the end."""
         now = time.time()
         try:
             frame = source.sample(now)
         except EndOfRecordingError:
             return None
         except GpulseError:
-            if self._stopped:  # another thread closed the source meanwhile
+            if self._stopped:  # another thread has closed the source
                 return None
             raise
-        except Exception as error:  # noqa: BLE001  a fault of ours must not end the sampling
+        except Exception as error:  # noqa: BLE001  a bug in gpulse must not end the sampling
             return self._failed(now, error)
         self._last, self._failing_since = (frame, time.monotonic()), None
         return frame
@@ -131,7 +138,7 @@ class Sampler:
         health = Health(
             "sampler",
             "failed",
-            f"a fault in gpulse: {error!r}",
+            f"internal error in gpulse: {error!r}",
             self._failing_since,
             hint="please report it; --debug shows the traceback",
         )
@@ -139,7 +146,25 @@ class Sampler:
 
     def _opened(self) -> Source:
         if self._source is None:
-            from gpulse.sources.machine import LocalMachine  # noqa: PLC0415  loads the driver's binding
-
             self._source = LocalMachine(interval_seconds=self.interval_seconds)
         return self._source
+
+
+_MARGIN_SECONDS = 0.0005
+"""Safety margin, so that a timer that fires slightly early does not cost the reading."""
+
+
+def open_machine_for_snapshot(gpus: GpuReader | None = None) -> LocalMachine:
+    """Open this machine for a single snapshot; pass `gpus` if they are already open."""
+    return LocalMachine(cadence=detailed_cadence(MIN_GPM_SECONDS), gpus=gpus or snapshot_reader())
+
+
+def take_snapshot(machine: LocalMachine, *, rates_seconds: float | None) -> Snapshot:
+    """Take a snapshot; without `rates_seconds` there is a second reading only if a GPU's GPM needs it."""
+    earlier = machine.sample(time.time(), patient=True)
+    rates_at = None if rates_seconds is None else earlier.monotonic + rates_seconds
+    due = [moment for moment in (machine.gpm_ready_at, rates_at) if moment is not None]
+    if not due:
+        return Snapshot.of(None, earlier)
+    time.sleep(max(0.0, max(due) + _MARGIN_SECONDS - time.monotonic()))
+    return Snapshot.of(earlier, machine.sample(time.time(), patient=True))

@@ -1,1 +1,1 @@
-"""Where frames come from: the driver, /proc and /sys, recordings, and the demo machine."""
+"""Sources of frames: the driver, /proc and /sys, recordings, and the demo machine."""

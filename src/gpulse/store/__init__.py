@@ -1,1 +1,1 @@
-"""What a cluster keeps on disk: the log that every received batch goes through before it is acknowledged."""
+"""Data of a cluster on disk and in databases: log, metadata, history, and the stores that query them."""

@@ -1,4 +1,4 @@
-"""Answer from one head's data directory, a time-series database and a shared database, as one store."""
+"""One store over a head's data directory, a time-series database and a shared database."""
 
 from __future__ import annotations
 
@@ -10,65 +10,70 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpulse.errors import GpulseError, UsageError
-from gpulse.model.columns import time_span
-from gpulse.model.metric import Scope
-from gpulse.model.natural import natural_key
-from gpulse.model.series import EXPOSED
+from gpulse.model.metric_catalog import Scope
+from gpulse.model.packed_columns import packed_time_range
+from gpulse.model.safe_text import natural_key
+from gpulse.model.series_labels import EXPOSED_SCOPES
 from gpulse.model.session import Session
-from gpulse.store.coverage import Coverage, CoverageLoader, Hole, apart, outside
-from gpulse.store.incomplete import left_out
+from gpulse.store.incomplete_answers import BackendOutage, note_missing
 from gpulse.store.local import LocalStore
-from gpulse.store.log.records import Entry
-from gpulse.store.merge import better_series, interleaved, merged_holdings, merged_shares, united_series
-from gpulse.store.outage import Outage
-from gpulse.store.registry import Register
+from gpulse.store.local_coverage import CoverageGap, CoverageLoader, LocalCoverage, merge_gaps, subtract_gaps
+from gpulse.store.log.record_payloads import LogEntry
+from gpulse.store.merge import (
+    choose_fuller_steps,
+    interleave_samples,
+    merge_holdings,
+    merge_shares,
+    union_series,
+)
+from gpulse.store.node_registry import NodeRegistry
 from gpulse.store.store import (
-    ALWAYS,
-    Holding,
+    ALL_TIME,
+    GpuHolding,
+    GpuShare,
     Query,
     Samples,
     Series,
-    Share,
     Store,
     StoredEvent,
     StoredFinding,
     StoredGpu,
     StoredNode,
     StoredProcess,
-    microseconds,
+    to_microseconds,
 )
 
 _MAX_AHEAD_SECONDS = 60.0
-"""No sample is later than this after now, whatever a node's clock says."""
+"""Samples are at most this far in the future, whatever a node's clock says."""
 _MIN_PAUSE_SECONDS = 5.0
 _PAUSE_FACTOR = 3.0
-"""A backend that failed is not asked again for a multiple of the time that it took to fail."""
+"""A backend that failed is not queried again for this multiple of the time that the failure took."""
 
-_ALWAYS = Query(*ALWAYS)
+_ALL_TIME = Query(*ALL_TIME)
 
-_MAX_NAMES = 5
+_MAX_NAMES_SHOWN = 5
 
 T = TypeVar("T")
 
 
 class Backend:
-    """A store outside of this machine that may fail. After a failure it is left alone for a while."""
+    """A store on another machine, which may fail. After a failure, it is not queried for a while."""
 
     def __init__(self, store: Store | None, now: Callable[[], float]) -> None:
         self.store = store
         self._now = now
         self._pause = (-math.inf, -math.inf)
         self._trying = threading.Lock()
-        self.outage: Outage | None = None
-        """Why it does not answer; None while it does."""
+        self.outage: BackendOutage | None = None
+        """The current outage; None while the backend answers."""
 
     def ask(
         self, question: Callable[[Store, Query], list[T]], query: Query, *, is_strict: bool
     ) -> list[T] | None:
-        """Return the answer; None when there is no backend, or when it fails.
+        """Return the answer; None if there is no backend or it fails.
 
         Raises:
-            GpulseError: It fails, and the answer must not be incomplete.
+            GpulseError: The backend failed, and `is_strict` forbids incomplete answers.
         """
         if self.store is None:
             return None
@@ -77,7 +82,7 @@ class Backend:
             return self._try(question, query, self.store, is_strict=is_strict)
         begin, end = self._pause
         if begin <= self._now() < end or not self._trying.acquire(blocking=False):
-            _left_out(outage)
+            _note_outage(outage)
             return None
         try:
             return self._try(question, query, self.store, is_strict=False)
@@ -96,25 +101,25 @@ class Backend:
             failed_at, before = self._now(), self.outage
             waited = max(0.0, failed_at - asked_at)
             self._pause = failed_at, failed_at + max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * waited)
-            outage = Outage(asked_at if before is None else before.since, error.message, error.hint)
+            outage = BackendOutage(asked_at if before is None else before.since, error.message, error.hint)
             self.outage = outage
             if is_strict:
                 raise
-            _left_out(outage)
+            _note_outage(outage)
             return None
         self.outage = None
         return found
 
 
-def _left_out(outage: Outage) -> None:
-    left_out(f"a part is missing: {outage.message}")
+def _note_outage(outage: BackendOutage) -> None:
+    note_missing(f"some data is missing: {outage.message}")
 
 
 class FederatedStore(Store):
-    """The store that a head answers from which has more than its own disk. Safe to use from several threads.
+    """The store of a head that has other backends besides its own disk. Safe to use from several threads.
 
-    What is complete in the head's own data directory comes from there. The rest of the samples comes from the time-series
-    database where they are series there, and what is about processes comes from the shared database.
+    Data that is complete in the head's own data directory comes from there. Other samples come from the time-series database
+    if it has their scope; data about processes comes from the shared database.
     """
 
     def __init__(
@@ -124,211 +129,211 @@ class FederatedStore(Store):
         database: Store | None = None,
         *,
         now: Callable[[], float],
-        register: Register | None = None,
+        register: NodeRegistry | None = None,
     ) -> None:
-        """Put them together.
+        """Combine the stores.
 
         Args:
             local: This head's data directory.
-            tsdb: The time-series database; it has all samples of scopes that are series.
+            tsdb: The time-series database; it has all samples of the exposed scopes.
             database: The shared database; it has the metadata and the GPU time of all heads.
             now: Returns the time in epoch seconds.
-            register: The nodes of all heads, where this one learns of others'; those of this data directory when None.
+            register: The nodes of all heads; None for only those in this data directory.
         """
         self._local = local
         self._register = register
         self._tsdb = Backend(tsdb, now)
         self._database = Backend(database, now)
-        self._coverage = Coverage()
+        self._coverage = LocalCoverage()
         self._loader = CoverageLoader(local, self._coverage, now())
         self._now = now
         self.is_strict = False
 
     @property
     def strict(self) -> FederatedStore:
-        """The same store for answers that must be complete: what a backend does not deliver is an error."""
+        """The same store, but for complete answers only: a failing backend is an error."""
         twin = copy(self)
         twin.is_strict = True
         return twin
 
     @property
-    def outage(self) -> Outage | None:
-        """Why answers are incomplete; None when they are not."""
+    def outage(self) -> BackendOutage | None:
+        """Why answers are incomplete; None if they are complete."""
         return self.tsdb_outage or self.database_outage
 
     @property
-    def tsdb_outage(self) -> Outage | None:
-        """Why samples of the time-series database are missing."""
+    def tsdb_outage(self) -> BackendOutage | None:
+        """The outage of the time-series database; None while it answers."""
         return self._tsdb.outage
 
     @property
-    def database_outage(self) -> Outage | None:
-        """Why data of the shared database are missing."""
+    def database_outage(self) -> BackendOutage | None:
+        """The outage of the shared database; None while it answers."""
         return self._database.outage
 
-    def committed(self, entries: Iterable[Entry]) -> None:
-        """Note that entries are on disk: what they hold needs no other backend."""
+    def committed(self, entries: Iterable[LogEntry]) -> None:
+        """Record that entries are on disk, so that queries for them need no other backend."""
         for entry in entries:
             batch = entry.batch
             if batch is not None and batch.frames:
-                first, last = (time + batch.shift_us for time in time_span(batch.frames))
+                first, last = (time + batch.shift_us for time in packed_time_range(batch.frames))
                 numbers = range(batch.first, batch.last + 1)
                 self._coverage.add_frames(batch.node, batch.run, numbers, first / 1e6, last / 1e6)
 
     # --- samples
 
     def series(self, query: Query) -> list[Series]:
-        """Return metrics over time; what a backend does not deliver is left out. See `store.store.Store`."""
+        """Return metrics over time, without the data of failing backends; see `store.store.Store`."""
         self._note_unshared(query)
         here = self._local.series(query)
-        holes = [_aligned(hole, query) for hole in self._holes(query, query.scope)]
-        there, _ = self._ask(self._backend(query.scope), query, holes, lambda store, part: store.series(part))
+        gaps = [_align_to_steps(gap, query) for gap in self._gaps(query, query.scope)]
+        there, _ = self._ask(self._backend(query.scope), query, gaps, lambda store, part: store.series(part))
         if not there:
             return here
-        merged = united_series if query.step is None else better_series
+        merged = union_series if query.step is None else choose_fuller_steps
         return merged(here, there, query.metrics)
 
     def _note_unshared(self, query: Query) -> None:
-        """Say that samples of other heads' nodes are missing where there is no backend that has them."""
+        """Note that samples of other heads' nodes are missing if no backend has them."""
         if self._register is None or self._backend(query.scope).store is not None:
             return
         names = [
             self._register.by_id[number].name
-            for number in list(self._register.elsewhere)
+            for number in list(self._register.other_head_ids)
             if query.nodes is None or number in query.nodes
         ]
         if names:
-            shown = ", ".join(sorted(names, key=natural_key)[:_MAX_NAMES])
-            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-            left_out(
-                f"samples of {shown}{more} are at other heads; heads share samples through a time-series database "
-                "(gpulse head --remote-write)"
+            shown = ", ".join(sorted(names, key=natural_key)[:_MAX_NAMES_SHOWN])
+            more = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
+            note_missing(
+                f"samples of {shown}{more} are only on other heads; to share samples between heads, use a time-series "
+                "database (gpulse head --remote-write)"
             )
 
     def scan(self, query: Query) -> Iterator[Samples]:
         """Yield every sample; see `store.store.Store`.
 
         Raises:
-            GpulseError: A backend does not deliver: what is made of all samples must not have a hole.
+            GpulseError: A backend failed. A scan must not miss samples, so there is no incomplete answer.
         """
         store = self._backend(query.scope).store
         begin = query.start
-        for hole in [] if store is None else apart(self._holes(query, query.scope)):
-            if begin < hole.start:
-                yield from self._local.scan(replace(query, start=begin, end=hole.start))
-            here = self._local.scan(replace(query, start=hole.start, end=hole.end))
-            there = (store or self._local).scan(_part(query, hole))
-            yield from interleaved(here, there, query.metrics)
-            begin = hole.end
+        for gap in [] if store is None else merge_gaps(self._gaps(query, query.scope)):
+            if begin < gap.start:
+                yield from self._local.scan(replace(query, start=begin, end=gap.start))
+            here = self._local.scan(replace(query, start=gap.start, end=gap.end))
+            there = (store or self._local).scan(_query_in_gap(query, gap))
+            yield from interleave_samples(here, there, query.metrics)
+            begin = gap.end
         if begin < query.end:
             yield from self._local.scan(replace(query, start=begin))
 
-    def gpu_holders(self, query: Query) -> list[Holding]:
-        """Return what processes held on which GPUs; what a backend does not deliver is left out."""
+    def gpu_holders(self, query: Query) -> list[GpuHolding]:
+        """Return which processes used which GPUs, without the data of a failing backend."""
         here = self._local.gpu_holders(query)
-        holes = self._holes(query, "process")
-        there, _ = self._ask(self._database, query, holes, lambda store, part: store.gpu_holders(part))
-        return merged_holdings([*here, *there]) if there else here
+        gaps = self._gaps(query, "process")
+        there, _ = self._ask(self._database, query, gaps, lambda store, part: store.gpu_holders(part))
+        return merge_holdings([*here, *there]) if there else here
 
-    def gpu_time(self, query: Query) -> list[Share]:
-        """Divide the time of GPUs among processes; what a backend does not deliver is left out."""
-        holes = self._holes(query, "process")
-        if not holes:
+    def gpu_time(self, query: Query) -> list[GpuShare]:
+        """Divide the time of GPUs among processes, without the data of a failing backend."""
+        gaps = self._gaps(query, "process")
+        if not gaps:
             return self._local.gpu_time(query)
-        found, answered = self._ask(self._database, query, holes, lambda store, part: store.gpu_time(part))
-        for rest in outside(answered, query.start, query.end, self._known(query)):
-            found += self._local.gpu_time(_part(query, rest))
-        return merged_shares(found)
+        found, answered = self._ask(self._database, query, gaps, lambda store, part: store.gpu_time(part))
+        for rest in subtract_gaps(answered, query.start, query.end, self._known(query)):
+            found += self._local.gpu_time(_query_in_gap(query, rest))
+        return merge_shares(found)
 
     def _ask(
         self,
         backend: Backend,
         query: Query,
-        holes: Iterable[Hole],
+        gaps: Iterable[CoverageGap],
         question: Callable[[Store, Query], list[T]],
-    ) -> tuple[list[T], list[Hole]]:
-        """Return what a backend has of some holes, and for which of them it answered."""
+    ) -> tuple[list[T], list[CoverageGap]]:
+        """Return what a backend has for some gaps, and the gaps for which it answered."""
         found: list[T] = []
-        answered: list[Hole] = []
-        for hole in holes:
-            answer = backend.ask(question, _part(query, hole), is_strict=self.is_strict)
+        answered: list[CoverageGap] = []
+        for gap in gaps:
+            answer = backend.ask(question, _query_in_gap(query, gap), is_strict=self.is_strict)
             if answer is not None:
                 found += answer
-                answered.append(hole)
+                answered.append(gap)
         return found, answered
 
     def _backend(self, scope: Scope) -> Backend:
-        return self._tsdb if scope in EXPOSED else self._database
+        return self._tsdb if scope in EXPOSED_SCOPES else self._database
 
     def _known(self, query: Query) -> Sequence[int]:
-        """The nodes of a query that are known here."""
+        """Return the nodes of a query that are known here."""
         known = self.nodes()
         return [node for node in known if query.nodes is None or node in query.nodes]
 
-    def _holes(self, query: Query, scope: Scope) -> list[Hole]:
-        """What may not be complete here, where there is a backend to ask."""
+    def _gaps(self, query: Query, scope: Scope) -> list[CoverageGap]:
+        """Return the gaps in the local data; empty if there is no backend that could fill them."""
         if self._backend(scope).store is None or not query.start < query.end:
             return []
         now = self._now()
         self._loader.load(query.start, query.end, now)
         first, last = max(0.0, query.start), min(query.end, now + _MAX_AHEAD_SECONDS)
-        return self._coverage.holes(first, last, self._known(query), now, of_samples=scope in EXPOSED)
+        return self._coverage.gaps(first, last, self._known(query), now, of_samples=scope in EXPOSED_SCOPES)
 
     # --- metadata
 
     def nodes(self) -> dict[int, StoredNode]:
-        """Return all nodes, by their numbers."""
+        """Return all nodes, by number."""
         return self._local.nodes() if self._register is None else dict(self._register.by_id)
 
     def gpus(self) -> list[StoredGpu]:
-        """Return all GPUs, by node and index."""
+        """Return all GPUs, ordered by node and index."""
         known = self._local.gpus()
-        return known if self._register is None else [*known, *self._register.gpus_elsewhere(known)]
+        return known if self._register is None else [*known, *self._register.other_head_gpus(known)]
 
     def sessions(self) -> list[Session]:
         """Return all sessions, oldest first."""
         return self._metadata(lambda store: store.sessions())
 
     def events(self, query: Query) -> list[StoredEvent]:
-        """Return what happened; see `store.store.Store`."""
+        """Return events; see `store.store.Store`."""
         return self._metadata(lambda store: store.events(query))
 
     def findings(self, query: Query) -> list[StoredFinding]:
-        """Return the findings that held; see `store.store.Store`."""
+        """Return findings; see `store.store.Store`."""
         return self._metadata(lambda store: store.findings(query))
 
     def processes(self, query: Query) -> list[StoredProcess]:
-        """Return the processes that lived; see `store.store.Store`."""
+        """Return processes; see `store.store.Store`."""
         return self._metadata(lambda store: store.processes(query))
 
     def job_events(self, word: str) -> list[StoredEvent]:
-        """Return what was reported of the jobs that a word may mean; see `store.store.Store`."""
+        """Return the events of jobs that a word may refer to; see `store.store.Store`."""
         return self._metadata(lambda store: store.job_events(word))
 
     def job_names(self) -> list[str]:
-        """Return the jobs that processes belong to, whenever they lived."""
+        """Return the jobs of all processes that were ever seen."""
         return self._metadata(lambda store: store.job_names())
 
     def _metadata(self, question: Callable[[Store], list[T]]) -> list[T]:
-        """Ask the shared database, which has the metadata of all heads; the head's own while it does not answer.
+        """Query the shared database, which has the metadata of all heads; fall back to this head's own metadata.
 
         Raises:
-            GpulseError: It does not answer, and the answer must not be incomplete.
+            GpulseError: The shared database failed, and the answer must not be incomplete.
         """
-        answer = self._database.ask(lambda store, _: question(store), _ALWAYS, is_strict=self.is_strict)
+        answer = self._database.ask(lambda store, _: question(store), _ALL_TIME, is_strict=self.is_strict)
         return question(self._local) if answer is None else answer
 
 
-def _part(query: Query, hole: Hole) -> Query:
-    """The part of a query that is about a hole."""
-    return replace(query, start=hole.start, end=hole.end, nodes=hole.nodes)
+def _query_in_gap(query: Query, gap: CoverageGap) -> Query:
+    """Return the part of a query that lies in a gap."""
+    return replace(query, start=gap.start, end=gap.end, nodes=gap.nodes)
 
 
-def _aligned(hole: Hole, query: Query) -> Hole:
-    """A hole from the beginning of a step on to the end of one, so that one store answers for the whole step."""
+def _align_to_steps(gap: CoverageGap, query: Query) -> CoverageGap:
+    """Widen a gap to whole steps, so that each step comes from one store."""
     step = query.step_us
     if step is None:
-        return hole
-    start = microseconds(hole.start) // step * step / 1e6
-    end = -(-microseconds(hole.end) // step) * step / 1e6
-    return Hole(max(query.start, start), min(query.end, end), hole.nodes)
+        return gap
+    start = to_microseconds(gap.start) // step * step / 1e6
+    end = -(-to_microseconds(gap.end) // step) * step / 1e6
+    return CoverageGap(max(query.start, start), min(query.end, end), gap.nodes)

@@ -1,56 +1,55 @@
-"""Merge what several stores, or several pieces of one, have about the same series, processes or samples."""
+"""Merge series, samples and GPU time of several stores, or of several parts of one store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import add
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpulse.store.store import Holding, Samples, Series, SeriesKey, Share, Statistic
+from gpulse.store.store import GpuHolding, GpuShare, Samples, Series, SeriesKey, Statistic
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_Named = tuple[SeriesKey, str]
+_SeriesName = tuple[SeriesKey, str]
 
 
-def merged_series(parts: Iterable[Series], metrics: Sequence[str], statistic: Statistic) -> list[Series]:
-    """Merge series with steps: samples of one step add up."""
+def merge_series(parts: Iterable[Series], metrics: Sequence[str], statistic: Statistic) -> list[Series]:
+    """Merge series with steps: the samples of equal steps are combined."""
     return [
-        group[0] if len(group) == 1 else _added(group, statistic)
+        group[0] if len(group) == 1 else _sum_steps(group, statistic)
         for group in _by_series(parts, metrics).values()
     ]
 
 
-def better_series(here: Iterable[Series], there: Iterable[Series], metrics: Sequence[str]) -> list[Series]:
-    """Merge series with steps: of each step, the source that knows more samples counts, the first of equals."""
+def choose_fuller_steps(
+    here: Iterable[Series], there: Iterable[Series], metrics: Sequence[str]
+) -> list[Series]:
+    """Merge series with steps: take each step from the source with more samples, from `here` if they are equal."""
     return [
-        group[0] if len(group) == 1 else _better(group)
+        group[0] if len(group) == 1 else _fuller_steps(group)
         for group in _by_series([*here, *there], metrics).values()
     ]
 
 
-def united_series(here: Iterable[Series], there: Iterable[Series], metrics: Sequence[str]) -> list[Series]:
-    """Merge series without steps: every sample once, although some sources know times to the millisecond only."""
+def union_series(here: Iterable[Series], there: Iterable[Series], metrics: Sequence[str]) -> list[Series]:
+    """Merge series without steps: keep every sample once, although some sources know times only to the millisecond."""
     return [
-        group[0] if len(group) == 1 else _united(group)
+        group[0] if len(group) == 1 else _union_samples(group)
         for group in _by_series([*here, *there], metrics).values()
     ]
 
 
-def _by_series(parts: Iterable[Series], metrics: Sequence[str]) -> dict[_Named, list[Series]]:
-    """In the order of subjects and metrics."""
-    found: dict[_Named, list[Series]] = {}
+def _by_series(parts: Iterable[Series], metrics: Sequence[str]) -> dict[_SeriesName, list[Series]]:
+    """Group series by subject and metric, in that order."""
+    found: dict[_SeriesName, list[Series]] = {}
     for part in parts:
         found.setdefault((part.key, part.metric), []).append(part)
     places = {metric: place for place, metric in enumerate(metrics)}
     return dict(sorted(found.items(), key=lambda item: (item[0][0], places[item[0][1]])))
 
 
-def _stacked(parts: Sequence[Series]) -> Series:
-    """Parts one after the other."""
+def _concatenate(parts: Sequence[Series]) -> Series:
+    """Concatenate series of the same subject and metric."""
     return Series(
         parts[0].key,
         parts[0].metric,
@@ -67,16 +66,16 @@ def _weights(part: Series) -> NDArray[np.int64]:
     return np.ones(len(part.times), np.int64) if part.counts is None else np.maximum(part.counts, 1)
 
 
-def _begins(times: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where a time is another one than before."""
+def _group_starts(times: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices at which the time changes."""
     return np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
 
 
-def _added(parts: Sequence[Series], statistic: Statistic) -> Series:
-    found = _stacked(parts)
+def _sum_steps(parts: Sequence[Series], statistic: Statistic) -> Series:
+    found = _concatenate(parts)
     ends = np.where(np.isnan(found.ends), found.times, found.ends)
     found = found.only(np.lexsort((ends, found.times)))
-    counts, begins = _weights(found), _begins(found.times)
+    counts, begins = _weights(found), _group_starts(found.times)
     total = np.add.reduceat(counts, begins)
     lows, highs = np.fmin.reduceat(found.lows, begins), np.fmax.reduceat(found.highs, begins)
     if statistic == "mean":
@@ -95,66 +94,68 @@ def _added(parts: Sequence[Series], statistic: Statistic) -> Series:
     )
 
 
-def _better(parts: Sequence[Series]) -> Series:
-    found = _stacked(parts)
-    order = np.lexsort((-_weights(found), found.times))  # stable: of equals the first stays first
-    return found.only(order[_begins(found.times[order])])
+def _fuller_steps(parts: Sequence[Series]) -> Series:
+    found = _concatenate(parts)
+    order = np.lexsort((-_weights(found), found.times))  # stable: `here` comes first among equals
+    return found.only(order[_group_starts(found.times[order])])
 
 
-def _united(parts: Sequence[Series]) -> Series:
-    found = _stacked(parts)
-    times = _milliseconds(found.times)
-    order = np.lexsort((np.isnan(found.values), times))  # stable: the first source's times are the exact ones
-    return found.only(order[_begins(times[order])])._replace(counts=None)
+def _union_samples(parts: Sequence[Series]) -> Series:
+    found = _concatenate(parts)
+    times = _to_milliseconds(found.times)
+    order = np.lexsort((np.isnan(found.values), times))  # stable: the times of `here` are the exact ones
+    return found.only(order[_group_starts(times[order])])._replace(counts=None)
 
 
-def _milliseconds(times: NDArray[np.float64]) -> NDArray[np.int64]:
+def _to_milliseconds(times: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.rint(times * 1e6).astype(np.int64) // 1000
 
 
-def merged_shares(shares: Iterable[Share]) -> list[Share]:
-    """Return one share a process and GPU, from parts of different times."""
-    found: dict[tuple[object, ...], Share] = {}
+def merge_shares(shares: Iterable[GpuShare]) -> list[GpuShare]:
+    """Merge shares of different time ranges into one share per process and GPU."""
+    found: dict[tuple[object, ...], GpuShare] = {}
     for share in shares:
         before = found.get(share[:4])
-        found[share[:4]] = share if before is None else joined(before, share)
+        found[share[:4]] = share if before is None else add_shares(before, share)
     return sorted(
         found.values(), key=lambda share: (share.node, share.pid or 0, share.start or 0.0, share.uuid)
     )
 
 
-def joined(one: Share, other: Share) -> Share:
-    """Add up the shares of one process and GPU in two stretches of time."""
-    return Share(
+def add_shares(one: GpuShare, other: GpuShare) -> GpuShare:
+    """Add up the shares of one process and GPU in two time ranges."""
+    return GpuShare(
         *one[:4],
-        _either(min, one.first, other.first),
-        _either(max, one.last, other.last),
+        _combine_optional(min, one.first, other.first),
+        _combine_optional(max, one.last, other.last),
         one.seconds + other.seconds,
         one.known_seconds + other.known_seconds,
         one.busy_seconds + other.busy_seconds,
         one.idle_seconds + other.idle_seconds,
-        _either(add, one.energy_joules, other.energy_joules),
-        _either(max, one.memory_max, other.memory_max),
+        _combine_optional(add, one.energy_joules, other.energy_joules),
+        _combine_optional(max, one.memory_max, other.memory_max),
         one.seen_seconds + other.seen_seconds,
     )
 
 
-def _either(both: Callable[[float, float], float], one: float | None, other: float | None) -> float | None:
+def _combine_optional(
+    both: Callable[[float, float], float], one: float | None, other: float | None
+) -> float | None:
     if one is None or other is None:
         return other if one is None else one
     return both(one, other)
 
 
-def merged_holdings(holdings: Iterable[Holding]) -> list[Holding]:
-    """Return one holding a process and GPU, from parts of different times; means are weighted by their times."""
-    found: dict[tuple[object, ...], list[Holding]] = {}
+def merge_holdings(holdings: Iterable[GpuHolding]) -> list[GpuHolding]:
+    """Merge holdings of different time ranges into one per process and GPU; means are weighted by duration."""
+    found: dict[tuple[object, ...], list[GpuHolding]] = {}
     for holding in holdings:
         found.setdefault(holding[:4], []).append(holding)
-    merged = [group[0] if len(group) == 1 else _held(group) for group in found.values()]
+    merged = [group[0] if len(group) == 1 else _merge_holding(group) for group in found.values()]
     return sorted(merged, key=lambda one: (one.first, one.node, one.pid, one.start or 0.0, one.uuid))
 
 
-def _held(parts: Sequence[Holding]) -> Holding:
+def _merge_holding(parts: Sequence[GpuHolding]) -> GpuHolding:
     weights = [max(part.last - part.first, 1e-3) for part in parts]
     return parts[0]._replace(
         first=min(part.first for part in parts),
@@ -171,8 +172,8 @@ def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | N
     return sum(value * weight for value, weight in known) / total if known else None
 
 
-def join_samples(parts: Sequence[Samples], metrics: Sequence[str]) -> Samples:
-    """Bring the samples of several sources together, in the order of time."""
+def concatenate_samples(parts: Sequence[Samples], metrics: Sequence[str]) -> Samples:
+    """Concatenate the samples of several sources, sorted by time."""
     keys = sorted({key for part in parts for key in part.keys})
     places = {key: place for place, key in enumerate(keys)}
     series = np.concatenate(
@@ -191,10 +192,10 @@ def join_samples(parts: Sequence[Samples], metrics: Sequence[str]) -> Samples:
     )
 
 
-def interleaved(
+def interleave_samples(
     here: Iterator[Samples], there: Iterator[Samples], metrics: Sequence[str]
 ) -> Iterator[Samples]:
-    """Yield every sample of two sources once, in the order of time, in which each of them yields."""
+    """Yield every sample of two sources once, sorted by time; each source must yield sorted by time."""
     waiting: list[Samples | None] = [None, None]
     sources: list[Iterator[Samples] | None] = [here, there]
     while True:
@@ -210,19 +211,19 @@ def interleaved(
             yield known[0]
             waiting = [None, None]
             continue
-        until = min(int(_milliseconds(samples.times[-1:])[0]) for samples in known)
+        until = min(int(_to_milliseconds(samples.times[-1:])[0]) for samples in known)
         cut = [_split(samples, until) for samples in known]
-        yield _without_doubles(cut[0][0], cut[1][0], metrics)
+        yield _deduplicate(cut[0][0], cut[1][0], metrics)
         waiting = [rest if len(rest.times) else None for _, rest in cut]
 
 
 def _split(samples: Samples, until: int) -> tuple[Samples, Samples]:
-    """Samples up to a millisecond, and the others."""
-    count = int(np.searchsorted(_milliseconds(samples.times), until, side="right"))
-    return _only(samples, slice(None, count)), _only(samples, slice(count, None))
+    """Split samples into those up to a millisecond and the rest."""
+    count = int(np.searchsorted(_to_milliseconds(samples.times), until, side="right"))
+    return _select_samples(samples, slice(None, count)), _select_samples(samples, slice(count, None))
 
 
-def _only(samples: Samples, which: slice | NDArray[np.bool_]) -> Samples:
+def _select_samples(samples: Samples, which: slice | NDArray[np.bool_]) -> Samples:
     return Samples(
         samples.keys,
         samples.series[which],
@@ -233,13 +234,13 @@ def _only(samples: Samples, which: slice | NDArray[np.bool_]) -> Samples:
     )
 
 
-def _without_doubles(here: Samples, there: Samples, metrics: Sequence[str]) -> Samples:
+def _deduplicate(here: Samples, there: Samples, metrics: Sequence[str]) -> Samples:
     places = {
         key: place for place, key in enumerate({**dict.fromkeys(here.keys), **dict.fromkeys(there.keys)})
     }
     cells = [
-        _milliseconds(samples.times) * len(places)
+        _to_milliseconds(samples.times) * len(places)
         + np.array([places[key] for key in samples.keys], np.int64)[samples.series]
         for samples in (here, there)
     ]
-    return join_samples([here, _only(there, ~np.isin(cells[1], cells[0]))], metrics)
+    return concatenate_samples([here, _select_samples(there, ~np.isin(cells[1], cells[0]))], metrics)

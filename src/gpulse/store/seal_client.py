@@ -1,4 +1,4 @@
-"""Client of the sealing process: starts it, sends requests, and restarts it when it died."""
+"""Client of the sealing process: starts it, sends requests, and restarts it if it dies."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from typing import Any, NamedTuple
 from gpulse.errors import ClosedError, DiskError, GpulseError, LogError
 
 _ERRORS: dict[str, type[GpulseError]] = {"disk": DiskError, "log": LogError}
-_MAX_TRIES = 2
-_END_SECONDS = 5.0
+_MAX_ATTEMPTS = 2
+_EXIT_SECONDS = 5.0
 
 
 class SealResult(NamedTuple):
-    """The answer to a request to seal."""
+    """Result of a seal request."""
 
     position: int
-    """Everything up to here is in the history, on disk."""
+    """Everything up to this log position is in the history, on disk."""
     segments: tuple[str, ...]
-    """The segments that were made."""
+    """Names of the new segments."""
     missing: int = 0
-    """How many records the log had dropped before they were sealed."""
+    """Number of records that the log dropped before they were sealed."""
     unreadable: int = 0
-    """How many batches and parts of batches could not be read, and are not in the history."""
+    """Number of batches and blocks that could not be read and are not in the history."""
 
 
 class SealClient:
-    """The sealing process of one data directory. Safe to use from several threads, one request at a time."""
+    """Client of one data directory's sealing process. Safe to use from several threads; requests run one at a time."""
 
     def __init__(self, data_dir: str | os.PathLike[str]) -> None:
         self._data_dir = os.fspath(data_dir)
         self._process: subprocess.Popen[str] | None = None
         self._sealed_to = 0
         self._closed = False
-        # The kernel ends the process together with the thread that started it, so that thread is always the same one.
+        # The kernel kills the process when the thread that started it ends, so one thread starts it every time.
         self._thread = ThreadPoolExecutor(1, "sealer")
 
     @property
     def sealed_to(self) -> int:
-        """Up to which position the process said that everything is sealed."""
+        """The log position up to which everything is sealed, as last reported by the process."""
         return self._sealed_to
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The PID of the process; None while it does not run."""
         return self._process.pid if self._process else None
 
     def start(self) -> int:
-        """Start the process and return the position up to which everything is sealed.
+        """Start the process, and return the log position up to which everything is sealed.
 
         Raises:
-            GpulseError: The directory cannot be used.
+            GpulseError: The data directory cannot be used.
         """
         self._run(self._ensure)
         return self._sealed_to
@@ -64,16 +64,16 @@ class SealClient:
         """Seal the log up to a position, which must be on disk, and wait until the history is on disk too.
 
         Raises:
-            DiskError: The disk is full or broken. It can be tried again.
+            DiskError: The disk is full or failing; try again later.
             LogError: The log or the history is damaged.
-            GpulseError: The process ended, twice.
+            GpulseError: The process died twice.
         """
         reply = self._run(lambda: self._ask({"do": "seal", "to": position}))
         self._sealed_to = reply["sealed_to"]
         return SealResult(reply["sealed_to"], tuple(reply["segments"]), reply["missing"], reply["unreadable"])
 
     def compact(self) -> tuple[str, ...]:
-        """Merge the oldest whole hour, or summarise the oldest day; return the names of what was merged or made.
+        """Merge the oldest whole hour, or summarize the oldest day; return the names of merged or new segments.
 
         Raises:
             GpulseError: As for `seal`.
@@ -92,10 +92,10 @@ class SealClient:
 
         Args:
             now: Epoch seconds.
-            keep_seconds: Remove what is older; None to keep everything.
-            limit_bytes: The most bytes that may stay; None for no limit.
-            whole_seconds: Remove older samples that a time-series database has; None to keep them.
-            sent: After which log position, and up to which one, it has them; None when it has all of them.
+            keep_seconds: Remove segments older than this; None keeps everything.
+            limit_bytes: Maximum total size; None for no limit.
+            whole_seconds: Remove samples older than this if a time-series database has them; None keeps them.
+            sent: The log positions after which and up to which the database has all samples; None if it has all of them.
 
         Raises:
             GpulseError: As for `seal`.
@@ -111,12 +111,12 @@ class SealClient:
         return tuple(self._run(lambda: self._ask(request))["removed"])
 
     def close(self) -> None:
-        """Kill the process; its unfinished work is repeated next time."""
+        """Kill the process. Its unfinished work is repeated after the next start."""
         self._closed = True
         process = self._process
         if process is not None:
             with suppress(OSError):
-                process.kill()  # what it writes counts only once it is renamed
+                process.kill()  # safe: unfinished segments are renamed only when complete
         self._thread.submit(self._end)
         self._thread.shutdown()
 
@@ -125,12 +125,12 @@ class SealClient:
             return self._thread.submit(work).result()
         except RuntimeError as error:
             if self._closed:
-                raise ClosedError("the sealing process was closed") from error
+                raise ClosedError("the process that writes the history has been stopped") from error
             raise
 
     def _ensure(self) -> subprocess.Popen[str]:
         if self._closed:
-            raise ClosedError("the sealing process was closed")
+            raise ClosedError("the process that writes the history has been stopped")
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
@@ -144,40 +144,40 @@ class SealClient:
             )
         except OSError as error:
             raise GpulseError(
-                f"the sealing process cannot be started: {error.strerror}",
-                hint="memory or processes ran out; sealing is tried again",
+                f"cannot start the process that writes the history: {error.strerror}",
+                hint="check whether the machine has run out of memory or processes; the start will be retried",
             ) from error
         reply = self._receive(self._process)
         if reply is None:
             raise self._died()
-        self._sealed_to = _checked(reply)["sealed_to"]
+        self._sealed_to = _check_reply(reply)["sealed_to"]
         return self._process
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and send it again when the process dies: every request can be repeated."""
-        for _ in range(_MAX_TRIES):
+        """Send a request; send it once more if the process dies, which is safe for every request."""
+        for _ in range(_MAX_ATTEMPTS):
             process = self._ensure()
             with suppress(OSError):
-                assert process.stdin is not None  # noqa: S101  it was asked for
+                assert process.stdin is not None  # noqa: S101  a pipe was requested
                 process.stdin.write(json.dumps(request) + "\n")
                 process.stdin.flush()
             reply = self._receive(process)
             if reply is not None:
-                return _checked(reply)
+                return _check_reply(reply)
             if self._closed:
-                raise ClosedError("the sealing process was closed")
+                raise ClosedError("the process that writes the history has been stopped")
         raise self._died()
 
     @staticmethod
     def _receive(process: subprocess.Popen[str]) -> dict[str, Any] | None:
-        assert process.stdout is not None  # noqa: S101  it was asked for
+        assert process.stdout is not None  # noqa: S101  a pipe was requested
         line = process.stdout.readline()
         if not line.endswith("\n"):
             process.wait()
             return None
         try:
             reply: dict[str, Any] = json.loads(line)
-        except ValueError:  # nothing of ours prints there
+        except ValueError:  # not written by gpulse
             process.kill()
             process.wait()
             return None
@@ -187,8 +187,8 @@ class SealClient:
         code = self._process.returncode if self._process else None
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return GpulseError(
-            f"the sealing process ended with {how}",
-            hint="see the head's log; new data stays in its log meanwhile, and sealing is tried again",
+            f"the process that writes the history ended with {how}",
+            hint="see the head's output for the cause; new data stays in the log, and writing to the history will be retried",
         )
 
     def _end(self) -> None:
@@ -198,7 +198,7 @@ class SealClient:
         with suppress(OSError):
             process.stdin and process.stdin.close()
         try:
-            process.wait(_END_SECONDS)
+            process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -206,7 +206,7 @@ class SealClient:
             process.stdout.close()
 
 
-def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+def _check_reply(reply: dict[str, Any]) -> dict[str, Any]:
     if "error" in reply:
         raise _ERRORS.get(reply.get("kind", ""), GpulseError)(reply["error"], hint=reply.get("hint"))
     return reply

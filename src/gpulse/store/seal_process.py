@@ -1,12 +1,13 @@
-"""The process that writes the log into Parquet files: `python -m gpulse.store.seal_process DATA_DIR`.
+"""Process that seals the log into Parquet files: `python -m gpulse.store.seal_process DATA_DIR`.
 
-It reads one JSON object per line from its standard input and answers each with one. It exits as soon as its input is
-closed, whatever it is doing: a directory that was not renamed does not count.
+It reads one JSON object per line from standard input and answers each with one line. It exits as soon as its input is
+closed, even in the middle of a request: a segment counts only after its directory was renamed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import queue
@@ -19,11 +20,13 @@ from typing import Any
 
 from gpulse.errors import DiskError, GpulseError, LogError
 from gpulse.store.history.writer import HistoryWriter
-from gpulse.store.metadata.lookup import MetadataLookup
-from gpulse.store.metadata.metadata import METADATA_FILE
+from gpulse.store.metadata.file_check import METADATA_FILE
+from gpulse.store.metadata.reader import MetadataLookup
 
 _PR_SET_PDEATHSIG = 1
 _NICE = 19
+_GC_THRESHOLDS = (100_000, 20, 100)
+"""The frames of a segment become many objects without cycles; looking for garbage among them takes a twentieth of the time."""
 
 
 def open_writer(data_dir: str) -> HistoryWriter:
@@ -35,8 +38,8 @@ def open_writer(data_dir: str) -> HistoryWriter:
     return HistoryWriter(data_dir, MetadataLookup(f"{data_dir}/{METADATA_FILE}"))
 
 
-def answer(writer: HistoryWriter, request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a request."""
+def handle_request(writer: HistoryWriter, request: dict[str, Any]) -> dict[str, Any]:
+    """Execute one request and return the reply."""
     match request:
         case {"do": "seal", "to": int(position)}:
             return writer.seal(position)
@@ -44,11 +47,11 @@ def answer(writer: HistoryWriter, request: dict[str, Any]) -> dict[str, Any]:
             return writer.compact()
         case {"do": "retain", **asked}:
             return writer.retain(**asked)
-    raise GpulseError(f"the sealing process was asked for {request!r}")
+    raise GpulseError(f"unknown request to the process that writes the history: {request!r}")
 
 
-def _requests() -> Iterator[str]:
-    """Yield the lines of the input; the thread that reads them ends the process when the input is closed."""
+def _read_requests() -> Iterator[str]:
+    """Yield the lines of standard input; the reading thread exits the process when the input is closed."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -61,12 +64,12 @@ def _requests() -> Iterator[str]:
         yield lines.get()
 
 
-def _say(document: dict[str, Any]) -> None:
+def _send_reply(document: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 
-def _refusal(error: GpulseError) -> dict[str, Any]:
+def _error_reply(error: GpulseError) -> dict[str, Any]:
     kind = "disk" if isinstance(error, DiskError) else "log" if isinstance(error, LogError) else "other"
     return {"error": error.message, "hint": error.hint, "kind": kind}
 
@@ -74,28 +77,29 @@ def _refusal(error: GpulseError) -> dict[str, Any]:
 def main(data_dir: str) -> int:
     """Answer requests until the input is closed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the head, which then closes the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the head handles Ctrl-C and closes the input
     with suppress(OSError):
         os.nice(_NICE)
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
-        return _answer_all(data_dir, _requests())
+        return _handle_requests(data_dir, _read_requests())
     except BrokenPipeError:
-        return 0  # the head is gone
+        return 0  # the head has exited
 
 
-def _answer_all(data_dir: str, requests: Iterator[str]) -> int:
+def _handle_requests(data_dir: str, requests: Iterator[str]) -> int:
     try:
         writer = open_writer(data_dir)
     except GpulseError as error:
-        _say(_refusal(error))
+        _send_reply(_error_reply(error))
         return error.exit_code
     with closing(writer):
-        _say({"ready": True, "sealed_to": writer.sealed_to, "tidied": writer.tidied})
+        _send_reply({"ready": True, "sealed_to": writer.sealed_to, "tidied": writer.tidied})
         for line in requests:
             try:
-                _say(answer(writer, json.loads(line)))
+                _send_reply(handle_request(writer, json.loads(line)))
             except GpulseError as error:
-                _say(_refusal(error))
+                _send_reply(_error_reply(error))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The questions that a store answers, as one protocol, and the records it answers with."""
+"""The store protocol: its query, its methods, and the records that it returns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from gpulse.errors import UsageError
-from gpulse.model.finding import Finding
-from gpulse.model.finding_span import FindingSpan
-from gpulse.model.metric import CATALOGUE, Scope
+from gpulse.model.finding import Finding, FindingSpan
+from gpulse.model.metric_catalog import CATALOG, Scope
 from gpulse.model.session import Session
 
 if TYPE_CHECKING:
@@ -19,83 +18,83 @@ if TYPE_CHECKING:
 
 Statistic = Literal["mean", "min", "max", "last"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
-ALWAYS = -math.inf, math.inf
-"""Start and end of a query about all times."""
+ALL_TIME = -math.inf, math.inf
+"""Start and end of a query without time limits."""
 MIN_STEP_SECONDS, MAX_STEP_SECONDS = 1e-6, 1e10
 _MIN_TIME_US, _MAX_TIME_US = -(1 << 62), 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question to a store: built once from a request, and passed unchanged to whoever answers.
+    """One query to a store: built once from a request, and passed unchanged through all stores.
 
-    A field that does not concern what is asked for is ignored: events have no step.
+    Fields that do not apply to a method are ignored: events, for example, have no step.
 
     Raises:
-        UsageError: There is no such scope, metric or statistic, the step has no sensible length, or a time is not a
-            number.
+        UsageError: The scope, metric or statistic does not exist, the step is out of range, or a time is not a number.
     """
 
     start: float
-    """Epoch seconds; within the time range."""
+    """Epoch seconds, inclusive."""
     end: float
-    """Epoch seconds; not within any more."""
+    """Epoch seconds, exclusive."""
     scope: Scope = "gpu"
     metrics: tuple[str, ...] = ()
-    """Names of the catalogue."""
+    """Metric names from the catalog."""
     nodes: frozenset[int] | None = None
-    """Only these; None for all."""
+    """Only these nodes; None for all."""
     subjects: frozenset[str] | None = None
-    """Only these, as `SeriesKey.subject` names them."""
+    """Only these subjects, named as in `SeriesKey.subject`; None for all."""
     gpus: frozenset[str] | None = None
-    """Processes only: on these GPUs, by UUID."""
+    """For processes: only those on these GPUs, by UUID."""
     step: float | None = None
-    """Seconds, at whose multiples steps begin; None for every sample."""
+    """Step in seconds; steps start at multiples of it. None returns every sample."""
     statistic: Statistic = "mean"
-    """What `Series.values` are of the samples of a step."""
+    """The statistic of each step in `Series.values`."""
     spread: bool = True
-    """Whether `Series.lows` and `Series.highs` are needed; without them, steps of many subjects are found sooner."""
+    """Whether `Series.lows` and `Series.highs` are needed; queries over many subjects are faster without them."""
     kinds: frozenset[str] | None = None
-    """Events only: of these kinds."""
+    """For events: only these kinds."""
     pids: frozenset[int] | None = None
-    """Processes only: with these pids."""
+    """For processes: only these PIDs."""
     jobs: frozenset[str] | None = None
-    """Processes only: of these jobs."""
+    """For processes: only those of these jobs."""
     limit: int | None = None
-    """Events and findings only: this many, the newest."""
+    """For events and findings: at most this many, the newest ones."""
     deadline: float | None = None
-    """Monotonic seconds. A backend that has not answered by then gives up, and the answer is incomplete."""
+    """Monotonic seconds. A backend that takes longer is given up, and the answer is incomplete."""
 
     def __post_init__(self) -> None:
-        """Refuse names that the catalogue does not have, so that no other text gets into a statement."""
-        known = CATALOGUE.get(self.scope)
+        """Reject names that are not in the catalog, so that no other text gets into a statement."""
+        known = CATALOG.get(self.scope)
         if known is None:
-            raise UsageError(f"there is no scope {self.scope[:40]!r}", hint=f"one of {', '.join(CATALOGUE)}")
+            raise UsageError(f"unknown scope {self.scope[:40]!r}", hint=f"use one of: {', '.join(CATALOG)}")
         for metric in self.metrics:
             if metric not in known:
                 raise UsageError(
-                    f"there is no metric {metric[:80]!r} of scope {self.scope}", hint="see docs/metrics.md"
+                    f"unknown metric {metric[:80]!r} in scope {self.scope}",
+                    hint="see docs/reference/metrics.md",
                 )
         if self.statistic not in STATISTICS:
             raise UsageError(
-                f"there is no statistic {self.statistic[:40]!r}", hint=f"one of {', '.join(STATISTICS)}"
+                f"unknown statistic {self.statistic[:40]!r}", hint=f"use one of: {', '.join(STATISTICS)}"
             )
         if self.step is not None and not MIN_STEP_SECONDS <= self.step <= MAX_STEP_SECONDS:
             raise UsageError(
                 f"the step must be between {MIN_STEP_SECONDS:g} and {MAX_STEP_SECONDS:g} seconds, not {self.step}"
             )
         if math.isnan(self.start) or math.isnan(self.end):
-            raise UsageError("a time must be a number")
+            raise UsageError("a time must be a number of seconds since 1970")
 
     @property
     def start_us(self) -> int:
         """The start in microseconds."""
-        return microseconds(self.start)
+        return to_microseconds(self.start)
 
     @property
     def end_us(self) -> int:
         """The end in microseconds."""
-        return microseconds(self.end)
+        return to_microseconds(self.end)
 
     @property
     def step_us(self) -> int | None:
@@ -103,50 +102,50 @@ class Query:
         return None if self.step is None else round(self.step * 1e6)
 
 
-def microseconds(seconds: float) -> int:
-    """Convert a time to microseconds; one that is too far away becomes the farthest there is."""
+def to_microseconds(seconds: float) -> int:
+    """Convert a time to microseconds, clipped to the supported range."""
     if not _MIN_TIME_US < seconds * 1e6 < _MAX_TIME_US:
         return _MIN_TIME_US if seconds < 0 else _MAX_TIME_US
     return round(seconds * 1e6)
 
 
 class StoredNode(NamedTuple):
-    """A node that the store has frames of."""
+    """A node that has sent frames."""
 
     id: int
-    """Counts from 1 in the order of first joining."""
+    """Numbered from 1 in the order of first contact."""
     name: str
-    """How people name it: its host name, with `#2` when another machine has that name already."""
+    """Display name: the host name, with `#2` if another machine already has it."""
     host: str
     machine: str
     first_seen: float
     facts: Mapping[str, Any]
-    """The fields of `model.device.Node`, its name aside."""
+    """The fields of `model.device.Node` except its name."""
     labels: Mapping[str, str]
 
 
 class StoredGpu(NamedTuple):
-    """A GPU, or a MIG instance, that the store has samples of."""
+    """A GPU or MIG instance that the store has samples of."""
 
     node: int
     node_name: str
     uuid: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     label: str
     """`3`, or `3:1` for a MIG instance."""
     name: str
     """The model, such as `NVIDIA H200`."""
     device: Mapping[str, Any]
-    """All fields of `model.device.Device`, as the layout had them last."""
+    """All fields of `model.device.Device`, from the newest layout."""
 
     @property
     def key(self) -> str:
-        """`host:3:NVIDIA H200`, as session files name it."""
+        """The name in session files, such as `host:3:NVIDIA H200`."""
         return f"{self.node_name}:{self.label}:{self.name}"
 
 
 class StoredEvent(NamedTuple):
-    """Something that happened, at one moment."""
+    """Something that happened at a point in time."""
 
     time: float
     kind: str
@@ -155,17 +154,17 @@ class StoredEvent(NamedTuple):
 
 
 class StoredFinding(NamedTuple):
-    """A finding, from when to when it held."""
+    """A finding and the time during which it held."""
 
     node: int | None
-    """None for a node that was expected and never reported."""
+    """None for an expected node that never reported."""
     span: FindingSpan
     finding: Finding
-    """As it was reported last."""
+    """The finding as last reported."""
 
 
 class StoredProcess(NamedTuple):
-    """A process that held a GPU, or a descendant of one."""
+    """A process that used a GPU, or a descendant of such a process."""
 
     node: int
     pid: int
@@ -177,34 +176,34 @@ class StoredProcess(NamedTuple):
 
 
 class SeriesKey(NamedTuple):
-    """Whose values: a GPU's, a disk's, a host's."""
+    """The subject of a series: a GPU, a disk, a host, and so on."""
 
     node: int
     subject: str
-    """A GPU's UUID, a disk's or interface's name, a mount point, a group's path, `pid` or `pid@uuid` of a process; empty
-    for a host."""
+    """A GPU's UUID, a disk or interface name, a mount point, a cgroup path, or `pid` or `pid@uuid` of a process; empty for
+    a host."""
 
 
 class Series(NamedTuple):
-    """One metric of one subject over time: one entry a step that has samples, or one a sample."""
+    """One metric of one subject over time, with one entry per step that has samples, or per sample."""
 
     key: SeriesKey
     metric: str
     times: NDArray[np.float64]
-    """When each step begins, or when each sample was taken."""
+    """Start time of each step, or time of each sample."""
     values: NDArray[np.float64]
-    """The statistic of each step; a mean is weighted by how many samples are known. Without steps NaN where a sample is
+    """The statistic of each step; means are weighted by the number of known samples. Without steps, NaN where a value is
     unknown."""
     lows: NDArray[np.float64]
     highs: NDArray[np.float64]
-    """The extremes of each step; the values where a query does not need them."""
+    """Minimum and maximum of each step; equal to the values if the query does not need them."""
     ends: NDArray[np.float64]
-    """When the last sample of each step was taken; NaN where that is unknown."""
+    """Time of the last sample of each step; NaN where unknown."""
     counts: NDArray[np.int64] | None = None
-    """How many samples of each step are known; None without steps."""
+    """Number of known samples in each step; None without steps."""
 
     def only(self, which: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Series:
-        """Return some of its entries."""
+        """Return a series with only some of the entries."""
         return Series(
             self.key,
             self.metric,
@@ -218,97 +217,97 @@ class Series(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A stretch of samples of many subjects as columns, ordered by time."""
+    """Samples of many subjects within a time range, as columns sorted by time."""
 
     keys: Sequence[SeriesKey]
     series: NDArray[np.int32]
-    """For each sample the index of its key."""
+    """The index in `keys` for each sample."""
     times: NDArray[np.float64]
     runs: NDArray[np.uint64]
-    """The first eight bytes of the run, as a number."""
+    """The first eight bytes of the run ID, as a number."""
     sequences: NDArray[np.int64]
     values: Mapping[str, NDArray[np.float64]]
-    """By metric; NaN where nothing is known."""
+    """By metric; NaN where unknown."""
 
 
-class Holding(NamedTuple):
-    """What one process held on one GPU."""
+class GpuHolding(NamedTuple):
+    """Use of one GPU by one process: when, memory, and SM utilization."""
 
     node: int
     pid: int
     start: float | None
     uuid: str
     first: float
-    """When it was seen there first."""
+    """When the process was first seen on the GPU."""
     last: float
     memory_mean: float | None
     memory_max: float | None
     sm_mean: float | None
 
 
-class Share(NamedTuple):
-    """How much of a GPU's time one process had, and what the GPU did then."""
+class GpuShare(NamedTuple):
+    """The share of a GPU's time that one process had, and the GPU's activity during it."""
 
     node: int
     pid: int | None
-    """None for a GPU while nobody holds it: only how long it was seen is told then."""
+    """None for time in which no process used the GPU; then only `seen_seconds` is set."""
     start: float | None
     uuid: str
     first: float | None
-    """When the process was seen there first."""
+    """When the process was first seen on the GPU."""
     last: float | None
     seconds: float
     known_seconds: float
-    """How much of it the GPU's utilization is known of."""
+    """Time for which the GPU's utilization is known."""
     busy_seconds: float
-    """That time multiplied with the utilization."""
+    """That time multiplied by the utilization."""
     idle_seconds: float
-    """How much of it the GPU did nothing."""
+    """Time in which the GPU was idle."""
     energy_joules: float | None
     memory_max: float | None
     seen_seconds: float
-    """Its part of the time for which there are samples of the GPU; all parts add up to that."""
+    """Its part of the time for which the GPU has samples; the parts of all processes add up to that time."""
 
 
 class Store(Protocol):
-    """Somewhere that has what nodes sent, or a part of it.
+    """A source of the data that nodes sent, or of a part of it.
 
-    What a store has nothing of is an empty answer, which a subclass need not write down.
+    The default of every method is an empty answer, so that a subclass implements only the data that it has.
     """
 
     def series(self, query: Query) -> list[Series]:
-        """Return the metrics over time by subject; a series of which nothing is known is left out.
+        """Return metrics over time, one series per subject and metric; series without known values are omitted.
 
-        With a step, there is one entry for each step in which something is known. Without one, every sample.
+        With a step, there is one entry for each step that has known samples. Without a step, there is one per sample.
         """
         return []
 
     def scan(self, query: Query) -> Iterator[Samples]:
-        """Yield every sample, one stretch of time after the other, so that little is in memory at once."""
+        """Yield every sample, one time range after the other, to limit memory use."""
         return iter(())
 
-    def gpu_time(self, query: Query) -> list[Share]:
-        """Divide the time of GPUs among the processes that held them.
+    def gpu_time(self, query: Query) -> list[GpuShare]:
+        """Divide the time of GPUs among the processes that used them.
 
-        Time is looked at in minutes. Within one, a process held a GPU for as many samples as it was seen there times the
-        time between two of them, but never for longer than there are samples of that GPU; where a minute has only one, that
-        time is the one between two samples of the GPU, and at least five seconds. A GPU is held for as long as any process
-        holds it. Where several hold it at once, that time is divided by the shares in which they used its multiprocessors
-        if these are known of all of them, and equally otherwise; so shares add up to the time held. A minute is idle when
-        the mean utilization of the GPU in it is at most one percent.
+        The calculation is done per minute. Within a minute, a process used a GPU for the number of samples in which it was
+        seen there, multiplied by the sampling interval, but never for longer than the GPU has samples. If the process has
+        only one sample in a minute, the interval is that of the GPU's samples, and at least five seconds. A GPU is in use
+        while any process uses it. When several processes use it at once, the time is divided in proportion to their SM
+        utilization if it is known for all of them, and equally otherwise, so that the shares add up to the time in use. A
+        minute is idle if the GPU's mean utilization in it is at most one percent.
         """
         return []
 
-    def gpu_holders(self, query: Query) -> list[Holding]:
-        """Return what processes held on which GPUs."""
+    def gpu_holders(self, query: Query) -> list[GpuHolding]:
+        """Return which processes used which GPUs, and how."""
         return []
 
     def nodes(self) -> dict[int, StoredNode]:
-        """Return all nodes, by their numbers."""
+        """Return all nodes, by number."""
         return {}
 
     def gpus(self) -> list[StoredGpu]:
-        """Return all GPUs, by node and index."""
+        """Return all GPUs, ordered by node and index."""
         return []
 
     def sessions(self) -> list[Session]:
@@ -316,29 +315,29 @@ class Store(Protocol):
         return []
 
     def events(self, query: Query) -> list[StoredEvent]:
-        """Return what happened, oldest first; of more than the limit the newest."""
+        """Return events, oldest first; if there are more than the limit, the newest ones."""
         return []
 
     def findings(self, query: Query) -> list[StoredFinding]:
-        """Return the findings that held at some time of the range, those that began first before the others.
+        """Return the findings that held at any time within the range, ordered by start.
 
-        One that began earlier keeps its own start. Of more than the limit, those that held last. Without nodes also those
-        of nodes that were expected and never reported.
+        A finding that started before the range keeps its start. If there are more than the limit, those that held last are
+        returned. Without a choice of nodes, findings about expected nodes that never reported are included.
         """
         return []
 
     def processes(self, query: Query) -> list[StoredProcess]:
-        """Return the processes that lived at some time of the range, those seen first before the others."""
+        """Return the processes that ran at any time within the range, ordered by when they were first seen."""
         return []
 
     def job_events(self, word: str) -> list[StoredEvent]:
-        """Return what schedulers reported of the jobs that a word may mean, and of their ends; oldest first.
+        """Return the scheduler events, oldest first, of all jobs that a word may refer to: starts and ends.
 
-        The word may be an id with its scheduler or without, the name of an array's task, or that of the array. Of jobs that
-        merely have it as their name, this is a hundred of the newest.
+        The word may be a job ID with or without its scheduler, an array task, an array, or a job name. For a job name, only
+        the newest hundred jobs are included.
         """
         return []
 
     def job_names(self) -> list[str]:
-        """Return the jobs that processes belong to, whenever they lived."""
+        """Return the jobs of all processes that were ever seen."""
         return []

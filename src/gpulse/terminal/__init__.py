@@ -1,1 +1,1 @@
-"""What people see in a terminal: the one-shot tables, the live view, and the words and units of both."""
+"""Terminal output: one-shot tables, reports, and the full-screen live view."""

@@ -1,1 +1,1 @@
-"""The head over HTTP: the API, its description, the live stream, and who may use them."""
+"""HTTP interface of a head: the API, its OpenAPI document, the live stream, the dashboard, and access control."""

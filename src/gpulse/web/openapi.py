@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of operations and the types of its requests and answers."""
+"""The OpenAPI document, generated from the table of operations and the types of its requests and answers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import msgspec
 
 from gpulse.cluster.protocol.answers import Error
 from gpulse.cluster.protocol.operations import OPERATIONS, Operation
-from gpulse.cluster.protocol.values import MAX_REPEATED, schema_of
+from gpulse.cluster.protocol.requests import MAX_REPEATED_FIELDS, json_schema
 
 Schema = dict[str, Any]
 
 _ERRORS = {
-    "400": "The request makes no sense",
-    "401": "A token is needed",
-    "403": "It may not come from there",
-    "404": "There is no such thing",
-    "405": "That method is not possible here",
-    "409": "It cannot be done now",
+    "400": "The request is not valid",
+    "401": "A token is required",
+    "403": "Requests from this origin are not allowed",
+    "404": "Not found",
+    "405": "The method is not allowed for this path",
+    "409": "The request is not allowed in the current state",
     "413": "The request is too large",
     "415": "The body is not application/json",
-    "500": "The head failed",
-    "503": "Not at the moment",
+    "429": "Too many requests at once",
+    "500": "Internal error in the head",
+    "503": "Temporarily unavailable",
 }
 _REFERENCES = "#/components/schemas/{name}"
 _NULL: Schema = {"type": "null"}
@@ -31,22 +32,22 @@ _NULL: Schema = {"type": "null"}
 
 @cache
 def document(version: str) -> Schema:
-    """Return the description of everything that is served."""
+    """Return the OpenAPI document of a version."""
     types = [Error, *(operation.answer for operation in OPERATIONS if isinstance(operation.answer, type))]
     answers, components = msgspec.json.schema_components(types, ref_template=_REFERENCES)
     of_types = dict(zip(types, answers, strict=True))
     paths: dict[str, Schema] = {}
     for operation in OPERATIONS:
-        good = _good(operation, of_types.get(operation.answer, {}))
+        good = _success_response(operation, of_types.get(operation.answer, {}))
         for number, path in enumerate(operation.paths):
             paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, path, number, good)
-    paths.update(_others())
+    paths.update(_other_paths())
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "gpulse head",
             "version": version,
-            "description": "What the GPUs of many nodes do, and profiling sessions over them.",
+            "description": "Metrics and findings of the GPUs of many nodes, and profiling sessions.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{}, {"token": []}],
@@ -58,7 +59,7 @@ def document(version: str) -> Schema:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "Needed from other machines than the head's own",
+                    "description": "Required for requests from other machines",
                 }
             },
         },
@@ -66,7 +67,7 @@ def document(version: str) -> Schema:
 
 
 def _operation(operation: Operation[Any], path: str, number: int, good: Schema) -> Schema:
-    _, components = msgspec.json.schema_components([operation.request], schema_hook=schema_of)
+    _, components = msgspec.json.schema_components([operation.request], schema_hook=json_schema)
     request = components[operation.request.__name__]
     fields: dict[str, Schema] = request["properties"]
     in_path = {name: schema for name, schema in fields.items() if f"{{{name}}}" in path}
@@ -92,58 +93,67 @@ def _operation(operation: Operation[Any], path: str, number: int, good: Schema) 
             for name, schema in others.items()
         ]
         return described
+    required = [name for name in others if name in request["required"]]
     body: Schema = {
         "type": "object",
-        "properties": {name: _or_null(schema) for name, schema in others.items()},
+        "properties": {
+            name: schema if name in required else _or_null(schema) for name, schema in others.items()
+        },
         "additionalProperties": False,
+        **({"required": required} if required else {}),
     }
     needed = operation.request.NEEDS_ONE_OF
     if needed:
-        body["anyOf"] = [{"required": [name], "properties": {name: {"type": "string"}}} for name in needed]
+        body["anyOf"] = [{"required": [name], "properties": {name: _given(fields[name])}} for name in needed]
     described["requestBody"] = {
-        "required": bool(needed),
+        "required": bool(needed or required),
         "content": {"application/json": {"schema": body}},
     }
     return described
 
 
+def _given(schema: Schema) -> Schema:
+    """Return the schema of a field that is not left out."""
+    return {"type": "array", "minItems": 1} if schema.get("type") == "array" else {"type": "string"}
+
+
 def _in_query(schema: Schema) -> Schema:
-    """Return the schema of a field in an address, which cannot be null, nor be there any number of times."""
+    """Return the schema of a query parameter, which cannot be null, and can be repeated only so often."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != _NULL]
     plain = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     if plain.get("type") == "array":
-        plain["maxItems"] = min(plain["maxItems"], MAX_REPEATED)
+        plain["maxItems"] = min(plain["maxItems"], MAX_REPEATED_FIELDS)
     return {**plain, **kinds[0]} if len(kinds) == 1 else {**plain, **({"anyOf": kinds} if kinds else {})}
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Return the schema of a field of a body, where null stands for a field that is left out."""
+    """Return the schema of a field of a body, where null means that the field is left out."""
     if _NULL in schema.get("anyOf", ()):
         return schema
     kind = {name: value for name, value in schema.items() if name not in ("description", "default")}
     return {"anyOf": [kind, _NULL], "description": schema["description"]}
 
 
-def _good(operation: Operation[Any], answer: Schema) -> Schema:
+def _success_response(operation: Operation[Any], answer: Schema) -> Schema:
     content: Schema = {kind: {"schema": answer} for kind in operation.media_types}
     if operation.name == "info":
         content["text/html"] = {"schema": {"type": "string"}}
     return {"description": operation.help, "content": content}
 
 
-def _others() -> dict[str, Schema]:
+def _other_paths() -> dict[str, Schema]:
     text = {"text/plain": {"schema": {"type": "string"}}}
     anything = {"application/json": {"schema": {"type": "object"}}}
     return {
-        "/metrics": _get("prometheus", "The newest readings in Prometheus' text format.", text),
-        "/-/healthy": _get("healthy", "Whether the head runs.", anything),
-        "/-/ready": _get("ready", "Whether the head can store what agents send.", anything),
-        "/openapi.json": _get("openapi", "This document.", anything),
-        "/api/v1/openapi.json": _get("openapi_2", "This document.", anything),
+        "/metrics": _get_operation("prometheus", "The latest readings in the Prometheus text format.", text),
+        "/-/healthy": _get_operation("healthy", "Whether the head is running.", anything),
+        "/-/ready": _get_operation("ready", "Whether the head can store data from agents.", anything),
+        "/openapi.json": _get_operation("openapi", "This document.", anything),
+        "/api/v1/openapi.json": _get_operation("openapi_2", "This document.", anything),
     }
 
 
-def _get(name: str, summary: str, content: Schema) -> Schema:
+def _get_operation(name: str, summary: str, content: Schema) -> Schema:
     responses = _responses({"description": summary, "content": content})
     return {"get": {"operationId": name, "summary": summary, "responses": responses}}
 

@@ -41,10 +41,12 @@ H200_LATENCIES_US: dict[str, float] = {
     "nvmlDeviceGetProcessUtilization": 2_000,
     "nvmlDeviceGetProcessesUtilizationInfo": 2_000,
     "nvmlDeviceGetPcieReplayCounter": 175,
-    "nvmlGpmSampleGet": 1_000,
-    "nvmlGpmMigSampleGet": 1_000,
-    "nvmlGpmMetricsGet": 15_000,
+    "nvmlGpmSampleGet": 263,
+    "nvmlGpmMigSampleGet": 263,
+    "nvmlGpmMetricsGet": 15,
 }
+H200_GRAPHICS_LATENCY_US = 1_748
+"""What GPM's metric of the graphics engine takes in addition."""
 H200_FIELD_LATENCIES_US: dict[int, float] = {
     pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: 3_200,
     pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: 175,
@@ -345,6 +347,7 @@ class FakeNvml:
             self.latency(name, microseconds / 1e6)
         for field, microseconds in H200_FIELD_LATENCIES_US.items():
             self.field_latency(field, microseconds / 1e6)
+        self.control.graphics_latency_ns = H200_GRAPHICS_LATENCY_US * 1000
 
     # --- observation ---
 

@@ -539,7 +539,7 @@ INDEXED(nvmlDeviceGetPcieThroughput, 2, unsigned, i ? g->pcie_rx_kib_s : g->pcie
 INDEXED(nvmlDeviceGetTemperature, 1, unsigned, g->temperature)
 INDEXED(nvmlDeviceGetNvLinkState, g->link_count, unsigned, g->links[i].active)
 INDEXED(nvmlDeviceGetNvLinkVersion, g->link_count, unsigned, g->links[i].version)
-INDEXED(nvmlDeviceGetNvLinkRemoteDeviceType, g->link_count, unsigned, g->links[i].active ? 2 : 255)
+INDEXED(nvmlDeviceGetNvLinkRemoteDeviceType, g->link_count, unsigned, g->links[i].active ? (g->links[i].remote ? 0 : 2) : 255)
 
 nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t handle, unsigned size, unsigned long *nodes, unsigned scope)
 {
@@ -549,6 +549,19 @@ nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t handle, unsigned size, uns
     if (call.gpu->numa_node < 0)
         return NOT_SUPPORTED;
     nodes[0] = 1UL << call.gpu->numa_node;
+    return SUCCESS;
+}
+
+/* Each NUMA node has 64 CPUs. */
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t handle, unsigned size, unsigned long *cpus)
+{
+    DEVICE(nvmlDeviceGetCpuAffinity, handle);
+    NEED(cpus && size);
+    memset(cpus, 0, size * sizeof *cpus);
+    if (call.gpu->numa_node < 0)
+        return NOT_SUPPORTED;
+    if ((unsigned)call.gpu->numa_node < size)
+        cpus[call.gpu->numa_node] = ~0UL;
     return SUCCESS;
 }
 
@@ -662,6 +675,20 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t handle, nvmlPciInfo_t *out)
     return SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t handle, unsigned link, nvmlPciInfo_t *out)
+{
+    DEVICE(nvmlDeviceGetNvLinkRemotePciInfo_v2, handle);
+    const char *bus_id = "00000000:05:00.0"; /* an NVSwitch */
+    NEED(out && link < call.gpu->link_count && link < MAX_LINKS);
+    if (!call.gpu->links[link].active)
+        return NOT_SUPPORTED;
+    if (call.gpu->links[link].remote)
+        bus_id = (const char *)call.control->gpus[call.gpu->links[link].remote - 1].bus_id;
+    memset(out, 0, sizeof *out);
+    snprintf(out->bus_id, sizeof out->bus_id, "%.31s", bus_id);
+    return SUCCESS;
+}
+
 static nvmlReturn_t ecc_errors(const struct gpu *g, unsigned type, unsigned counter,
                                unsigned long long *out)
 {
@@ -743,11 +770,17 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t 
 {
     DEVICE(nvmlDeviceGetTopologyCommonAncestor, one);
     int slot = (int)((uintptr_t)two >> 8 & 0xFF);
+    const struct gpu *g = call.gpu, *other;
     NEED(level && slot < MAX_GPUS && two == to_handle(slot, -1));
+    other = &call.control->gpus[slot];
     if (slot == call.slot)
         *level = 0;
+    else if (g->pcie_switch && g->pcie_switch == other->pcie_switch)
+        *level = 10;
+    else if (g->host_bridge && g->host_bridge == other->host_bridge)
+        *level = 30;
     else
-        *level = call.control->gpus[slot].numa_node == call.gpu->numa_node ? 40 : 50;
+        *level = g->numa_node == other->numa_node ? 40 : 50;
     return SUCCESS;
 }
 
@@ -1126,6 +1159,9 @@ nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get)
     if (get->version != 1)
         return VERSION_MISMATCH;
     NEED(get->one && get->two && get->count && get->count <= GPM_METRICS_IN_ABI);
+    for (unsigned i = 0; i < get->count; i++)
+        if (get->metrics[i].id == 1)
+            latency(call.control->graphics_latency_ns);
     for (unsigned i = 0; i < get->count; i++)
         get->metrics[i].result = read_metric(get->one, get->two, get->metrics[i].id, &get->metrics[i].value);
     return SUCCESS;

@@ -68,6 +68,8 @@ class Link(Structure):
 
     active: U32
     version: U32
+    remote: U32  # 0 is an NVSwitch, else the GPU in this slot, counted from 1
+    padding: U32
     tx_kib: U64
     rx_kib: U64
     errors: Annotated[Array[c_uint64], c_uint64 * 5]  # by nvmlNvLinkErrorCounter_t
@@ -119,6 +121,8 @@ class Gpu(Structure):
     part_number: Text
     minor: U32
     numa_node: I32
+    pcie_switch: U32  # GPUs with the same number share a PCIe switch; 0 has none
+    host_bridge: U32  # GPUs with the same number share a PCIe host bridge; 0 has its own
     pci_device_id: U32
     pci_subsystem_id: U32
     brand: U32
@@ -265,6 +269,7 @@ class Control(Structure):
     events: Annotated[Array[Event], Event * MAX_EVENTS]
     latency_ns: Annotated[Array[c_uint64], c_uint64 * MAX_FUNCTIONS]
     field_latency_ns: Annotated[Array[c_uint64], c_uint64 * MAX_FIELDS]
+    graphics_latency_ns: U64
     calls: Annotated[Array[Array[c_uint64]], (c_uint64 * (MAX_GPUS + 1)) * MAX_FUNCTIONS]
     gpus: Annotated[Array[Gpu], Gpu * MAX_GPUS]
 

@@ -1,1 +1,1 @@
-"""One node's side: frames are taken, kept, and sent until the head has them on disk."""
+"""The agent of one node: samples frames and resends them until the head has them on disk."""

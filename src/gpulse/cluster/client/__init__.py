@@ -1,1 +1,1 @@
-"""How commands speak to a head, or to the directory of one that is gone."""
+"""Client of a head, for the commands; also reads the data directory of a head that does not run."""

@@ -1,1 +1,1 @@
-"""A whole cluster without a GPU: simulated nodes as real agents, and the past that their head would have kept."""
+"""Demo cluster without a GPU: simulated nodes with real agents, and a generated history."""

@@ -1,1 +1,1 @@
-"""The head's side: what agents send is kept, and questions are answered."""
+"""The head: receives and stores the frames of agents, and answers queries."""

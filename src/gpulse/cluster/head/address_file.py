@@ -1,4 +1,4 @@
-"""Files that say where a head listens, for commands on the same machine."""
+"""Files with the addresses of a running head, for commands on the same machine."""
 
 from __future__ import annotations
 
@@ -8,50 +8,49 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from gpulse.atomic_files import replace_file
+
 ADDRESS_FILE = "head.json"
-"""In the data directory, while a head runs."""
+"""File in the data directory while a head runs."""
 
 
-def read_whereabouts(directory: str) -> dict[str, Any] | None:
-    """What the head says that works in a data directory on this machine; None when none does."""
+def read_address_file(directory: str) -> dict[str, Any] | None:
+    """Return the address document of the head that uses a data directory on this machine; None if none runs."""
     try:
         with open(f"{directory}/{ADDRESS_FILE}", encoding="utf-8") as file:
             document: dict[str, Any] = dict(json.load(file))
     except (OSError, ValueError, TypeError):
         return None
     pid = document.get("pid")
-    return document if isinstance(pid, int) and _lives(pid) else None
+    return document if isinstance(pid, int) and _is_alive(pid) else None
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True  # it is somebody else's
+        return True  # another user's process
     except (OSError, OverflowError):
         return False
     return True
 
 
 class AddressFile:
-    """The files of one head; a file that another head has written since is left alone."""
+    """The address files of one head; a file that another head has written since is left alone."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = tuple(dict.fromkeys(paths))
 
     def write(self, document: dict[str, Any]) -> None:
-        """Say where this head is. What cannot be written is left out: it is a courtesy."""
+        """Write the addresses of this head; errors are ignored, because the files are only a convenience."""
         for path in self._paths:
             with suppress(OSError):
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                draft = f"{path}.{os.getpid()}"
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-                with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
-                    json.dump({"pid": os.getpid(), **document}, file)
-                os.replace(draft, path)
+                text = json.dumps({"pid": os.getpid(), **document})
+                replace_file(path, text.encode(), 0o600, durable=False)
 
     def remove(self) -> None:
-        """This head is no more."""
+        """Remove the files of this head."""
         for path in self._paths:
             with suppress(OSError, ValueError):
                 with open(path, encoding="utf-8") as file:

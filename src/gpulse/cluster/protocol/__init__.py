@@ -1,1 +1,1 @@
-"""What a head can be asked: one table of operations behind gRPC and HTTP."""
+"""Protocol between clients and a head: operations, requests and answers, the same over gRPC and HTTP."""

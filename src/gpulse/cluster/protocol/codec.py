@@ -1,4 +1,4 @@
-"""Decode requests and encode answers and errors: the same for gRPC and HTTP."""
+"""Decode requests, and encode answers and errors, for gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import msgspec
 from msgspec import inspect
 
 from gpulse.cluster.protocol.answers import Error
-from gpulse.cluster.protocol.requests import Request
-from gpulse.cluster.protocol.values import Duration, Time
+from gpulse.cluster.protocol.requests import Duration, Request, Time
 from gpulse.errors import DiskError, GpulseError, RefusedError, UsageError
-from gpulse.model.time_text import shown
+from gpulse.model.safe_text import quoted
 
 MAX_BODY_BYTES = 1_000_000
 
@@ -24,16 +23,16 @@ logger = logging.getLogger(__name__)
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
-_OBJECT_HINT = 'send an object such as {"name": "my_experiment"}; JSON has no NaN and no Infinity'
+_OBJECT_HINT = 'send a JSON object such as {"name": "my_experiment"}; NaN and Infinity are not valid JSON'
 _MAX_CHOICES_SHOWN = 10
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*)`")
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.([^.\[`]+)(?:\[(\d+)\])?.*`$", re.DOTALL)
-_WHOLE = re.compile(r"-?[0-9]{1,30}")
-_WORDS = {"true": True, "false": False}
+_FIELD_PATH = re.compile(r" - at (?:`key` in )?`\$\.([^.\[`]+)(?:\[(\d+)\])?.*`$", re.DOTALL)
+_INTEGER = re.compile(r"-?[0-9]{1,30}")
+_BOOLEANS = {"true": True, "false": False}
 
 
-class Field(NamedTuple):
+class RequestField(NamedTuple):
     """A field of a request."""
 
     type: inspect.Type
@@ -42,32 +41,34 @@ class Field(NamedTuple):
 
     @property
     def is_list(self) -> bool:
-        """Whether an address may have it several times."""
+        """Whether a URL may contain it several times."""
         return isinstance(self.type, inspect.VarTupleType)
 
 
 @cache
-def fields_of(request: type[Request]) -> Mapping[str, Field]:
-    """Return the fields of a request by the names that they have in JSON."""
+def fields_of(request: type[Request]) -> Mapping[str, RequestField]:
+    """Return the fields of a request by their JSON names."""
     described = inspect.type_info(request)
     assert isinstance(described, inspect.StructType)  # noqa: S101  a Request is a Struct
     found = {}
     for field in described.fields:
         extra = field.type.extra_json_schema if isinstance(field.type, inspect.Metadata) else None
-        found[field.encode_name] = Field(_plain(field.type), (extra or {}).get("description", ""))
+        found[field.encode_name] = RequestField(
+            _unwrap_type(field.type), (extra or {}).get("description", "")
+        )
     return found
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
-    """Return the fields in the bytes of a request; none when it is empty.
+    """Return the fields in the body of a request; none if it is empty.
 
     Raises:
-        RefusedError: It is too large.
-        UsageError: It is not a JSON object.
+        RefusedError: The body is too large.
+        UsageError: The body is not a JSON object.
     """
     if len(raw) > MAX_BODY_BYTES:
         raise RefusedError(
-            413, f"the request is larger than {MAX_BODY_BYTES:,} bytes", hint="ask for less at once"
+            413, f"the request is larger than {MAX_BODY_BYTES:,} bytes", hint="send a smaller request"
         )
     if not raw.strip():
         return {}
@@ -87,20 +88,20 @@ def read_body(raw: bytes) -> dict[str, Any]:
 def decode_request(
     kind: type[AnyRequest], body: Mapping[str, Any], *, now: float, in_address: bool
 ) -> AnyRequest:
-    """Return a request of a kind, with everything checked.
+    """Decode and validate a request.
 
     Args:
         kind: The type of the request.
-        body: The fields; those that are None count as left out.
-        now: What relative times start from.
-        in_address: Whether the fields may come from an address, where lists have commas and everything is text.
+        body: The fields; None counts as omitted.
+        now: The time that relative times refer to.
+        in_address: Whether the fields may come from a URL, where lists are comma-separated and every value is text.
 
     Raises:
-        UsageError: A field is unknown, is missing, or has a value that it cannot have.
+        UsageError: A field is unknown, missing, or has an invalid value.
     """
     fields = fields_of(kind)
     given = {
-        name: _coerced(value, fields[name], in_address=in_address) if name in fields else value
+        name: _coerce(value, fields[name], in_address=in_address) if name in fields else value
         for name, value in body.items()
         if value is not None or name not in fields
     }
@@ -109,39 +110,39 @@ def decode_request(
     except msgspec.ValidationError as error:
         raise _usage_error(kind, given, str(error)) from None
     needed = kind.NEEDS_ONE_OF
-    if needed and not any(name in given for name in needed):
+    if needed and not any(given.get(name) not in (None, []) for name in needed):
         raise UsageError(f"{' or '.join(needed)} is missing", hint=f"{needed[0]}: {fields[needed[0]].help}")
     return request
 
 
 def encode(answer: object) -> bytes:
-    """Return an answer as JSON; numbers that are not finite become null."""
+    """Return an answer as JSON; non-finite numbers become null."""
     try:
         return msgspec.json.encode(answer)
     except UnicodeEncodeError:  # a path whose bytes are not UTF-8
         return json.dumps(msgspec.to_builtins(answer), separators=(",", ":")).encode()
 
 
-def refusal(message: str, hint: str | None = None) -> Error:
-    """Return the answer to a request that was not carried out."""
+def error_answer(message: str, hint: str | None = None) -> Error:
+    """Return the answer to a request that failed."""
     return Error(error=message, hint=hint, detail=message)
 
 
-def failure(error: Exception) -> tuple[int, Error]:
-    """Return the HTTP status and the answer for an exception; one that nobody expected is logged."""
+def answer_for_exception(error: Exception) -> tuple[int, Error]:
+    """Return the HTTP status and the answer for an exception; an unexpected one is logged."""
     match error:
         case RefusedError():
-            return error.status, refusal(error.message, error.hint)
+            return error.status, error_answer(error.message, error.hint)
         case UsageError():
-            return 400, refusal(error.message, error.hint)
+            return 400, error_answer(error.message, error.hint)
         case DiskError():
-            return 503, refusal(error.message, error.hint)
+            return 503, error_answer(error.message, error.hint)
         case GpulseError():
-            return 500, refusal(error.message, error.hint)
+            return 500, error_answer(error.message, error.hint)
     logger.error("a request failed", exc_info=error)
-    return 500, refusal(
-        "the head failed to carry out this request; its log has the details",
-        "try again, and report what the log says",
+    return 500, error_answer(
+        "the head failed to process this request because of a bug",
+        "see the head's log for details, and report the bug",
     )
 
 
@@ -151,14 +152,14 @@ def _decode_value(kind: type, given: object, *, now: float) -> object:
     raise NotImplementedError
 
 
-def _coerced(value: Any, field: Field, *, in_address: bool) -> Any:
-    """Return a value in the type of its field where it is spelled otherwise; anything else as it is."""
+def _coerce(value: Any, field: RequestField, *, in_address: bool) -> Any:
+    """Convert a value to the type of its field where it was sent as text or in another form."""
     if isinstance(field.type, inspect.IntType):
-        if isinstance(value, str) and _WHOLE.fullmatch(value):
+        if isinstance(value, str) and _INTEGER.fullmatch(value):
             return int(value)
         return int(value) if isinstance(value, float) and value.is_integer() else value
     if in_address and isinstance(field.type, inspect.BoolType) and isinstance(value, str):
-        return _WORDS.get(value, value)
+        return _BOOLEANS.get(value, value)
     if in_address and field.is_list:
         items = value if isinstance(value, (list, tuple)) else [value]
         return [part for item in items for part in (item.split(",") if isinstance(item, str) else [item])]
@@ -166,21 +167,25 @@ def _coerced(value: Any, field: Field, *, in_address: bool) -> Any:
 
 
 def _usage_error(kind: type[Request], given: Mapping[str, Any], problem: str) -> UsageError:
-    """Return msgspec's message as one for people: what is wrong with which field, and what it may hold.
+    """Turn msgspec's message into one for users: which field is wrong, why, and which values are valid.
 
     Raises:
-        UsageError: The field's type has words of its own.
+        UsageError: The check of the field's type raised its own error.
     """
     fields = fields_of(kind)
     if unknown := _UNKNOWN_FIELD.match(problem):
-        known = f"the fields are: {', '.join(fields)}" if fields else "it takes no fields"
-        return UsageError(f"there is no field {shown(unknown[1])} here", hint=known)
+        known = (
+            f"use only these fields: {', '.join(fields)}"
+            if fields
+            else "this operation has no fields: send the request without them"
+        )
+        return UsageError(f"unknown field {quoted(unknown[1])}", hint=known)
     if missing := _MISSING_FIELD.match(problem):
         return UsageError(f"{missing[1]} is missing", hint=f"{missing[1]}: {fields[missing[1]].help}")
-    place = _PLACE.search(problem)
+    place = _FIELD_PATH.search(problem)
     if place is None:
         return UsageError(
-            f"the request cannot be read: {problem[:200]}", hint="GET /openapi.json describes it"
+            f"invalid request: {problem[:200]}", hint="see GET /openapi.json, which describes the request"
         )
     name, number = place[1], place[2]
     field, value = fields[name], given[name]
@@ -193,16 +198,16 @@ def _usage_error(kind: type[Request], given: Mapping[str, Any], problem: str) ->
         return UsageError(f"{name}: {problem[: place.start()]}", hint=hint)
     if number is not None and isinstance(kind_of_value, inspect.VarTupleType):
         kind_of_value, value, name = kind_of_value.item_type, value[int(number)], f"{name}[{number}]"
-    return UsageError(f"{name} must be {_in_words(kind_of_value)}, not {shown(value)}", hint=hint)
+    return UsageError(f"{name} must be {_describe_type(kind_of_value)}, not {quoted(value)}", hint=hint)
 
 
-def _in_words(kind: inspect.Type) -> str:
-    """Return what a value of a type may be."""
+def _describe_type(kind: inspect.Type) -> str:
+    """Describe the valid values of a type."""
     match kind:
         case inspect.Metadata(extra_json_schema={"title": str(title)}):
             return title
         case inspect.Metadata():
-            return _in_words(kind.type)
+            return _describe_type(kind.type)
         case inspect.IntType():
             return f"a whole number from {kind.ge:,} to {kind.le:,}"
         case inspect.LiteralType():
@@ -212,16 +217,16 @@ def _in_words(kind: inspect.Type) -> str:
             return "true or false"
         case inspect.VarTupleType():
             least = f"{kind.min_length} to" if kind.min_length else "at most"
-            return f"a list of {least} {kind.max_length:,} texts"
-    return "a value as GET /openapi.json describes it"
+            return f"a list of {least} {kind.max_length:,} strings"
+    return "as GET /openapi.json describes it"
 
 
-def _plain(kind: inspect.Type) -> inspect.Type:
-    """Return a type without null and without the description of its field; what a title says stays."""
+def _unwrap_type(kind: inspect.Type) -> inspect.Type:
+    """Return a type without null and without the description of its field, but with its title."""
     if isinstance(kind, inspect.Metadata):
-        inner = _plain(kind.type)
+        inner = _unwrap_type(kind.type)
         title = (kind.extra_json_schema or {}).get("title")
         return inspect.Metadata(inner, {"title": title}, kind.extra) if title else inner
     if isinstance(kind, inspect.UnionType):
-        return next(_plain(one) for one in kind.types if not isinstance(one, inspect.NoneType))
+        return next(_unwrap_type(one) for one in kind.types if not isinstance(one, inspect.NoneType))
     return kind

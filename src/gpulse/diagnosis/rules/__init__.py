@@ -1,1 +1,1 @@
-"""The rules, a file a family. A new one is one function with its metadata in its family's tuple."""
+"""The rules, one file per family. A new rule is one function, and its metadata in the family's tuple."""

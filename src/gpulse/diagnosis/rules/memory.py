@@ -1,4 +1,4 @@
-"""Memory: leaks, what runs out soon, what nobody holds, and swapping."""
+"""Rules on memory: leaks, imminent out-of-memory errors, memory without a process, and swapping."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpulse.diagnosis.case import Case
-from gpulse.diagnosis.rule import Match, Rule
+from gpulse.diagnosis.evidence import GpuEvidence
+from gpulse.diagnosis.rule import Rule, RuleMatch, SignalText
 from gpulse.model.finding import Advice, Evidence
-from gpulse.model.units import duration, long_size, rate
+from gpulse.model.formatting import long_size, rate
+from gpulse.model.formatting import seconds as seconds_text
 
 
 class Rise(NamedTuple):
-    """A quantity that grew all the time."""
+    """Steady growth of a quantity."""
 
     first: float
     last: float
@@ -22,22 +23,22 @@ class Rise(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """By how much."""
+        """Total growth."""
         return self.last - self.first
 
     @property
     def per_second(self) -> float:
-        """How fast."""
+        """Growth rate."""
         return self.bytes / (self.end - self.start)
 
 
 def _rise(series: Sequence[tuple[float, float]], least: float) -> Rise | None:
-    """The rise of a series that grows in each quarter of its time and never falls back by much.
+    """Return the rise of a series that grows in each quarter of its time and never falls back by much; else None.
 
     A jump (a larger batch, an evaluation, the first step) grows in one quarter alone.
     """
     while len(series) >= 2 and series[-1][1] < series[-2][1]:
-        series = series[:-1]  # a program that ends gives its memory back
+        series = series[:-1]  # a program that ends releases its memory
     if len(series) < 8:
         return None
     marks = [series[round(quarter * (len(series) - 1) / 4)] for quarter in range(5)]
@@ -63,28 +64,26 @@ def _rise_evidence(signal: str, rise: Rise, least: float) -> tuple[Evidence, ...
     )
 
 
-def _gpu_rise(case: Case) -> Rise | None:
-    series = [
-        (s.end, value) for s in case.stretch.steady if (value := s.mean("memory_used_bytes")) is not None
-    ]
-    return _rise(series, case.t.leak_bytes)
+def _gpu_rise(gpu: GpuEvidence) -> Rise | None:
+    series = [(s.end, value) for s in gpu.window.steady if (value := s.mean("memory_used_bytes")) is not None]
+    return _rise(series, gpu.t.leak_bytes)
 
 
-def gpu_memory_leak(case: Case) -> Match | None:
-    """Device memory grows all the time."""
-    rise = _gpu_rise(case)
-    if rise is None or case.stretch.is_loading:
+def gpu_memory_leak(gpu: GpuEvidence) -> RuleMatch | None:
+    """GPU memory use keeps growing."""
+    rise = _gpu_rise(gpu)
+    if rise is None or gpu.window.is_loading:
         return None
-    total = case.stretch.fact("memory_total_bytes")
+    total = gpu.window.fact("memory_total_bytes")
     if total is not None and rise.last > total:
         return None
-    evidence, left = _rise_evidence("memory_used_bytes", rise, case.t.leak_bytes), ""
+    evidence, left = _rise_evidence("memory_used_bytes", rise, gpu.t.leak_bytes), ""
     if total is not None and total > rise.last:
         seconds = (total - rise.last) / rise.per_second
         evidence += (Evidence("seconds_left", "extrapolated", seconds, ">=", 0),)
-        left = f", full in {duration(round(seconds))}"
-    return Match(
-        summary=f"loses memory: {long_size(rise.first)} grew to {long_size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}{left}",
+        left = f"; at this rate, the memory will be full in {seconds_text(round(seconds))}"
+    return RuleMatch(
+        summary=f"uses more and more memory: from {long_size(rise.first)} to {long_size(rise.last)} in {seconds_text(round(rise.end - rise.start))} ({rate(rise.per_second)}){left}",
         severity="medium",
         confidence=0.9 if rise.end - rise.start >= 15 else 0.7,
         evidence=evidence,
@@ -92,38 +91,38 @@ def gpu_memory_leak(case: Case) -> Match | None:
     )
 
 
-def gpu_oom_imminent(case: Case) -> Match | None:
-    """Device memory is nearly full and still grows."""
-    total, rise = case.stretch.fact("memory_total_bytes"), _gpu_rise(case)
+def gpu_oom_imminent(gpu: GpuEvidence) -> RuleMatch | None:
+    """GPU memory is nearly full and still grows."""
+    total, rise = gpu.window.fact("memory_total_bytes"), _gpu_rise(gpu)
     if (
         total is None
         or rise is None
-        or case.stretch.is_loading
+        or gpu.window.is_loading
         or rise.last > total
-        or rise.last / total < case.t.oom_used
+        or rise.last / total < gpu.t.oom_used
     ):
         return None
     left = (total - rise.last) / rise.per_second
-    if left > case.t.oom_seconds:
+    if left > gpu.t.oom_seconds:
         return None
-    return Match(
-        summary=f"will run out of memory in about {duration(round(left))}: {rise.last / total:.0%} used, growing by {rate(rise.per_second)}",
+    return RuleMatch(
+        summary=f"will run out of memory in about {seconds_text(round(left))}: {rise.last / total:.0%} used, growing by {rate(rise.per_second)}",
         severity="critical" if left < 180 else "high",
         confidence=0.8,
         evidence=(
-            Evidence("memory_used_ratio", "last", rise.last / total, ">=", case.t.oom_used),
+            Evidence("memory_used_ratio", "last", rise.last / total, ">=", gpu.t.oom_used),
             Evidence("memory_used_bytes", "slope", rise.per_second, ">=", 0),
-            Evidence("seconds_left", "extrapolated", left, "<=", case.t.oom_seconds),
+            Evidence("seconds_left", "extrapolated", left, "<=", gpu.t.oom_seconds),
         ),
         start=rise.start,
     )
 
 
-def host_memory_leak(case: Case) -> Match | None:
-    """The job's host memory grows all the time, and the machine's shrinks with it."""
-    steady = case.stretch.steady
+def host_memory_leak(gpu: GpuEvidence) -> RuleMatch | None:
+    """The job's host memory keeps growing, and the machine's available memory shrinks with it."""
+    steady = gpu.window.steady
     rise = _rise(
-        [(s.end, s.resident_bytes) for s in steady if s.resident_bytes is not None], case.t.leak_bytes
+        [(s.end, s.resident_bytes) for s in steady if s.resident_bytes is not None], gpu.t.leak_bytes
     )
     if rise is None:
         return None
@@ -136,12 +135,12 @@ def host_memory_leak(case: Case) -> Match | None:
     if fallen < rise.bytes / 2:
         return None  # shared pages, counted for each process that maps them
     left = available[-1][1] / rise.per_second
-    return Match(
-        summary=f"has processes that lose host memory: {long_size(rise.first)} grew to {long_size(rise.last)} in {rise.end - rise.start:.0f} s, {rate(rise.per_second)}, none left in {duration(round(left))}",
+    return RuleMatch(
+        summary=f"has processes that use more and more host memory: from {long_size(rise.first)} to {long_size(rise.last)} in {seconds_text(round(rise.end - rise.start))} ({rate(rise.per_second)}); at this rate, the machine will run out of memory in {seconds_text(round(left))}",
         severity="high" if left < 1800 else "medium",
         confidence=0.8,
         evidence=(
-            *_rise_evidence("job_resident_bytes", rise, case.t.leak_bytes),
+            *_rise_evidence("job_resident_bytes", rise, gpu.t.leak_bytes),
             Evidence("memory_available_bytes", "fall", fallen, ">=", rise.bytes / 2),
             Evidence("seconds_left", "extrapolated", left, ">=", 0),
         ),
@@ -149,22 +148,22 @@ def host_memory_leak(case: Case) -> Match | None:
     )
 
 
-def gpu_memory_orphaned(case: Case) -> Match | None:
-    """Memory is in use and no process is there that holds it."""
-    stretch, t = case.stretch, case.t
-    seen = [s for s in stretch.seconds_seen if s.holders is not None]
+def gpu_memory_orphaned(gpu: GpuEvidence) -> RuleMatch | None:
+    """Memory is in use, but no process holds it."""
+    window, t = gpu.window, gpu.t
+    seen = [s for s in window.seconds_seen if s.holders is not None]
     empty = [s for s in seen if not s.holders]
-    if not seen or len(empty) < len(seen) or stretch.device.mig_index is not None:
+    if not seen or len(empty) < len(seen) or window.device.mig_index is not None:
         return None
-    used = stretch.mean("memory_used_bytes", empty)
-    if used is None or used < t.held_bytes or empty[-1].end - empty[0].start < t.shortest_seconds - 0.5:
+    used = window.mean("memory_used_bytes", empty)
+    if used is None or used < t.allocated_bytes or empty[-1].end - empty[0].start < t.min_seconds - 0.5:
         return None
-    return Match(
-        summary=f"has {long_size(used)} in use, and no process that holds them can be seen",
+    return RuleMatch(
+        summary=f"has {long_size(used)} of memory in use, but no visible process holds it",
         severity="medium",
         confidence=0.6,
         evidence=(
-            Evidence("memory_used_bytes", "mean", used, ">=", t.held_bytes),
+            Evidence("memory_used_bytes", "mean", used, ">=", t.allocated_bytes),
             Evidence("processes_on_gpu", "max", 0, "<", 1),
         ),
         pids=(),
@@ -173,23 +172,23 @@ def gpu_memory_orphaned(case: Case) -> Match | None:
     )
 
 
-def swap_thrash(case: Case) -> Match | None:
-    """The machine swaps, and the job waits for its own memory."""
-    stretch, t = case.stretch, case.t
-    pages = stretch.host("swap_in_pages_per_second")
-    pressure = stretch.host("pressure_memory_full_ratio")
+def swap_thrash(gpu: GpuEvidence) -> RuleMatch | None:
+    """The machine swaps, and the job waits for its memory."""
+    window, t = gpu.window, gpu.t
+    pages = window.host("swap_in_pages_per_second")
+    pressure = window.host("pressure_memory_full_ratio")
     if pages is None or pages < t.swapped_pages_per_second or (pressure or 0.0) < t.memory_pressure:
         return None
-    return Match(
-        summary=f"waits for host memory that was swapped out: {pages:.0f} pages a second come back, everything stands still {pressure or 0.0:.0%} of the time",
+    return RuleMatch(
+        summary=f"waits for swapped-out host memory: {pages:.0f} pages per second are swapped in, and all tasks are stalled {pressure or 0.0:.0%} of the time",
         severity="high",
         confidence=0.8,
         evidence=(
             Evidence("swap_in_pages_per_second", "mean", pages, ">=", t.swapped_pages_per_second),
             Evidence("pressure_memory_full_ratio", "mean", pressure or 0.0, ">=", t.memory_pressure),
         ),
-        lost_ratio=case.lost,
-        start=stretch.start,
+        lost_ratio=gpu.lost,
+        start=window.start,
     )
 
 
@@ -197,100 +196,116 @@ RULES = (
     Rule(
         id="gpu_oom_imminent",
         family="memory",
-        title="The GPU's memory is about to run out",
-        means="Nearly all device memory is used and it still grows; the next allocation that fails ends the job.",
-        recognised="92 % used, growing in every quarter of the window, and full within ten minutes. A full but flat memory (preallocated by JAX or vLLM) is normal.",
-        severity="High; critical below three minutes.",
+        title="GPU memory is about to run out",
+        means="Nearly all device memory is in use, and its use is still growing. The first allocation that fails will end the job.",
+        recognised="At least 92% of the memory is in use, its use grows in every quarter of the window, and it will be full within ten minutes. Full memory whose use does not grow (for example, preallocated by JAX or vLLM) is normal.",
+        severity="High; critical when less than three minutes are left.",
         advice=(
             Advice(
-                "save a checkpoint now; then a smaller batch, activation checkpointing, or find the leak",
-                "an out-of-memory error comes in the middle of a step and takes the run with it",
-                "`gpulse record` the next run: memory stays flat",
+                "save a checkpoint now; then use a smaller batch or activation checkpointing, or find the leak",
+                "an out-of-memory error would end the run in the middle of a step",
+                "record the next run with `gpulse record`: its memory use should stay flat",
             ),
         ),
         check=gpu_oom_imminent,
         needs=("memory",),
+        limits=("oom_used", "oom_seconds"),
+        quantities={
+            "memory_used_ratio": SignalText("GPU memory in use", "share"),
+            "seconds_left": SignalText("time until memory is full", "seconds"),
+        },
         sources=("TraceML: memory thresholds", "Prometheus: predict_linear"),
         trend=True,
     ),
     Rule(
         id="gpu_memory_leak",
         family="memory",
-        title="The GPU's memory grows without end",
-        means="Each step leaves something behind on the GPU, until an allocation fails.",
-        recognised="Memory in use rises by at least 1 GiB, in every quarter of the window, without falling back. A jump at the start or at an evaluation is no leak.",
+        title="GPU memory use keeps growing",
+        means="Each step leaks some GPU memory. Without a fix, an allocation eventually fails and ends the job.",
+        recognised="Memory use grows in every quarter of the window, by at least 1 GiB in total, without falling back. A jump at the start or at an evaluation is not a leak.",
         severity="Medium.",
         advice=(
             Advice(
-                "keep numbers, not tensors: loss.item() or loss.detach() in lists and logs; retain_graph only where needed",
-                "a tensor that is kept keeps its whole graph with it",
-                "torch.cuda.memory_allocated() printed every hundred steps stays flat",
+                "do not keep tensors that hold the autograd graph: store loss.item() or loss.detach() in lists and logs, and use retain_graph only where needed",
+                "a tensor that is kept alive keeps its whole graph alive",
+                "print torch.cuda.memory_allocated() every hundred steps: the value should stay flat",
             ),
             Advice(
-                "torch.cuda.memory._record_memory_history() and look at the snapshot",
-                "it names the line that allocated what is never freed",
-                "the snapshot's largest block that only grows",
+                "call torch.cuda.memory._record_memory_history() and inspect the snapshot",
+                "the snapshot names the line that allocates memory without freeing it",
+                "from snapshot to snapshot, one block should keep growing",
             ),
         ),
         check=gpu_memory_leak,
         needs=("memory",),
+        limits=("leak_bytes",),
+        yields_to=("gpu_oom_imminent",),
         sources=("PyTorch FAQ: my model reports out of memory", "PyTorch: memory snapshots"),
         trend=True,
     ),
     Rule(
         id="host_memory_leak",
         family="memory",
-        title="The job's host memory grows without end",
-        means="The processes of the job take more and more of the machine's memory, until the kernel kills one of them.",
-        recognised="Their resident memory rises by at least 1 GiB, in every quarter of the window, and the machine's available memory falls with it. Page cache and shared pages do neither.",
-        severity="Medium; high when it lasts less than half an hour.",
+        title="The job's host memory use keeps growing",
+        means="The job's processes use more and more of the machine's memory, until the kernel kills one of them.",
+        recognised="The resident memory of the job's processes grows in every quarter of the window, by at least 1 GiB in total, and the machine's available memory falls accordingly. Growth of the page cache or of shared pages does not count.",
+        severity="Medium; high when the remaining memory lasts less than half an hour.",
         advice=(
             Advice(
-                "look for lists that grow (results, samples kept by a dataset), and lower prefetch_factor",
-                "Python lists touched by workers are copied page by page; whatever is kept is kept in each worker",
-                "tracemalloc or memray names the line",
+                "look for growing lists (results, samples kept by a dataset), and lower prefetch_factor",
+                "memory pages of Python lists are copied when a worker reads them, so each worker ends up with its own copy",
+                "tracemalloc or memray shows which line allocates the memory",
             ),
         ),
         check=host_memory_leak,
         needs=("processes",),
+        limits=("leak_bytes",),
+        quantities={"job_resident_bytes": SignalText("host memory of the job", "bytes")},
+        stacks="all",
         sources=("PyTorch issue 13246: copy-on-read in workers", "memray"),
         trend=True,
     ),
     Rule(
         id="swap_thrash",
         family="memory",
-        title="The machine swaps",
-        means="Memory that is needed was moved to disk and is fetched back again and again; everything on the machine waits.",
-        recognised="At least 256 pages a second come back from swap while all tasks stand still for 5 % of the time or more.",
+        title="The machine is swapping",
+        means="Memory that is still in use is moved to disk and read back again and again, and everything on the machine waits for it.",
+        recognised="At least 256 pages per second are swapped in while all tasks are stalled on memory for at least 5% of the time.",
         severity="High.",
         advice=(
             Advice(
-                "fewer workers, smaller prefetch, or more memory",
-                "what does not fit is fetched from a disk a thousand times slower",
-                "`gpulse -c` shows memory pressure and swap traffic going down",
+                "use fewer workers, less prefetching, or more memory",
+                "memory that does not fit must be read back from a disk, which is a thousand times slower",
+                "`gpulse -c` should show that memory pressure and swap traffic fall",
             ),
         ),
         check=swap_thrash,
         needs=("pressure",),
+        limits=("swapped_pages_per_second", "memory_pressure"),
+        explains="swapping",
         sources=("systemd-oomd", "node exporter mixin: memory pressure"),
         shown=False,
     ),
     Rule(
         id="gpu_memory_orphaned",
         family="memory",
-        title="Memory in use that no visible process holds",
-        means="Device memory is taken, but no process is listed. Either its owner is hidden from here (another container), or it died and the driver still holds the memory.",
-        recognised="At least 1 GiB in use for the whole window while the list of processes could be read and was empty.",
+        title="GPU memory is in use, but no visible process holds it",
+        category="waste",
+        means="Device memory is in use, but no process is listed. Either the process that holds it is not visible from here (for example, in another container), or it died and the driver has not released the memory.",
+        recognised="At least 1 GiB is in use over the whole window, and the process list could be read but was empty.",
         severity="Medium.",
         advice=(
             Advice(
-                "`sudo fuser -v /dev/nvidia*` on the host, and end what still holds the device",
-                "a process that is hidden or half dead keeps the memory until it is gone",
-                "`gpulse` shows the memory free again",
+                "run `sudo fuser -v /dev/nvidia*` on the host, and end the process that still holds the device",
+                "a hidden or half-dead process keeps the memory until it ends",
+                "`gpulse` should show that the memory is free again",
             ),
         ),
         check=gpu_memory_orphaned,
         needs=(),
+        limits=("allocated_bytes",),
+        quantities={"processes_on_gpu": SignalText("processes on the GPU", "count")},
+        without_job=True,
         sources=("nvidia-docker issues 179 and 1483",),
         shown=False,
     ),

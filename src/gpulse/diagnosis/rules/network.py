@@ -1,15 +1,15 @@
-"""The network as the limit."""
+"""Rules on the network."""
 
 from __future__ import annotations
 
-from gpulse.diagnosis.case import Case
-from gpulse.diagnosis.rule import Match, Rule
+from gpulse.diagnosis.evidence import GpuEvidence
+from gpulse.diagnosis.rule import Rule, RuleMatch, SignalText
 from gpulse.model.finding import Advice, Evidence
 
 
-def network_saturated(case: Case) -> Match | None:
-    """An interface is full, or loses packets."""
-    t, seconds = case.t, case.stretch.steady
+def network_saturated(gpu: GpuEvidence) -> RuleMatch | None:
+    """A network interface is saturated, or loses packets."""
+    t, seconds = gpu.t, gpu.window.steady
     known = [second.network for second in seconds if second.network[0]]
     if not known or 2 * len(known) < len(seconds):
         return None
@@ -19,8 +19,8 @@ def network_saturated(case: Case) -> Match | None:
     used, errors = sum(busy) / len(busy), sum(wrong) / len(wrong)
     if used < t.network_busy and errors < t.network_errors:
         return None
-    return Match(
-        summary=f"uses a network that is full: {name} carries {used:.0%} of what it can, {errors:.1%} of the packets are lost",
+    return RuleMatch(
+        summary=f"depends on a saturated network: {name} is at {used:.0%} of its capacity, and {errors:.1%} of its packets have errors",
         severity="medium",
         confidence=0.6,
         evidence=(
@@ -35,8 +35,8 @@ def network_saturated(case: Case) -> Match | None:
                 t.network_errors if errors >= t.network_errors else 0.0,
             ),
         ),
-        lost_ratio=case.lost,
-        start=case.stretch.start,
+        lost_ratio=gpu.lost,
+        start=gpu.window.start,
     )
 
 
@@ -44,19 +44,24 @@ RULES = (
     Rule(
         id="network_saturated",
         family="network",
-        title="The network is full",
-        means="An interface of the machine carries nearly all it can, or loses packets; what the job sends or fetches waits for it.",
-        recognised="85 % of the interface's speed in one direction over the window, or 1 % of the packets in error.",
+        title="The network is saturated",
+        means="A network interface of this machine is nearly saturated, or drops packets, which delays everything that the job sends or receives.",
+        recognised="The interface runs at 85% or more of its speed in one direction over the window, or at least 1% of its packets have errors.",
         severity="Medium.",
         advice=(
             Advice(
-                "fewer bytes (gradient compression, larger local cache), overlap, or RDMA",
-                "whatever waits for the network waits for its slowest link",
-                "`gpulse -n` shows the interface below its limit again",
+                "send less data (gradient compression, a larger local cache), overlap transfers with computation, or use RDMA",
+                "every transfer is limited by its slowest network link",
+                "`gpulse -n` should show the interface below its limit again",
             ),
         ),
         check=network_saturated,
         needs=(),
+        limits=("network_busy", "network_errors"),
+        quantities={
+            "network_busy_ratio": SignalText("use of the network link", "share"),
+            "network_error_ratio": SignalText("network packets with errors", "share"),
+        },
         sources=("node exporter mixin: network errors",),
         shown=False,
     ),

@@ -1,1 +1,1 @@
-"""Readings for Prometheus to scrape: the text format, our names, and DCGM's."""
+"""Metrics for Prometheus to scrape: the text format, gpulse's names, and DCGM's names."""

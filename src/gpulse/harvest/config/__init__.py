@@ -1,6 +1,1 @@
-"""Configurations of harvest: gpu_mon's INI files and our TOML, checked against the machine before anything starts."""
-
-from gpulse.harvest.config.load import load
-from gpulse.harvest.config.template import template
-
-__all__ = ["load", "template"]
+"""Configurations of harvest, in TOML or in gpu_mon's INI format, checked against the machine before anything starts."""

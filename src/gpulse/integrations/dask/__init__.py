@@ -8,7 +8,7 @@ monitor.start()
 """
 
 from gpulse.integrations.dask import visualize
-from gpulse.integrations.dask.custom import custom_metric
 from gpulse.integrations.dask.monitor import Monitor
+from gpulse.integrations.dask.monitor_settings import custom_metric
 
 __all__ = ["Monitor", "custom_metric", "visualize"]

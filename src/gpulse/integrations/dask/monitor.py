@@ -1,4 +1,4 @@
-"""`Monitor`: attaches to a running cluster from any client, and takes home what was measured."""
+"""`Monitor`, the client-side API: attach to a running cluster, record, and export the measurements."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpulse._version import __version__
-from gpulse.errors import GpulseError, requirement
-from gpulse.integrations.dask import peaks as peak
-from gpulse.integrations.dask import tables
-from gpulse.integrations.dask.files import WorkerTable, parse, read_folder, write_files
-from gpulse.integrations.dask.record import unpacked
-from gpulse.integrations.dask.settings import Settings, settings
-from gpulse.integrations.dask.tracking import ArgumentError
-from gpulse.integrations.dask.wire import PLUGIN
+from gpulse.errors import GpulseError, pip_requirement
+from gpulse.integrations.dask import dataframe_and_parquet
+from gpulse.integrations.dask import metric_peaks as peak
+from gpulse.integrations.dask.csv_files import WorkerTable, parse_record, read_folder, write_files
+from gpulse.integrations.dask.head_stream import head_settings
+from gpulse.integrations.dask.monitor_settings import MonitorSettings, build_settings
+from gpulse.integrations.dask.trackable_metrics import ArgumentError
+from gpulse.integrations.dask.worker_registry import PLUGIN_NAME, MonitorStatus, unpack_block
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
 
-    from gpulse.integrations.dask.status import Status
-
 _log = logging.getLogger("gpulse.dask")
 Result = TypeVar("Result")
-Record = tuple[bytes, Iterator[bytes]]
-"""The first line of a worker's file, and the rest."""
+FetchedRecord = tuple[bytes, Iterator[bytes]]
+"""First line of a worker's file, and the rest."""
 
 
 class NotAttachedError(GpulseError):
@@ -35,9 +33,9 @@ class NotAttachedError(GpulseError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no monitor is attached to this cluster: none ever was, it was detached, or its scheduler has been started "
-            "anew since, which ended the monitoring and lost what was recorded",
-            hint="attach(tracking=['mem-util', 'compute-util']), then start()",
+            "no monitor is attached to this cluster: attach() was never called, the monitor was detached, or the "
+            "scheduler was restarted, which ended the monitoring and lost its record",
+            hint="use attach(tracking=['mem-util', 'compute-util']), then start()",
         )
 
 
@@ -60,7 +58,7 @@ class Monitor:
             client: Connected to the cluster.
 
         Raises:
-            TypeError: It is no client of Dask's.
+            TypeError: It is not a Dask client.
         """
         if not callable(getattr(client, "run_on_scheduler", None)):
             raise TypeError(f"Monitor(client) takes a distributed.Client, not {client!r}")
@@ -79,96 +77,101 @@ class Monitor:
         head_token_file: str | os.PathLike[str] | None = None,
         head_ca: str | os.PathLike[str] | None = None,
     ) -> Any:
-        """Prepare the cluster to be monitored, and forget what an earlier monitor has recorded.
+        """Install the monitor in the cluster, and drop the record of an earlier one.
 
         Args:
-            tracking: What to track: `tasks`, `total-mem`, `mem-util`, `compute-util`, or names of gpulse's catalogue.
+            tracking: Metrics to record: `tasks`, `total-mem`, `mem-util`, `compute-util`, or names of gpulse's catalogue.
             custom_metrics: Functions made by `custom_metric`.
             job_type: `client`: every client that submits work is a job; `manual`: jobs change with `new_job()`.
             polling_interval: Milliseconds between two measurements.
-            mem_limit: How many measurements of each worker stay in memory; all when None.
-            dump_loc: The folder on the scheduler's machine for the others.
-            head: A gpulse head, `HOST:8090`, that gets what the workers' machines show as well.
-            head_token_file: Holds the head's token.
-            head_ca: PEM file of who vouches for the head.
+            mem_limit: Maximum number of measurements per worker in memory; None keeps all.
+            dump_loc: Directory on the scheduler's machine for the rest.
+            head: Address of a gpulse head, `HOST:8090`, that also gets the frames of the workers' machines.
+            head_token_file: File with the head's token.
+            head_ca: PEM file with the CA certificate of the head.
 
         Raises:
-            ValueError: An argument does not make sense; the error says what is allowed.
-            GpulseError: Monitoring runs already, or the cluster cannot be monitored.
+            ValueError: An argument is wrong; the message names the valid values.
+            GpulseError: Monitoring is already running, or the cluster cannot be monitored.
         """
         streamed = None
         if head is not None:
-            from gpulse.integrations.dask.streaming import head_settings  # noqa: PLC0415  hardly anybody streams
-
             streamed = head_settings(head, head_token_file, head_ca)
-        wanted = settings(tracking, custom_metrics, job_type, polling_interval, mem_limit, dump_loc, streamed)
+        wanted = build_settings(
+            tracking, custom_metrics, job_type, polling_interval, mem_limit, dump_loc, streamed
+        )
         return self._sync(self._attach, wanted)
 
     def start(self) -> Any:
-        """Begin to record, or go on after a stop.
+        """Start recording, or continue after a stop.
 
         Raises:
-            GpulseError: No monitor is attached, or it runs already.
+            GpulseError: No monitor is attached, or it is already running.
         """
-        return self._sync(self._obeyed, "begin")
+        return self._sync(self._call_and_log_problems, "begin")
 
     def stop(self) -> Any:
         """Stop recording; the last measurements of every worker are in when this returns.
 
         Raises:
-            GpulseError: No monitor is attached, or it does not run.
+            GpulseError: No monitor is attached, or it is not running.
         """
-        return self._sync(self._obeyed, "end")
+        return self._sync(self._call_and_log_problems, "end")
 
     def new_job(self, job: int | None = None) -> Any:
-        """Go on with the next job, or with the one that is named; its number. Only with `job_type='manual'`.
+        """Begin the next job, or the one with a number, and return its number. Only with `job_type='manual'`.
 
         Raises:
-            ValueError: Jobs are numbered by clients, or that is no number.
+            ValueError: Jobs are numbered by clients, or the number is wrong.
             GpulseError: No monitor is attached.
         """
-        return self._sync(self._ask, "new_job", job)
+        return self._sync(self._call_scheduler, "new_job", job)
 
     def status(self) -> Any:
-        """How the monitoring stands: what is tracked, jobs, workers, and what went wrong.
+        """Return the status: tracked metrics, jobs, workers and problems.
 
         Raises:
             GpulseError: No monitor is attached.
         """
-        return self._sync(self._ask, "status")
+        return self._sync(self._call_scheduler, "status")
 
     def detach(self) -> Any:
-        """End the monitoring and forget what was recorded; nothing happens when there is none."""
+        """Remove the monitor from the cluster and drop the record; do nothing when there is none."""
         return self._sync(self._detach)
 
     def to_csv(self, folder: str | os.PathLike[str]) -> Any:
-        """Write a file for each worker, `worker-0.csv` and so on; their paths. Also while it records.
+        """Write a file for each worker, `worker-0.csv` and so on, also while recording, and return their paths.
 
         Raises:
             GpulseError: No monitor is attached, or a file cannot be written.
         """
-        place = _folder(folder)
+        place = _check_folder(folder)
         return self._sync(self._with_records, lambda records: write_files(place, records))
 
     def to_parquet(self, folder: str | os.PathLike[str]) -> Any:
-        """Write a file for each worker, `worker-0.parquet` and so on; their paths.
+        """Write a file for each worker, `worker-0.parquet` and so on, and return their paths.
 
         Raises:
             GpulseError: As for `to_csv`, or pyarrow is not installed.
         """
-        place = _folder(folder)
-        return self._sync(self._with_records, lambda records: tables.to_parquet(place, _tables(records)))
+        place = _check_folder(folder)
+        return self._sync(
+            self._with_records,
+            lambda records: dataframe_and_parquet.to_parquet(place, _build_tables(records)),
+        )
 
     def to_pandas(self) -> Any:
-        """Everything that was recorded, as one DataFrame whose first column is the worker's index.
+        """Return the whole record as one DataFrame whose first column is the worker's index.
 
         Raises:
             GpulseError: No monitor is attached, or pandas is not installed.
         """
-        return self._sync(self._with_records, lambda records: tables.to_pandas(_tables(records)))
+        return self._sync(
+            self._with_records, lambda records: dataframe_and_parquet.to_pandas(_build_tables(records))
+        )
 
     def get_peaks(self, metric: str, workers: Sequence[int] | None = None, per_job: bool = True) -> Any:
-        """The highest values that a metric reached on each worker, for each of its GPUs.
+        """Return the highest values of a metric on each worker, for each of its GPUs.
 
         Args:
             metric: One that is tracked.
@@ -183,7 +186,9 @@ class Monitor:
         """
         return self._sync(
             self._with_records,
-            lambda records: peak.peaks(_tables(records, metric), metric, workers, per_job=per_job),
+            lambda records: peak.compute_peaks(
+                _build_tables(records, metric), metric, workers, per_job=per_job
+            ),
             workers,
         )
 
@@ -194,79 +199,81 @@ class Monitor:
         workers: Sequence[int] | None = None,
         per_job: bool = True,
     ) -> Any:
-        """The same from the files that `to_csv` wrote.
+        """Return the same from files that `to_csv` wrote.
 
         Raises:
             GpulseError: There are no such files, or there is no such metric or worker.
         """
-        return peak.peaks(read_folder(folder), metric, workers, per_job=per_job)
+        return peak.compute_peaks(read_folder(folder), metric, workers, per_job=per_job)
 
     def _sync(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """The answer, or with an asynchronous client what to await for it."""
+        """Return the result, or an awaitable for it when the client is asynchronous."""
         if self.client.status == "closed":
-            raise GpulseError(
-                "this client is closed", hint="Monitor(Client(...)), with one that is connected"
-            )
+            raise GpulseError("this client is closed", hint="use a connected client: Monitor(Client(...))")
         return self.client.sync(function, *arguments)  # type: ignore[no-untyped-call]
 
-    async def _attach(self, wanted: Settings) -> None:
-        from gpulse.integrations.dask.plugin import packed_plugin  # noqa: PLC0415  a client that looks needs neither
-        from gpulse.integrations.dask.scheduler import SchedulerMonitor, already_monitored, check_place  # noqa: PLC0415
+    async def _attach(self, wanted: MonitorSettings) -> None:
+        from gpulse.integrations.dask.scheduler_plugin import (  # noqa: PLC0415
+            SchedulerMonitor,
+            already_monitored_error,
+            check_before_attach,
+        )
+        from gpulse.integrations.dask.worker_plugin import pack_plugin  # noqa: PLC0415  a client that looks needs neither
 
         names = tuple(metric.name for metric in wanted.custom)
-        monitor = SchedulerMonitor(wanted._replace(custom=()), names, packed_plugin(wanted))
+        monitor = SchedulerMonitor(wanted._replace(custom=()), names, pack_plugin(wanted))
         try:
-            status: Status = await self._ask("status")
+            status: MonitorStatus = await self._call_scheduler("status")
         except NotAttachedError:
             pass
         else:
             if status.running:
-                raise already_monitored()
-            await self._check(check_place, wanted._replace(custom=()))
+                raise already_monitored_error()
+            await self._check(check_before_attach, wanted._replace(custom=()))
             await self._detach()
-        await self._answered(self.client.register_plugin(monitor, name=PLUGIN))
+        await self._await_answer(self.client.register_plugin(monitor, name=PLUGIN_NAME))
         try:
-            await self._obeyed("settle")
+            await self._call_and_log_problems("install")
         except BaseException:
             await self._detach()
             raise
 
-    async def _check(self, check: Callable[..., Any], wanted: Settings) -> None:
-        error = await self._answered(self.client.run_on_scheduler(check, wanted))  # type: ignore[no-untyped-call]
+    async def _check(self, check: Callable[..., Any], wanted: MonitorSettings) -> None:
+        error = await self._await_answer(self.client.run_on_scheduler(check, wanted))  # type: ignore[no-untyped-call]
         if error is not None:
             raise error
 
     async def _detach(self) -> None:
         with suppress(NotAttachedError):
-            await self._ask("leave")
+            await self._call_scheduler("uninstall")
 
-    async def _obeyed(self, operation: str) -> None:
-        """Have the scheduler do something, and say what troubles workers had with it."""
-        for trouble in await self._ask(operation):
+    async def _call_and_log_problems(self, operation: str) -> None:
+        """Call the scheduler's monitor, and log problems on workers."""
+        for trouble in await self._call_scheduler(operation):
             _log.warning("%s", trouble)
 
     async def _with_records(
-        self, use: Callable[[Mapping[int, Record]], Result], workers: Sequence[int] | None = None
+        self, use: Callable[[Mapping[int, FetchedRecord]], Result], workers: Sequence[int] | None = None
     ) -> Result:
-        """Let a function read the records, which are fetched page by page while it does."""
+        """Call a function with the records, which are fetched in pages while it reads them."""
         loop = asyncio.get_running_loop()
 
         def chunks(index: int) -> Iterator[bytes]:
             position: int | None = 0
             while position is not None:
-                page = asyncio.run_coroutine_threadsafe(self._ask("page", index, position), loop)
+                page = asyncio.run_coroutine_threadsafe(self._call_scheduler("page", index, position), loop)
                 blocks, position = page.result()
-                yield from map(unpacked, blocks)
+                yield from map(unpack_block, blocks)
 
-        found: dict[int, str] = dict(await self._ask("gather"))
-        wanted = peak.asked_workers(found, workers)
+        found: dict[int, str] = dict(await self._call_scheduler("collect"))
+        wanted = peak.select_workers(found, workers)
         records = {index: (found[index].encode(), chunks(index)) for index in wanted}
         return await asyncio.to_thread(use, records)
 
-    async def _ask(self, operation: str, *arguments: Any) -> Any:
-        """Have the scheduler do something."""
-        kind, answer = await self._answered(
-            self.client.run_on_scheduler(perform, operation, arguments, __version__)  # type: ignore[no-untyped-call]
+    async def _call_scheduler(self, operation: str, *arguments: Any) -> Any:
+        """Call a method of the scheduler's monitor."""
+        kind, answer = await self._await_answer(
+            self.client.run_on_scheduler(call_scheduler_monitor, operation, arguments, __version__)  # type: ignore[no-untyped-call]
         )
         if kind == "failed":
             raise answer
@@ -274,31 +281,31 @@ class Monitor:
             raise NotAttachedError
         return answer
 
-    async def _answered(self, question: Awaitable[Result]) -> Result:
+    async def _await_answer(self, call: Awaitable[Result]) -> Result:
         try:
-            return await question
+            return await call
         except ImportError as error:
             raise GpulseError(
                 f"the scheduler cannot load the monitor: {error}",
-                hint=f"install gpulse {__version__} where the scheduler and the workers run: pip install {requirement('dask')}",
+                hint=f"install gpulse {__version__} on the machines of the scheduler and the workers: pip install {pip_requirement('dask')}",
             ) from error
         except OSError as error:
             raise GpulseError(
-                f"the scheduler does not answer: {str(error) or type(error).__name__}",
-                hint="a scheduler that was started anew has forgotten its monitor: attach() it again",
+                f"the scheduler does not respond: {str(error) or type(error).__name__}",
+                hint="if the scheduler was restarted, attach the monitor again with attach()",
             ) from error
 
 
-async def perform(
+async def call_scheduler_monitor(
     operation: str, arguments: Sequence[Any], version: str, dask_scheduler: Scheduler
 ) -> tuple[str, Any]:
-    """On the scheduler: do what a client wants of the monitor there."""
+    """Run on the scheduler: call a method of its monitor for a client."""
     if version != __version__:
         return "failed", GpulseError(
-            f"here is gpulse {version}, and where the scheduler runs {__version__}",
-            hint="install the same version in both places",
+            f"gpulse versions differ: {version} on this machine, {__version__} on the scheduler's",
+            hint="install the same version on both",
         )
-    monitor = dask_scheduler.plugins.get(PLUGIN)
+    monitor = dask_scheduler.plugins.get(PLUGIN_NAME)
     if monitor is None:
         return "unknown", None
     try:
@@ -307,24 +314,24 @@ async def perform(
         return "failed", error
 
 
-def _folder(given: object) -> str:
-    """Where to export to.
+def _check_folder(given: object) -> str:
+    """Return the directory to export to.
 
     Raises:
-        ArgumentError: That is no path.
+        ArgumentError: It is not a path.
     """
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ArgumentError(f"an export needs the path of a folder, not {given!r}")
+        raise ArgumentError(f"folder must be a path, not {given!r}")
     return path
 
 
-def _tables(records: Mapping[int, Record], metric: str | None = None) -> dict[int, WorkerTable]:
-    """The records as tables; without fetching anything, see to it that a metric is in them."""
+def _build_tables(records: Mapping[int, FetchedRecord], metric: str | None = None) -> dict[int, WorkerTable]:
+    """Return the records as tables, after checking that they have a metric, before anything is fetched."""
     if metric is not None:
         for header, _ in records.values():
-            peak.check_metric(parse(header, ()).tracked, metric)
+            peak.check_metric(parse_record(header, ()).tracked, metric)
     return {
-        index: parse(header, chunks, f"the record of worker {index}")
+        index: parse_record(header, chunks, f"the record of worker {index}")
         for index, (header, chunks) in records.items()
     }

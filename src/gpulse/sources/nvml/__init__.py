@@ -1,1 +1,1 @@
-"""NVIDIA's management library: GPUs, what runs on them, and what went wrong with them."""
+"""Read GPUs, their processes and their errors through NVML, NVIDIA's management library."""

@@ -1,1 +1,1 @@
-"""Samples by time: recent ones in memory, older ones in Parquet files."""
+"""History of samples: recent frames in memory, older ones in Parquet files."""

@@ -1,1 +1,1 @@
-"""The append-only log: what is in it survives whatever happens to the process."""
+"""Append-only log on disk, which survives crashes of the process and of the machine."""

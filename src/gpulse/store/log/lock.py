@@ -1,4 +1,4 @@
-"""One writer a log: an exclusive lock that ends with the process, and a file that says who holds it."""
+"""Lock file of a log: at most one writer. The lock ends with the process, and the file contains its PID."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import fcntl
 import os
 from contextlib import suppress
 
+from gpulse.atomic_files import make_directories
 from gpulse.errors import LogError
-from gpulse.store.disk import disk_errors, sync_directory
+from gpulse.store.disk_errors import disk_errors
 
 
-def take_lock(directory: str) -> int:
-    """Make the directory when it is not there, and lock it; gives the file to close afterwards.
+def acquire_lock(directory: str) -> int:
+    """Lock a directory, creating it if needed; return the file descriptor that releases the lock when closed.
 
-    A forked child that does not exec shares the lock and keeps it when this process ends.
+    A forked child that does not exec shares the lock, and keeps it after this process has ended.
 
     Raises:
-        LogError: Another writer has it.
-        DiskError: The directory cannot be made or written.
+        LogError: Another process has the lock.
+        DiskError: The directory cannot be created or written.
     """
     path = f"{directory}/lock"
-    with disk_errors(f"open {path}"):
-        if not os.path.isdir(directory):
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            sync_directory(os.path.dirname(os.path.abspath(directory)))
+    with disk_errors(f"cannot open {path}"):
+        make_directories(directory)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,22 +30,22 @@ def take_lock(directory: str) -> int:
             owner = os.pread(file, 20, 0).decode("ascii", "replace").strip()
             os.close(file)
             raise LogError(
-                f"the log in {directory} is being written by {f'process {owner}' if owner else 'another process'}",
-                hint="stop that process first, or use another directory",
+                f"cannot open the log in {directory}: {f'process {owner}' if owner else 'another process'} is writing to it",
+                hint="stop that process, or use another directory",
             ) from None
         except BaseException:
             os.close(file)
             raise
-    with suppress(OSError):  # a full disk: who holds it is a courtesy, the lock is not
+    with suppress(OSError):  # the disk may be full; the PID is only informative
         os.ftruncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
     return file
 
 
-def writer_of(directory: str) -> int | None:
-    """Return the process that writes a data directory, 0 when its pid is unknown, and None when there is none.
+def find_writer(directory: str) -> int | None:
+    """Return the PID of the process that writes a data directory: 0 if it is unknown, None if there is no writer.
 
-    The lock is not taken.
+    This does not acquire the lock.
     """
     try:
         file = os.open(f"{directory}/log/lock", os.O_RDONLY | os.O_NOFOLLOW)

@@ -1,1 +1,1 @@
-"""Nodes, runs, sessions, events and processes: SQLite for one head, PostgreSQL where several share them."""
+"""Metadata: nodes, runs, sessions, events and processes, in SQLite for one head and in PostgreSQL for several."""

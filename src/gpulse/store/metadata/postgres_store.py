@@ -1,4 +1,4 @@
-"""Answer from the PostgreSQL database that several heads share: metadata and GPU time of all of them."""
+"""Store over the PostgreSQL database that several heads share: metadata and GPU time of all heads."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from gpulse.model.iso_time import iso
+from gpulse.background_call import start_background_call
 from gpulse.model.session import Session
-from gpulse.store.incomplete import left_out
-from gpulse.store.metadata.database import Rows, postgres_values, to_postgres
-from gpulse.store.metadata.node_numbers import NodeNumbers
-from gpulse.store.metadata.postgres import (
+from gpulse.model.time_text import format_iso
+from gpulse.store.incomplete_answers import note_missing
+from gpulse.store.metadata.postgres_connection import (
     UNREACHABLE_HINT,
-    Connection,
     DatabaseConfig,
     DatabaseError,
+    DeadlineConnection,
     close,
     connect,
     database_errors,
 )
 from gpulse.store.metadata.postgres_gpu_time import find_gpu_time, find_holders, find_uncounted
 from gpulse.store.metadata.reader import MetadataReader
+from gpulse.store.metadata.sql_dialects import QueryRunner, postgres_values, to_postgres
 from gpulse.store.store import (
-    Holding,
+    GpuHolding,
+    GpuShare,
     Query,
     Samples,
     Series,
-    Share,
     Store,
     StoredEvent,
     StoredFinding,
@@ -39,10 +39,42 @@ from gpulse.store.store import (
     StoredProcess,
 )
 
-ANSWER_SECONDS = 8.0
-"""A question that takes longer is given up."""
+
+class NodeNumbers:
+    """Mapping between PostgreSQL IDs and one head's numbers of nodes. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[int, int] = {}
+        self._ids: dict[int, int] = {}
+
+    def add(self, numbers: Mapping[int, int]) -> None:
+        """Add numbers by PostgreSQL ID."""
+        with self._lock:
+            for node, number in numbers.items():
+                self._numbers[node] = number
+                self._ids[number] = node
+
+    def number(self, node: int) -> int | None:
+        """Return the number of a node; None if it is unknown."""
+        with self._lock:
+            return self._numbers.get(node)
+
+    def by_id(self, ids: Iterable[int]) -> dict[int, int]:
+        """Return the known numbers of some nodes, by ID."""
+        with self._lock:
+            return {node: self._numbers[node] for node in ids if node in self._numbers}
+
+    def by_number(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return the known IDs of some nodes, by number."""
+        with self._lock:
+            return {number: self._ids[number] for number in numbers if number in self._ids}
+
+
+MAX_ANSWER_SECONDS = 8.0
+"""Maximum time of a query."""
 _MAX_IDLE_CONNECTIONS = 4
-_NO_SAMPLES = "a part is missing: samples of processes that other heads received are on their disks alone"
+_NO_SAMPLES = "some data is missing: process samples that other heads received are stored only on the disks of those heads"
 _MACHINES = "SELECT id, host, machine FROM nodes WHERE id = ANY(?)"
 _IDS = """
 SELECT nodes.id, nodes.host, nodes.machine FROM nodes
@@ -51,9 +83,9 @@ JOIN unnest(?::text[], ?::text[]) AS known (host, machine) ON nodes.host = known
 
 
 class PostgresStore(Store):
-    """What all heads wrote, with the numbers that this head gave to nodes (`store.store.Store`). For several threads.
+    """The data of all heads, with this head's node numbers (`store.store.Store`). Safe to use from several threads.
 
-    Rows of nodes that this head has no number for yet are left out; it gets to know them within seconds.
+    Rows of nodes without a number at this head are omitted; new nodes get a number within seconds.
     """
 
     def __init__(
@@ -64,21 +96,21 @@ class PostgresStore(Store):
         number_of: Callable[[str, str], int | None],
         check_ready: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Prepare to ask; nothing is connected yet.
+        """Create the store; it does not connect yet.
 
         Args:
-            config: Where the database is.
-            nodes: Returns the nodes that are known here, by number.
-            number_of: Returns the number of a machine, by its host name and machine id.
-            check_ready: Called before each question with its deadline, in monotonic seconds; raises while the database
-                does not have what this head wrote.
+            config: The database.
+            nodes: Returns the nodes of this head, by number.
+            number_of: Returns the number of a machine by host name and machine ID.
+            check_ready: Called before each query with its deadline in monotonic seconds; raises while the database lacks
+                data that this head has committed.
         """
         self._config = config
         self._nodes = nodes
         self._number_of = number_of
         self._check_ready = check_ready
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[DeadlineConnection] = []
         self._is_closed = False
         self.numbers = NodeNumbers()
 
@@ -96,7 +128,7 @@ class PostgresStore(Store):
         }
 
     def gpus(self) -> list[StoredGpu]:
-        """Return all GPUs, by node and index."""
+        """Return all GPUs, ordered by node and index."""
         question = self._begin(None)
         found = question.reader.gpus()
         numbers = question.numbers_of(gpu.node for gpu in found)
@@ -107,12 +139,12 @@ class PostgresStore(Store):
         return self._begin(None).reader.sessions()
 
     def events(self, query: Query) -> list[StoredEvent]:
-        """Return what happened; see `store.store.Store`."""
+        """Return events; see `store.store.Store`."""
         question = self._begin(query.deadline)
         return question.with_numbers(question.reader.events(question.translated(query)))
 
     def findings(self, query: Query) -> list[StoredFinding]:
-        """Return the findings that held; see `store.store.Store`."""
+        """Return findings; see `store.store.Store`."""
         question = self._begin(query.deadline)
         found = question.reader.findings(question.translated(query))
         numbers = question.numbers_of(one.node for one in found if one.node is not None)
@@ -123,64 +155,64 @@ class PostgresStore(Store):
         ]
 
     def processes(self, query: Query) -> list[StoredProcess]:
-        """Return the processes that lived; see `store.store.Store`."""
+        """Return processes; see `store.store.Store`."""
         question = self._begin(query.deadline)
         found = question.reader.processes(question.translated(query))
         numbers = question.numbers_of(one.node for one in found)
         return [one._replace(node=numbers[one.node]) for one in found if one.node in numbers]
 
     def job_events(self, word: str) -> list[StoredEvent]:
-        """Return what was reported of the jobs that a word may mean; see `store.store.Store`."""
+        """Return the events of jobs that a word may refer to; see `store.store.Store`."""
         question = self._begin(None)
         return question.with_numbers(question.reader.job_events(word))
 
     def job_names(self) -> list[str]:
-        """Return the jobs that processes belong to, whenever they lived."""
+        """Return the jobs of all processes that were ever seen."""
         return self._begin(None).reader.job_names()
 
     # --- samples and GPU time
 
     def series(self, query: Query) -> list[Series]:  # noqa: ARG002
-        """Return nothing, and say so: samples are not in this database."""
-        left_out(_NO_SAMPLES)
+        """Return nothing and note it as missing: this database has no samples."""
+        note_missing(_NO_SAMPLES)
         return []
 
     def scan(self, query: Query) -> Iterator[Samples]:  # noqa: ARG002
-        """Yield nothing, and say so: samples are not in this database."""
-        left_out(_NO_SAMPLES)
+        """Yield nothing and note it as missing: this database has no samples."""
+        note_missing(_NO_SAMPLES)
         return iter(())
 
-    def gpu_time(self, query: Query) -> list[Share]:
-        """Divide the time of GPUs among processes; of an hour at the edges of the range a part, by its length."""
+    def gpu_time(self, query: Query) -> list[GpuShare]:
+        """Return the GPU time of processes; hours at the edges of the range count in proportion."""
         question = self._begin(query.deadline)
         translated = question.translated(query)
         found = find_gpu_time(question.rows, translated)
         uncounted = find_uncounted(question.rows, translated)
         if uncounted is not None:
             count, since = uncounted
-            left_out(
-                f"GPU time of {count} {'node' if count == 1 else 'nodes'} at other heads since {iso(since)} is not counted yet"
+            note_missing(
+                f"GPU time of {count} {'node' if count == 1 else 'nodes'} of other heads since {format_iso(since)} has not been counted yet"
             )
         numbers = question.numbers_of(share.node for share in found)
         return [share._replace(node=numbers[share.node]) for share in found if share.node in numbers]
 
-    def gpu_holders(self, query: Query) -> list[Holding]:
-        """Return what processes held on which GPUs."""
+    def gpu_holders(self, query: Query) -> list[GpuHolding]:
+        """Return which processes used which GPUs, and how."""
         question = self._begin(query.deadline)
         found = find_holders(question.rows, question.translated(query))
         numbers = question.numbers_of(one.node for one in found)
         return [one._replace(node=numbers[one.node]) for one in found if one.node in numbers]
 
-    def _begin(self, deadline: float | None) -> _Question:
-        """Begin to answer, once the database has everything that this head wrote; all of it ends by one deadline."""
-        latest = time.monotonic() + ANSWER_SECONDS
+    def _begin(self, deadline: float | None) -> _PostgresRequest:
+        """Start a request once the database has everything that this head committed; its queries have one deadline."""
+        latest = time.monotonic() + MAX_ANSWER_SECONDS
         deadline = latest if deadline is None else min(deadline, latest)
         self._check_ready(deadline)
 
         def rows(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
             return self._rows(statement, values, deadline)
 
-        return _Question(rows, self.numbers, self._nodes, self._number_of)
+        return _PostgresRequest(rows, self.numbers, self._nodes, self._number_of)
 
     # --- connections
 
@@ -201,36 +233,30 @@ class PostgresStore(Store):
         self._keep(connection)
         return found
 
-    def _connect(self, deadline: float) -> Connection:
-        """Open a connection by a deadline; one that opens later is kept for the next question.
+    def _connect(self, deadline: float) -> DeadlineConnection:
+        """Open a connection by a deadline; a connection that opens later is kept for the next query.
 
         Raises:
-            DatabaseError: That is not possible, or not in time.
+            DatabaseError: Connecting failed or took too long.
         """
-        made: Future[Connection] = Future()
-
-        def work() -> None:
-            try:
-                made.set_result(connect(self._config, timeout_seconds=ANSWER_SECONDS))
-            except Exception as error:  # noqa: BLE001  whoever waits raises it
-                made.set_exception(error)
-
-        # A thread, because looking up the server's name cannot be given up.
-        threading.Thread(target=work, name="postgres-connect", daemon=True).start()
+        # Resolving the server's name may hang.
+        made = start_background_call(
+            lambda: connect(self._config, timeout_seconds=MAX_ANSWER_SECONDS), name="postgres-connect"
+        )
         try:
             return made.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             made.add_done_callback(self._keep_late)
             raise DatabaseError(
-                f"PostgreSQL at {self._config.shown}: connecting took too long", hint=UNREACHABLE_HINT
+                f"PostgreSQL at {self._config.shown}: the connection attempt timed out", hint=UNREACHABLE_HINT
             ) from None
 
-    def _keep_late(self, made: Future[Connection]) -> None:
+    def _keep_late(self, made: Future[DeadlineConnection]) -> None:
         if made.exception() is None:
             self._keep(made.result())
 
-    def _keep(self, connection: Connection) -> None:
-        """Keep a connection for the next question, unless there are enough."""
+    def _keep(self, connection: DeadlineConnection) -> None:
+        """Keep a connection for the next query, unless there are enough."""
         with self._lock:
             if not self._is_closed and len(self._idle) < _MAX_IDLE_CONNECTIONS:
                 self._idle.append(connection)
@@ -238,10 +264,10 @@ class PostgresStore(Store):
         close(connection)
 
     def disconnect(self) -> None:
-        """Close the connections that nobody uses: the server was restarted, and may have another database."""
+        """Close idle connections, since the server was restarted and may have another database."""
         with self._lock:
             idle, self._idle = self._idle, []
-            self.numbers = NodeNumbers()  # questions that are under way go on with theirs
+            self.numbers = NodeNumbers()  # running queries keep the old ones
         for connection in idle:
             close(connection)
 
@@ -251,12 +277,12 @@ class PostgresStore(Store):
         self.disconnect()
 
 
-class _Question:
-    """One question on its way: where it reads, and which numbers nodes have."""
+class _PostgresRequest:
+    """One request: its queries, and the translation of node numbers."""
 
     def __init__(
         self,
-        rows: Rows,
+        rows: QueryRunner,
         numbers: NodeNumbers,
         nodes: Callable[[], Mapping[int, StoredNode]],
         number_of: Callable[[str, str], int | None],
@@ -268,7 +294,7 @@ class _Question:
         self._number_of = number_of
 
     def with_numbers(self, events: Sequence[StoredEvent]) -> list[StoredEvent]:
-        """Return events with this head's numbers of nodes, without those of nodes that it has no number for."""
+        """Return events with this head's node numbers, without events of nodes that have none."""
         numbers = self.numbers_of(event.node for event in events if event.node is not None)
         return [
             event if event.node is None else event._replace(node=numbers[event.node])
@@ -277,7 +303,7 @@ class _Question:
         ]
 
     def numbers_of(self, ids: Iterable[int]) -> Mapping[int, int]:
-        """Return this head's numbers of nodes by PostgreSQL's ids, as far as it has any."""
+        """Return this head's node numbers by PostgreSQL ID, without nodes that have none."""
         wanted = set(ids)
         found = self._numbers.by_id(wanted)
         unknown = wanted - found.keys()
@@ -292,7 +318,7 @@ class _Question:
         return found
 
     def translated(self, query: Query) -> Query:
-        """Return a query with PostgreSQL's ids of nodes."""
+        """Return a query with PostgreSQL IDs instead of node numbers."""
         if query.nodes is None:
             return query
         found = self._numbers.by_number(query.nodes)

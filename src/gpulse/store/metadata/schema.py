@@ -1,4 +1,4 @@
-"""The tables of the metadata, and the version of the format."""
+"""Tables of the metadata, and their format version."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sqlite3
 import uuid
 
 from gpulse.errors import LogError
-from gpulse.store.metadata.database import statements, to_postgres_tables
+from gpulse.store.metadata.sql_dialects import split_statements, to_postgres_tables
 
 VERSION = 2
-"""SQLite keeps it as the file's `user_version`, PostgreSQL in the table `meta`."""
+"""Stored as `user_version` in SQLite, and in the table `meta` in PostgreSQL."""
 APPLICATION_ID = 0x6750426B
-"""`gPBk`: the program that a SQLite file belongs to."""
+"""`gPBk`: identifies the SQLite files of gpulse."""
 
 _TABLES = """
 CREATE TABLE nodes (
@@ -65,7 +65,7 @@ CREATE INDEX findings_key ON findings (node, "key", start);
 CREATE INDEX findings_open ON findings (node) WHERE is_over = 0;
 CREATE INDEX findings_time ON findings ("end", start);
 """
-"""In both databases."""
+"""Tables in both databases."""
 _SQLITE_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE layouts (id TEXT PRIMARY KEY, text TEXT NOT NULL);
@@ -95,7 +95,7 @@ CREATE TABLE node_seen (
 CREATE TABLE counted_time (node INTEGER NOT NULL, start INTEGER NOT NULL, "end" INTEGER NOT NULL, head TEXT NOT NULL);
 CREATE INDEX counted_time_node ON counted_time (node, "end");
 """
-"""What several heads need besides: who they are, what was taken from them already, and whose time is counted."""
+"""Additional tables for several heads: the heads, the frames already applied, and the time already counted."""
 _NUMBER_CHANGES = (
     """
     CREATE FUNCTION number_change() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -110,7 +110,7 @@ _NUMBER_CHANGES = (
         for table in ("sessions", "processes", "latest")
     ),
 )
-"""Number rows as they change. Heads write one after the other, so that each finds what is new by the last number it saw."""
+"""Number rows as they change. Heads write one at a time, so each finds new rows by the last number that it read."""
 _GPU_TIME = """
 CREATE TABLE {0} (
     node INTEGER NOT NULL, gpu TEXT NOT NULL, pid INTEGER, start_time REAL, time INTEGER NOT NULL, first REAL, last REAL,
@@ -121,39 +121,39 @@ CREATE TABLE {0} (
 CREATE UNIQUE INDEX {0}_key ON {0} (time, node, gpu, coalesce(pid, -1), coalesce(start_time, -1));
 """
 GPU_HOURS, GPU_DAYS = "gpu_hours", "gpu_days"
-"""How the time of GPUs was divided among processes, by the hour and by the day."""
+"""Tables with the GPU time of processes per hour and per day."""
 
 
 def check_version(database: sqlite3.Connection, path: str) -> int:
-    """Return the version of the tables in a file; 0 when there are none yet.
+    """Return the version of the tables in a file; 0 if there are none yet.
 
     Raises:
-        LogError: Another version of gpulse made them, or another program.
+        LogError: The file is from another version of gpulse, or from another program.
     """
     owner: int = database.execute("PRAGMA application_id").fetchone()[0]
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if owner != APPLICATION_ID and (owner or version or tables):
         raise LogError(
-            f"{path} is another program's database", hint="move that file away, or use another directory"
+            f"{path} belongs to another program", hint="move that file away, or use another directory"
         )
     if version not in (0, VERSION):
         raise LogError(
-            f"{path} is of format {version}; this gpulse reads format {VERSION}",
-            hint="use the gpulse that wrote it, or another directory",
+            f"{path} has format {version}; this version of gpulse reads format {VERSION}",
+            hint="use the version of gpulse that wrote it, or another directory",
         )
     return version
 
 
-def prepare(database: sqlite3.Connection, path: str) -> None:
-    """Make the tables where there are none, within the caller's transaction.
+def create_tables(database: sqlite3.Connection, path: str) -> None:
+    """Create the tables if they do not exist, within the caller's transaction.
 
     Raises:
-        LogError: Another version of gpulse made them, or another program.
+        LogError: The file is from another version of gpulse, or from another program.
     """
     if check_version(database, path) == VERSION:
         return
-    for statement in statements(_TABLES + _SQLITE_TABLES):
+    for statement in split_statements(_TABLES + _SQLITE_TABLES):
         database.execute(statement)
     database.executemany(
         "INSERT INTO meta VALUES (?, ?)", (("head_id", str(uuid.uuid4())), ("applied", 0), ("settings", None))
@@ -162,7 +162,7 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     database.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def postgres_tables() -> list[str]:
-    """Return the statements that make the tables of PostgreSQL."""
+def postgres_statements() -> list[str]:
+    """Return the statements that create the tables in PostgreSQL."""
     of_gpus = _GPU_TIME.format(GPU_HOURS) + _GPU_TIME.format(GPU_DAYS)
-    return [*statements(to_postgres_tables(_TABLES + _POSTGRES_TABLES + of_gpus)), *_NUMBER_CHANGES]
+    return [*split_statements(to_postgres_tables(_TABLES + _POSTGRES_TABLES + of_gpus)), *_NUMBER_CHANGES]

@@ -1,1 +1,1 @@
-"""Time-series database beside the head's own store: Prometheus remote write out, PromQL in."""
+"""Time-series database as an additional store: Prometheus remote write out, PromQL in."""

@@ -1,6 +1,6 @@
-"""Requests over HTTP whose time is up at one moment, however slowly the other side speaks.
+"""HTTP requests with a deadline for the whole exchange, however slowly the server responds.
 
-The timeout of a socket begins anew with every byte that comes.
+A socket timeout is not sufficient, because it restarts with every byte received.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-def answered(
+def send_request(
     connection: http.client.HTTPConnection,
     method: str,
     path: str,
@@ -26,39 +26,39 @@ def answered(
     *,
     deadline: float,
 ) -> http.client.HTTPResponse:
-    """Send a request; the answer, whose content is yet to be read until the same moment.
+    """Send a request and return the response; the deadline also applies to reading its content.
 
     Args:
-        connection: Perhaps one that was used before.
-        method: Of HTTP.
-        path: What is asked for.
-        body: What is sent.
-        headers: The same.
-        deadline: When to give up, on the monotonic clock.
+        connection: A new or reused connection.
+        method: The HTTP method.
+        path: The path of the URL.
+        body: The content to send.
+        headers: The headers to send.
+        deadline: When to give up, in monotonic seconds.
 
     Raises:
-        TimeoutError: It is that late.
-        OSError: The other side is not there, or went away.
-        HTTPException: It does not speak HTTP.
+        TimeoutError: The deadline has passed.
+        OSError: The server cannot be reached, or closed the connection.
+        HTTPException: The response is not valid HTTP.
     """
-    connection.timeout = _left(deadline)
+    connection.timeout = _seconds_left(deadline)
     if connection.sock is not None:
         connection.sock.settimeout(connection.timeout)
-    connection.response_class = partial(_Answer, deadline=deadline)  # type: ignore[assignment]
+    connection.response_class = partial(_DeadlineResponse, deadline=deadline)  # type: ignore[assignment]
     connection.request(method, path, body, dict(headers))
     return connection.getresponse()
 
 
-class _Answer(http.client.HTTPResponse):
-    """An answer that is read until a moment."""
+class _DeadlineResponse(http.client.HTTPResponse):
+    """A response with a deadline for reading it."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, deadline: float, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
-        self.fp = io.BufferedReader(_Reader(self.fp.detach(), sock, deadline))
+        self.fp = io.BufferedReader(_DeadlineReader(self.fp.detach(), sock, deadline))
 
 
-class _Reader(io.RawIOBase):
-    """The bytes of a socket as they come."""
+class _DeadlineReader(io.RawIOBase):
+    """Reader of a socket with a deadline."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw = raw
@@ -66,23 +66,23 @@ class _Reader(io.RawIOBase):
         self._deadline = deadline
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int | None:
-        """Wait for some bytes, no longer than there is time."""
-        self._sock.settimeout(_left(self._deadline))
+        """Wait for bytes until the deadline."""
+        self._sock.settimeout(_seconds_left(self._deadline))
         found: int | None = self._raw.readinto(buffer)
         return found
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._raw.close()
         super().close()
 
 
-def _left(deadline: float) -> float:
-    """How long may still be waited."""
+def _seconds_left(deadline: float) -> float:
+    """Return the time until a deadline; raise TimeoutError if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

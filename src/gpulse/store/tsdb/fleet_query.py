@@ -1,10 +1,11 @@
-"""Query the nodes of a time-series database as they are now: names, last contact and newest readings."""
+"""Query the current state of all nodes from a time-series database: names, last contact and newest readings."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from gpulse.model.device import Device, Node
@@ -16,41 +17,23 @@ from gpulse.model.frame import (
     HostReading,
     NetworkReading,
 )
-from gpulse.model.metric import CATALOGUE, Metric, Scope, Value, Values
-from gpulse.model.series import EXPOSED, GPU_INFO, NODE_INFO, device_of_info
-from gpulse.store.tsdb.promql import PromqlClient, Sample
-from gpulse.store.tsdb.selectors import groups, matching
+from gpulse.model.metric_catalog import CATALOG, Metric, Scope, Value, Values
+from gpulse.model.series_labels import EXPOSED_SCOPES, GPU_INFO, NODE_INFO, device_from_info_labels
+from gpulse.store.tsdb.promql import InstantSample, PromqlClient
+from gpulse.store.tsdb.series_query import build_matchers, group_names
 
 FRESH_SECONDS = 30
-"""What is older is no reading of now."""
+"""Older readings are not current."""
 _FACT_SECONDS = 90
-"""What never changes is told now and then."""
+"""How far back a query for a fact looks: facts are sent less often than readings."""
 _AHEAD_SECONDS = 60.0
-"""Clocks of heads do not differ by more."""
+"""Maximum difference between the clocks of heads."""
 _NAMES_SECONDS = 60.0
-"""How long it is believed which metrics there are."""
+"""How long the list of existing metrics is cached."""
 _FEW_NODES = 50
-"""Up to so many are asked for by name; of more, all are asked for."""
-_PULSES = ("gpulse_host_cpu_idle_seconds_total", "gpulse_gpu_memory_used_bytes")
-"""Metrics that nearly every frame has: their times say when a node was heard of."""
-_FACTS = frozenset(
-    {
-        "memory_total_bytes",
-        "power_default_limit_watts",
-        "power_min_limit_watts",
-        "power_max_limit_watts",
-        "temperature_shutdown_celsius",
-        "temperature_slowdown_celsius",
-        "temperature_max_celsius",
-        "memory_temperature_max_celsius",
-        "sm_clock_max_hertz",
-        "memory_clock_max_hertz",
-        "video_clock_max_hertz",
-        "pcie_link_generation_max",
-        "pcie_link_width_max",
-    }
-)
-"""Facts of GPUs, which are no readings and come less often."""
+"""Up to this many nodes are queried by name; for more, all nodes are queried."""
+_HEARTBEAT_METRICS = ("gpulse_host_cpu_idle_seconds_total", "gpulse_gpu_memory_used_bytes")
+"""Metrics of nearly every frame; their newest sample shows when a node last reported."""
 _LABELS: dict[Scope, tuple[str, ...]] = {
     "gpu": ("gpu",),
     "host": (),
@@ -58,22 +41,22 @@ _LABELS: dict[Scope, tuple[str, ...]] = {
     "filesystem": ("mount_point", "device", "type"),
     "network": ("interface",),
 }
-"""The labels that tell the subjects of a node apart."""
+"""The labels that identify the subjects of a node."""
 
 Subject = tuple[str, ...]
 
 
 class ReportedNode(NamedTuple):
-    """A node as the time-series database knows it."""
+    """A node as the time-series database has it."""
 
     labels: Mapping[str, str]
-    """Those of `gpulse_node_info`."""
+    """The labels of `gpulse_node_info`."""
     time: float
-    """Of the newest reading."""
+    """Time of the newest reading."""
 
 
 class FleetQuery:
-    """Asks a time-series database what is new; each question waits for its answer."""
+    """Queries the newest data of all nodes; every method blocks until the database answers."""
 
     def __init__(
         self,
@@ -82,12 +65,12 @@ class FleetQuery:
         labels: Mapping[str, str],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare to ask.
+        """Create the query.
 
         Args:
-            client: The time-series database.
-            labels: What every series must have.
-            monotonic: A clock that nobody sets.
+            client: Client of the time-series database.
+            labels: Labels that every series must have.
+            monotonic: A monotonic clock.
         """
         self._client = client
         self._labels = labels
@@ -95,119 +78,126 @@ class FleetQuery:
         self._metrics: tuple[float, list[Metric]] = (-math.inf, [])
 
     def nodes(self, now: float) -> dict[str, ReportedNode]:
-        """The nodes that were heard of during the last minutes, by name; what is of the future is nobody's word.
+        """Return the nodes that reported during the last minutes, by name; times in the future are ignored.
 
         Raises:
-            TsdbError: The time-series database does not answer, or refuses.
+            TsdbError: The time-series database does not answer, or reports an error.
         """
         last = now + _AHEAD_SECONDS
-        told: dict[str, Sample] = {}
-        for sample in self._client.vector(f"timestamp({NODE_INFO}{matching(self._labels)})"):
+        infos: dict[str, InstantSample] = {}
+        for sample in self._client.vector(f"timestamp({NODE_INFO}{build_matchers(self._labels)})"):
             name = sample.labels.get("node", "")
-            if name and sample.value <= last and (name not in told or told[name].value < sample.value):
-                told[name] = sample
-        times = {name: sample.value for name, sample in told.items()}
-        for pulse in _PULSES:
-            for sample in self._client.vector(f"max by (node) (timestamp({pulse}{matching(self._labels)}))"):
+            if name and sample.value <= last and (name not in infos or infos[name].value < sample.value):
+                infos[name] = sample
+        times = {name: sample.value for name, sample in infos.items()}
+        for metric in _HEARTBEAT_METRICS:
+            for sample in self._client.vector(
+                f"max by (node) (timestamp({metric}{build_matchers(self._labels)}))"
+            ):
                 name = sample.labels.get("node", "")
                 if name in times and sample.value <= last:
                     times[name] = max(times[name], sample.value)
-        return {name: ReportedNode(sample.labels, times[name]) for name, sample in told.items()}
+        return {name: ReportedNode(sample.labels, times[name]) for name, sample in infos.items()}
 
     def gpus(self, nodes: Collection[str]) -> dict[str, tuple[Device, ...]]:
-        """The GPUs of nodes, in the order of their indices.
+        """Return the GPUs of nodes, ordered by index.
 
         Raises:
-            TsdbError: The time-series database does not answer, or refuses.
+            TsdbError: The time-series database does not answer, or reports an error.
         """
-        told: dict[str, dict[str, tuple[float, Device]]] = {}
-        for sample in self._asked(nodes, lambda chosen: f"timestamp({GPU_INFO}{chosen})"):
-            device = device_of_info(sample.labels)
+        found: dict[str, dict[str, tuple[float, Device]]] = {}
+        for sample in self._samples_of(nodes, lambda chosen: f"timestamp({GPU_INFO}{chosen})"):
+            device = device_from_info_labels(sample.labels)
             if device is None:
                 continue
-            known = told.setdefault(sample.labels["node"], {})
+            known = found.setdefault(sample.labels["node"], {})
             if device.label not in known or known[device.label][0] < sample.value:
                 known[device.label] = (sample.value, device)
-        return {name: _present(known.values()) for name, known in told.items()}
+        return {name: _present_gpus(known.values()) for name, known in found.items()}
 
     def frames(
-        self, heard: Mapping[str, ReportedNode], devices: Mapping[str, tuple[Device, ...]]
+        self, nodes: Mapping[str, ReportedNode], devices: Mapping[str, tuple[Device, ...]]
     ) -> dict[str, Frame]:
-        """The newest readings of nodes, as frames.
+        """Return the newest readings of nodes, as frames.
 
         Args:
-            heard: The nodes that are wanted.
-            devices: Their GPUs.
+            nodes: The nodes to query, by name.
+            devices: Their GPUs, by node name.
 
         Raises:
-            TsdbError: The time-series database does not answer, or refuses.
+            TsdbError: The time-series database does not answer, or reports an error.
         """
-        found: dict[str, dict[Scope, dict[Subject, Values]]] = {name: {} for name in heard}
+        found: dict[str, dict[Scope, dict[Subject, Values]]] = {name: {} for name in nodes}
         for metric in self._present_metrics():
             names = _LABELS[metric.scope]
-            for sample in self._asked(heard, lambda chosen, metric=metric: _newest(metric, chosen)):  # type: ignore[misc]
+            for sample in self._samples_of(nodes, partial(_newest_query, metric)):
                 subject = tuple(sample.labels.get(name, "") for name in names)
                 if math.isfinite(sample.value):
                     scopes = found[sample.labels["node"]].setdefault(metric.scope, {})
                     scopes.setdefault(subject, {})[metric.name] = _value(metric, sample.value)
         return {
-            name: _frame(name, heard[name], devices.get(name, ()), scopes) for name, scopes in found.items()
+            name: _frame(name, nodes[name], devices.get(name, ()), scopes) for name, scopes in found.items()
         }
 
-    def _asked(self, nodes: Collection[str], question: Callable[[str], str]) -> Iterator[Sample]:
-        """The samples of these nodes that answer a question about a selector."""
-        parts: Iterable[Collection[str] | None] = groups(nodes) if len(nodes) <= _FEW_NODES else (None,)
+    def _samples_of(self, nodes: Collection[str], question: Callable[[str], str]) -> Iterator[InstantSample]:
+        """Run a query for some nodes, and yield its samples.
+
+        Args:
+            nodes: The nodes, by name.
+            question: Returns the query for the label matchers of some nodes.
+        """
+        parts: Iterable[Collection[str] | None] = group_names(nodes) if len(nodes) <= _FEW_NODES else (None,)
         for part in parts:
-            for sample in self._client.vector(question(matching(self._labels, part))):
+            for sample in self._client.vector(question(build_matchers(self._labels, part))):
                 if sample.labels.get("node") in nodes:
                     yield sample
 
     def _present_metrics(self) -> list[Metric]:
-        """The metrics that there are, looked up now and then."""
+        """Return the metrics that exist in the database; cached for a while."""
         asked, known = self._metrics
         now = self._monotonic()
         if now - asked < _NAMES_SECONDS and known:
             return known
-        pattern = f"gpulse_({'|'.join(EXPOSED)})_.+"
-        chosen = matching({**self._labels}, None, name=pattern)
+        pattern = f"gpulse_({'|'.join(EXPOSED_SCOPES)})_.+"
+        chosen = build_matchers({**self._labels}, None, name=pattern)
         there = {
             sample.labels.get("__name__") for sample in self._client.vector(f"count by (__name__) ({chosen})")
         }
-        known = [m for scope in EXPOSED for m in CATALOGUE[scope].values() if m.prometheus in there]
+        known = [m for scope in EXPOSED_SCOPES for m in CATALOG[scope].values() if m.prometheus in there]
         self._metrics = (now, known)
         return known
 
 
-def _newest(metric: Metric, chosen: str) -> str:
-    seconds = _FACT_SECONDS if metric.name in _FACTS else FRESH_SECONDS
+def _newest_query(metric: Metric, chosen: str) -> str:
+    seconds = _FACT_SECONDS if metric.fact else FRESH_SECONDS
     labels = ", ".join(("node", *_LABELS[metric.scope]))
     return f"max by ({labels}) (last_over_time({metric.prometheus}{chosen}[{seconds}s]))"
 
 
 def _value(metric: Metric, value: float) -> Value:
-    """As it was read, in the unit of the catalogue: what is counted in whole units is whole."""
+    """Convert a value to the unit of the catalog; metrics in whole units become integers."""
     value /= metric.prometheus_factor
     return round(value) if metric.resolution >= 1 else value
 
 
-def _present(told: Iterable[tuple[float, Device]]) -> tuple[Device, ...]:
-    """Those that were told of together with the newest: a GPU that was taken out is no longer told of."""
-    known = sorted(told, key=lambda one: one[0])
+def _present_gpus(reported: Iterable[tuple[float, Device]]) -> tuple[Device, ...]:
+    """Return the GPUs that were reported together with the newest one, without GPUs that were removed since."""
+    known = sorted(reported, key=lambda one: one[0])
     devices = [device for at, device in known if at >= known[-1][0] - _FACT_SECONDS]
     return tuple(sorted(devices, key=lambda d: (d.index, -1 if d.mig_index is None else d.mig_index)))
 
 
 def _frame(
     name: str,
-    heard: ReportedNode,
+    node: ReportedNode,
     devices: tuple[Device, ...],
     scopes: Mapping[Scope, Mapping[Subject, Values]],
 ) -> Frame:
     gpus = scopes.get("gpu", {})
     host = scopes.get("host", {}).get(())
     return Frame(
-        heard.time,
-        heard.time,
+        node.time,
+        node.time,
         Node(name),
         gpus=tuple(GpuReading(device, gpus.get((device.label,), {})) for device in devices),
         host=HostReading(host) if host else None,

@@ -1,4 +1,4 @@
-"""PromQL client over HTTP, within what all time-series databases of the kind understand."""
+"""HTTP client for PromQL queries, limited to what all compatible time-series databases support."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpulse._version import __version__
+from gpulse.model.safe_text import one_line, quoted
 from gpulse.store.tsdb.config import TsdbConfig, TsdbError
-from gpulse.store.tsdb.deadline_http import answered
+from gpulse.store.tsdb.deadline_http import send_request
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-_MAX_BYTES = 256 << 20
+_MAX_ANSWER_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
-_MAX_IDLE = 4
-_MAX_TOLD = 200
-_BROKEN = (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest)
-"""What a connection ends with that the time-series database closed while nobody asked."""
-_WHOLE = {
+_MAX_IDLE_CONNECTIONS = 4
+_MAX_REASON_CHARS = 200
+_CLOSED_ERRORS = (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest)
+"""Errors of an idle connection that the server has closed."""
+_COMPLETE_ANSWER = {
     "nocache": "1",
     "latency_offset": "0s",
     "deny_partial_response": "1",
     "partial_response": "false",
 }
-"""Answers of now, and whole or none: each is some database's word for it, and the others pass it over."""
+"""Ask for current and complete answers. Each parameter is for one database; others ignore it."""
 
 
-class Sample(NamedTuple):
-    """A value of a series at one moment."""
+class InstantSample(NamedTuple):
+    """The value of a series at one time."""
 
     labels: Mapping[str, str]
     time: float
     value: float
 
 
-class Track(NamedTuple):
+class RangeSeries(NamedTuple):
     """The values of a series over time."""
 
     labels: Mapping[str, str]
@@ -53,29 +53,29 @@ class Track(NamedTuple):
 
 
 class PromqlClient:
-    """HTTP client for PromQL. Safe to use from several threads."""
+    """HTTP client for PromQL queries. Safe to use from several threads."""
 
     def __init__(self, config: TsdbConfig, *, timeout_seconds: float = 30.0) -> None:
-        """Prepare to ask; nothing is sent yet.
+        """Create the client; it does not connect yet.
 
         Args:
             config: Must have a `query_url`.
-            timeout_seconds: The longest time to wait for a whole answer.
+            timeout_seconds: Maximum time for a complete answer.
 
         Raises:
-            TsdbError: Its address is no address of HTTP, or the file of authorities cannot be read.
+            TsdbError: The address is not an HTTP URL, or the CA file cannot be read.
         """
         url = urlsplit(config.query_url or "")
         if url.scheme not in ("http", "https") or not url.hostname:
             raise TsdbError(
-                f"{_plain(config.query_url or '')!r} is no address of a time-series database",
-                hint="--remote-query takes a URL such as http://victoria:8428",
+                f"{quoted(config.query_url or '')} is not the URL of a time-series database",
+                hint="use a URL such as --remote-query http://victoria:8428",
             )
         self.url = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path.rstrip('/')}"
-        """The base of the API, without anything secret."""
-        self._host, self._port = url.hostname, _port(url.netloc, url.scheme)
+        """Base URL of the API, without secrets."""
+        self._host, self._port = url.hostname, _parse_port(url.netloc, url.scheme)
         self._path = url.path.rstrip("/")
-        self._context = _context(config.ca) if url.scheme == "https" else None
+        self._context = _tls_context(config.ca) if url.scheme == "https" else None
         self._headers = {
             "User-Agent": f"gpulse/{__version__}",
             "Content-Type": "application/x-www-form-urlencoded",
@@ -87,118 +87,123 @@ class PromqlClient:
         self._lock = threading.Lock()
         self._closed = False
 
-    def vector(self, query: str, at: float | None = None) -> list[Sample]:
-        """The value of each series at one moment, now when none is named.
+    def vector(self, query: str, at: float | None = None) -> list[InstantSample]:
+        """Return the value of each series at a time; by default now.
 
         Raises:
-            TsdbError: It does not answer, or refuses.
+            TsdbError: The database does not answer, or reports an error.
         """
-        found = self._asked("query", {"query": query, **({} if at is None else {"time": _moment(at)})})
-        with self._understood():
+        found = self._query("query", {"query": query, **({} if at is None else {"time": _format_time(at)})})
+        with self._parsing():
             if found["resultType"] != "vector":
                 raise ValueError(found["resultType"])
             return [
-                Sample(_labels(one), float(one["value"][0]), float(one["value"][1]))
+                InstantSample(_parse_labels(one), float(one["value"][0]), float(one["value"][1]))
                 for one in found["result"]
             ]
 
-    def matrix(self, query: str, at: float, *, deadline: float | None = None) -> list[Track]:
-        """Return every sample of a selector with a range that ends at a moment.
+    def matrix(self, query: str, at: float, *, deadline: float | None = None) -> list[RangeSeries]:
+        """Return every sample of a range selector that ends at a time.
 
         Args:
-            query: In PromQL.
+            query: A PromQL range selector.
             at: Epoch seconds.
-            deadline: When to give up at the latest, in monotonic seconds.
+            deadline: When to give up, in monotonic seconds.
 
         Raises:
-            TsdbError: It does not answer, or refuses.
+            TsdbError: The database does not answer, or reports an error.
         """
-        return self._tracks("query", {"query": query, "time": _moment(at)}, deadline)
+        return self._tracks("query", {"query": query, "time": _format_time(at)}, deadline)
 
     def range(
         self, query: str, *, start: float, end: float, step: float, deadline: float | None = None
-    ) -> list[Track]:
-        """Return the values of an expression at `start` and every step after it up to `end`.
+    ) -> list[RangeSeries]:
+        """Return the values of an expression at `start` and at every step up to `end`.
 
         Args:
-            query: In PromQL.
+            query: A PromQL expression.
             start: Epoch seconds.
             end: Epoch seconds.
             step: Seconds.
-            deadline: When to give up at the latest, in monotonic seconds.
+            deadline: When to give up, in monotonic seconds.
 
         Raises:
-            TsdbError: It does not answer, or refuses.
+            TsdbError: The database does not answer, or reports an error.
         """
-        asked = {"query": query, "start": _moment(start), "end": _moment(end), "step": _moment(step)}
+        asked = {
+            "query": query,
+            "start": _format_time(start),
+            "end": _format_time(end),
+            "step": _format_time(step),
+        }
         return self._tracks("query_range", asked, deadline)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 
-    def _tracks(self, what: str, asked: Mapping[str, str], deadline: float | None) -> list[Track]:
-        found = self._asked(what, asked, deadline)
-        with self._understood():
+    def _tracks(self, what: str, asked: Mapping[str, str], deadline: float | None) -> list[RangeSeries]:
+        found = self._query(what, asked, deadline)
+        with self._parsing():
             if found["resultType"] != "matrix":
                 raise ValueError(found["resultType"])
-            return [_track(one) for one in found["result"]]
+            return [_parse_series(one) for one in found["result"]]
 
-    def _asked(self, what: str, asked: Mapping[str, str], deadline: float | None = None) -> Any:
-        """What the time-series database found."""
+    def _query(self, what: str, asked: Mapping[str, str], deadline: float | None = None) -> Any:
+        """Send a query and return its data."""
         seconds = self._seconds
         if deadline is not None:
             seconds = max(0.0, min(seconds, deadline - time.monotonic()))
-        told = {"timeout": f"{max(1, math.ceil(seconds))}s"}
-        body = urlencode({**asked, **told, **_WHOLE}).encode()
-        status, content = self._exchanged(f"{self._path}/api/v1/{what}", body, seconds)
+        timeout = {"timeout": f"{max(1, math.ceil(seconds))}s"}
+        body = urlencode({**asked, **timeout, **_COMPLETE_ANSWER}).encode()
+        status, content = self._send(f"{self._path}/api/v1/{what}", body, seconds)
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
             if status == 200:
-                raise self._nonsense() from error
+                raise self._protocol_error() from error
             document = None
         if status != 200 or not isinstance(document, dict) or document.get("status") != "success":
             raise self._refusal(status, document, content)
         if document.get("isPartial") is True:
             raise TsdbError(
-                f"the time-series database at {self.url} has only a part of the answer",
-                hint="are all of its storage nodes running?",
+                f"the time-series database at {self.url} returned only a partial answer",
+                hint="check that all of its storage nodes are running",
             )
         return document.get("data")
 
     # --- the connection
 
-    def _exchanged(self, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
-        """Return the status and the content of an answer."""
+    def _send(self, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+        """Send a request, and return the status and the content of the response."""
         deadline = time.monotonic() + seconds
         try:
-            connection, is_used = self._taken()
+            connection, is_used = self._take_connection()
             try:
                 return self._exchange(connection, path, body, deadline)
-            except _BROKEN:
+            except _CLOSED_ERRORS:
                 connection.close()
                 if not is_used:
                     raise
-            return self._exchange(self._fresh(), path, body, deadline)
+            return self._exchange(self._open_connection(), path, body, deadline)
         except TimeoutError as error:
             raise TsdbError(
                 f"the time-series database at {self.url} did not answer within {seconds:.3g} s",
-                hint="is it overloaded? ask for a shorter time or fewer nodes",
+                hint="use a shorter time range or fewer nodes; the database may be overloaded",
             ) from error
         except ssl.SSLError as error:
             raise TsdbError(
-                f"the time-series database at {self.url} is not trusted: {_plain(getattr(error, 'verify_message', '') or str(error.reason or error))}",
-                hint="name who vouches for it with --remote-ca",
+                f"cannot verify the certificate of the time-series database at {self.url}: {one_line(getattr(error, 'verify_message', '') or str(error.reason or error), _MAX_REASON_CHARS)}",
+                hint="pass the certificate of its certificate authority (CA) with --remote-ca",
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise TsdbError(
-                f"the time-series database at {self.url} cannot be reached: {_plain(str(error) or type(error).__name__)}",
-                hint="is it running there? see --remote-query",
+                f"cannot reach the time-series database at {self.url}: {one_line(str(error) or type(error).__name__, _MAX_REASON_CHARS)}",
+                hint="check that the database is running there, and check the address in --remote-query",
             ) from error
 
     def _exchange(
@@ -206,7 +211,7 @@ class PromqlClient:
     ) -> tuple[int, bytes]:
         is_done = False
         try:
-            with answered(connection, "POST", path, body, self._headers, deadline=deadline) as response:
+            with send_request(connection, "POST", path, body, self._headers, deadline=deadline) as response:
                 content = self._read(response)
             is_done = not response.will_close
             return response.status, content
@@ -214,119 +219,113 @@ class PromqlClient:
             self._put_back(connection, is_done=is_done)
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
-        pieces, size, told = [], 0, response.length
-        while told is None or size < told:
+        pieces, size, length = [], 0, response.length
+        while length is None or size < length:
             piece = response.read1(_PIECE_BYTES)
             if not piece:
                 break
             pieces.append(piece)
             size += len(piece)
-            if size > _MAX_BYTES:
+            if size > _MAX_ANSWER_BYTES:
                 raise TsdbError(
-                    f"the answer of the time-series database at {self.url} is larger than {_MAX_BYTES >> 20} MiB",
-                    hint="ask for a shorter time, for steps, or for fewer nodes",
+                    f"the response from the time-series database at {self.url} is larger than {_MAX_ANSWER_BYTES >> 20} MiB",
+                    hint="use a shorter time range, a larger step, or fewer nodes",
                 )
-        if told is not None and size < told:  # the library takes an early end for the end
-            raise http.client.IncompleteRead(b"", told - size)
-        response.read()  # there is nothing left, and the library has to notice that
+        if length is not None and size < length:  # http.client does not report an early end
+            raise http.client.IncompleteRead(b"", length - size)
+        response.read()  # nothing is left, but http.client must see the end to reuse the connection
         return b"".join(pieces)
 
-    def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
-        """A connection, and whether it was used before."""
+    def _take_connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        """Return a connection, and whether it was used before."""
         with self._lock:
             if self._idle:
                 return self._idle.pop(), True
-        return self._fresh(), False
+        return self._open_connection(), False
 
-    def _fresh(self) -> http.client.HTTPConnection:
+    def _open_connection(self) -> http.client.HTTPConnection:
         if self._context is None:
             return http.client.HTTPConnection(self._host, self._port)
         return http.client.HTTPSConnection(self._host, self._port, context=self._context)
 
     def _put_back(self, connection: http.client.HTTPConnection, *, is_done: bool) -> None:
         with self._lock:
-            if is_done and not self._closed and len(self._idle) < _MAX_IDLE:
+            if is_done and not self._closed and len(self._idle) < _MAX_IDLE_CONNECTIONS:
                 self._idle.append(connection)
                 return
         connection.close()
 
-    # --- what it says
+    # --- errors
 
     def _refusal(self, status: int, document: Any, content: bytes) -> TsdbError:
-        told = (
+        reason = (
             document.get("error") if isinstance(document, dict) else content[:1000].decode("utf-8", "replace")
         )
-        words = _plain(str(told or "")) or http.client.responses.get(status, "")
+        text = one_line(str(reason or ""), _MAX_REASON_CHARS) or http.client.responses.get(status, "")
         return TsdbError(
-            f"the time-series database at {self.url} refused a question ({status}): {words}",
-            hint=_HINTS.get(status) or ("see --remote-query" if 300 <= status < 400 else _HINT),
+            f"the time-series database at {self.url} rejected a query (HTTP {status}): {text}",
+            hint=_HINTS.get(status)
+            or ("check the address in --remote-query" if 300 <= status < 400 else _HINT),
         )
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
+    def _parsing(self) -> Iterator[None]:
         try:
             yield
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            raise self._nonsense() from error
+            raise self._protocol_error() from error
 
-    def _nonsense(self) -> TsdbError:
+    def _protocol_error(self) -> TsdbError:
         return TsdbError(
-            f"what answers at {self.url} does not speak Prometheus' query API",
-            hint="--remote-query takes the address below which /api/v1/query is",
+            f"the server at {self.url} does not support the Prometheus query API",
+            hint="set --remote-query to the base URL of the API, without /api/v1/query",
         )
 
 
-_HINT = "see the time-series database's log"
+_HINT = "see the log of the time-series database"
 _HINTS = {
-    401: "it wants to know who asks: see --remote-headers",
-    403: "it wants to know who asks: see --remote-headers",
-    404: "--remote-query takes the address below which /api/v1/query is",
-    405: "--remote-query takes the address below which /api/v1/query is",
-    422: "ask for a shorter time or fewer nodes",
-    429: "it is overloaded: try again later",
-    503: "it is overloaded or starting: try again later",
+    401: "give the credentials with --remote-headers: the database requires authentication",
+    403: "give the credentials with --remote-headers: the database requires authentication",
+    404: "set --remote-query to the base URL of the API, without /api/v1/query",
+    405: "set --remote-query to the base URL of the API, without /api/v1/query",
+    422: "use a shorter time range or fewer nodes",
+    429: "try again later: the database is overloaded",
+    503: "try again later: the database is overloaded or starting",
 }
 
 
-def _track(found: Mapping[str, Any]) -> Track:
-    import numpy as np  # noqa: PLC0415
-
+def _parse_series(found: Mapping[str, Any]) -> RangeSeries:
     pairs = found["values"]
     times = np.fromiter((pair[0] for pair in pairs), np.float64, len(pairs))
     values = np.fromiter((float(pair[1]) for pair in pairs), np.float64, len(pairs))
-    return Track(_labels(found), times, values)
+    return RangeSeries(_parse_labels(found), times, values)
 
 
-def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
+def _parse_labels(found: Mapping[str, Any]) -> Mapping[str, str]:
     labels = found["metric"]
     if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
         raise TypeError(labels)
     return labels
 
 
-def _moment(seconds: float) -> str:
-    """A time as all time-series databases read it: no finer than a millisecond."""
+def _format_time(seconds: float) -> str:
+    """Format a time with millisecond precision, which all time-series databases support."""
     return f"{seconds:.3f}"
 
 
-def _port(netloc: str, scheme: str) -> int:
+def _parse_port(netloc: str, scheme: str) -> int:
     try:
         return urlsplit(f"//{netloc}").port or (443 if scheme == "https" else 80)
     except ValueError as error:
         raise TsdbError(
-            f"{_plain(netloc)!r} has no port that makes sense", hint="such as http://victoria:8428"
+            f"the port in {quoted(netloc)} is not valid", hint="use a URL such as http://victoria:8428"
         ) from error
 
 
-def _context(ca: str | None) -> ssl.SSLContext:
+def _tls_context(ca: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise TsdbError(
-            f"{ca} cannot be used as authorities: {error}", hint="--remote-ca takes a PEM file"
+            f"cannot read certificate authorities from {ca}: {error}", hint="set --remote-ca to a PEM file"
         ) from error
-
-
-def _plain(text: str) -> str:
-    """Foreign text, short and without anything that a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in text[:_MAX_TOLD])

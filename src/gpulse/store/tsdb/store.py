@@ -1,4 +1,4 @@
-"""Read series from a time-series database, as every store answers."""
+"""Store over a time-series database."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from gpulse.model.metric import CATALOGUE
-from gpulse.store.merge import merged_series
+from gpulse.model.metric_catalog import CATALOG
+from gpulse.store.merge import merge_series
 from gpulse.store.store import (
     Query,
     Samples,
@@ -17,22 +17,32 @@ from gpulse.store.store import (
     Statistic,
     Store,
     StoredNode,
-    microseconds,
+    to_microseconds,
 )
 from gpulse.store.tsdb.promql import PromqlClient
-from gpulse.store.tsdb.results import at, samples_of, series_of, steps_of
-from gpulse.store.tsdb.series_query import Line, SeriesClient, Signature, Target
-from gpulse.store.tsdb.split_query import Piece, scan_pieces, step_pieces
+from gpulse.store.tsdb.series_query import (
+    EvaluationRange,
+    SeriesClient,
+    SeriesPoints,
+    SeriesSelection,
+    Signature,
+    build_samples,
+    build_series,
+    build_steps,
+    split_scan,
+    split_steps,
+    values_at,
+)
 
 _MIN_STEP_US = 1_000_000
-"""Shorter steps are made here, from every sample."""
+"""Shorter steps are computed here from every sample."""
 _MIN_ODD_STEP_US = 60_000_000
-"""So are shorter ones that are no whole milliseconds."""
+"""The same limit for steps that are not whole milliseconds."""
 _UNSETTLED_SECONDS = 90.0
 _SETTLED_STEP_US = 60_000_000
-"""VictoriaMetrics changes the newest points of steps that are shorter than this; those are made here, too."""
+"""VictoriaMetrics adjusts the newest points of shorter steps, so these are computed here as well."""
 _MAX_TIME_MS = 4_102_444_800_000
-"""Later than any sample: time-series databases refuse times that are too far away."""
+"""Later than any sample. Time-series databases reject times that are too far in the future."""
 _VALUES: dict[Statistic, str] = {
     "mean": "avg_over_time({0}[{1}ms])",
     "min": "min_over_time({0}[{1}ms])",
@@ -47,9 +57,9 @@ _LOOK_BACK_MS = 300_000
 
 
 class TsdbStore(Store):
-    """What a time-series database has of the nodes that are known here (`store.store.Store`): samples, nothing else.
+    """The samples of known nodes in a time-series database (`store.store.Store`); it has no other data.
 
-    Times are known to the millisecond. Safe to use from several threads.
+    Times have millisecond precision. Safe to use from several threads.
     """
 
     def __init__(
@@ -60,13 +70,13 @@ class TsdbStore(Store):
         labels: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare to ask.
+        """Create the store.
 
         Args:
-            client: The time-series database.
-            nodes: The nodes that are known, by number; in the database they go by their names.
-            labels: What every series of ours has.
-            now: The time in epoch seconds.
+            client: Client of the time-series database.
+            nodes: Returns the known nodes by number; the database has their names.
+            labels: Labels that every series must have.
+            now: Returns the time in epoch seconds.
         """
         self._series = SeriesClient(client, nodes, labels or {})
         self._nodes = nodes
@@ -76,34 +86,34 @@ class TsdbStore(Store):
         """Return metrics over time; see `store.store.Store`.
 
         Raises:
-            TsdbError: The database does not answer, or refuses.
+            TsdbError: The database does not answer, or reports an error.
         """
         found: list[Series] = []
-        span, step_us = _span(query), query.step_us
+        span, step_us = _to_millisecond_range(query), query.step_us
         settled, newest = self._halves(span, step_us)
         targets = list(self._series.targets(query))
         for metric in query.metrics:
             for target in targets:
                 lines = self._raw(target, metric, newest)
                 if step_us is None:
-                    found += [series_of(line, metric, query.start) for line in lines]
+                    found += [build_series(line, metric, query.start) for line in lines]
                 else:
                     found += self._stepped(target, metric, settled, step_us, query)
                     found += [
-                        steps_of(line, metric, query.start_us, step_us, query.statistic) for line in lines
+                        build_steps(line, metric, query.start_us, step_us, query.statistic) for line in lines
                     ]
-        return merged_series(found, query.metrics, query.statistic)
+        return merge_series(found, query.metrics, query.statistic)
 
     def scan(self, query: Query) -> Iterator[Samples]:
-        """Yield every sample; see `store.store.Store`. Runs and numbers of frames are unknown here.
+        """Yield every sample; see `store.store.Store`. Runs and sequence numbers are unknown here.
 
         Raises:
-            TsdbError: The database does not answer, or refuses.
+            TsdbError: The database does not answer, or reports an error.
         """
         targets = list(self._series.targets(query))
         series = len(query.metrics) * sum(target.series for target in targets)
-        for begin, stop in self._series.days(targets, query.metrics, *_span(query)):
-            for first, until in scan_pieces(begin, stop, series):
+        for begin, stop in self._series.days(targets, query.metrics, *_to_millisecond_range(query)):
+            for first, until in split_scan(begin, stop, series):
                 lines = {
                     metric: [
                         line for target in targets for line in self._series.raw(target, metric, first, until)
@@ -111,31 +121,31 @@ class TsdbStore(Store):
                     for metric in query.metrics
                 }
                 if any(lines.values()):
-                    yield samples_of(lines, query.start)
+                    yield build_samples(lines, query.start)
 
     def nodes(self) -> dict[int, StoredNode]:
-        """Return the nodes that are known here."""
+        """Return the known nodes, by number."""
         return dict(self._nodes())
 
     def _halves(self, span: tuple[int, int], step_us: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The time whose steps the database makes, and the time of which every sample is asked for."""
+        """Split a time range: steps of the first part come from the database, those of the second from every sample."""
         start, end = span
-        if step_us is None or _is_fine(step_us):
+        if step_us is None or _is_too_fine(step_us):
             return (start, start), span
         if step_us >= _SETTLED_STEP_US:
             return span, (end, end)
-        cut = microseconds(self._now() - _UNSETTLED_SECONDS) // step_us * step_us // 1000
+        cut = to_microseconds(self._now() - _UNSETTLED_SECONDS) // step_us * step_us // 1000
         cut = max(start, min(end, cut))
         return (start, cut), (cut, end)
 
-    def _raw(self, target: Target, metric: str, span: tuple[int, int]) -> list[Line]:
-        """Every sample, one line a subject."""
-        found: dict[SeriesKey, list[Line]] = {}
+    def _raw(self, target: SeriesSelection, metric: str, span: tuple[int, int]) -> list[SeriesPoints]:
+        """Return every sample, one series per subject."""
+        found: dict[SeriesKey, list[SeriesPoints]] = {}
         for begin, end in self._series.days([target], [metric], *span):
             for line in self._series.raw(target, metric, begin, end):
                 found.setdefault(line.key, []).append(line)
         return [
-            Line(
+            SeriesPoints(
                 key,
                 np.concatenate([line.times for line in lines]),
                 np.concatenate([line.values for line in lines]),
@@ -144,12 +154,12 @@ class TsdbStore(Store):
         ]
 
     def _stepped(
-        self, target: Target, metric: str, span: tuple[int, int], step_us: int, query: Query
+        self, target: SeriesSelection, metric: str, span: tuple[int, int], step_us: int, query: Query
     ) -> Iterator[Series]:
-        """One entry a step, as the database makes it."""
+        """Yield series with one entry per step, computed by the database."""
         low: Statistic = "min" if query.spread else query.statistic
         high: Statistic = "max" if query.spread else query.statistic
-        pieces = list(step_pieces(*span, step_us, target.series))
+        pieces = list(split_steps(*span, step_us, target.series))
         counts = self._series.evaluated(target, metric, _COUNT, pieces)
         if not counts:
             return
@@ -161,33 +171,35 @@ class TsdbStore(Store):
         earlier = self._series.evaluated(target, metric, _EARLIER_END, long) if long else {}
         for signature, line in lines[query.statistic].items():
             begins = line.times * 1000 // step_us * step_us
-            end = np.fmax(at(ends.get(signature), line.times), at(earlier.get(signature), line.times))
+            end = np.fmax(
+                values_at(ends.get(signature), line.times), values_at(earlier.get(signature), line.times)
+            )
             yield Series(
                 line.key,
                 metric,
                 begins / 1e6,
                 line.values,
-                at(lines[low].get(signature), line.times),
-                at(lines[high].get(signature), line.times),
+                values_at(lines[low].get(signature), line.times),
+                values_at(lines[high].get(signature), line.times),
                 np.where(end >= np.maximum(begins // 1000, span[0]) / 1000, end, np.nan),
-                at(counts.get(signature), line.times, 1).astype(np.int64),
+                values_at(counts.get(signature), line.times, 1).astype(np.int64),
             )
 
     def _values(
-        self, target: Target, metric: str, statistic: Statistic, pieces: Sequence[Piece]
-    ) -> dict[Signature, Line]:
-        """One value a step, in the unit of the catalogue."""
-        factor = CATALOGUE[target.scope][metric].prometheus_factor
+        self, target: SeriesSelection, metric: str, statistic: Statistic, pieces: Sequence[EvaluationRange]
+    ) -> dict[Signature, SeriesPoints]:
+        """Return one value per step, in the unit of the catalog."""
+        factor = CATALOG[target.scope][metric].prometheus_factor
         lines = self._series.evaluated(target, metric, _VALUES[statistic], pieces)
         return {which: line._replace(values=line.values / factor) for which, line in lines.items()}
 
 
-def _is_fine(step_us: int) -> bool:
-    """Whether steps are too short, or too odd, for a time-series database."""
+def _is_too_fine(step_us: int) -> bool:
+    """Whether steps are too short, or too uneven, for the database to compute."""
     return step_us < (_MIN_ODD_STEP_US if step_us % 1000 else _MIN_STEP_US)
 
 
-def _span(query: Query) -> tuple[int, int]:
-    """A time in whole milliseconds; so cut that of two that follow each other no sample is in both or in none."""
+def _to_millisecond_range(query: Query) -> tuple[int, int]:
+    """Return the time range of a query in milliseconds; adjacent queries get adjacent ranges."""
     first, last = (max(0, min(_MAX_TIME_MS, moment // 1000)) for moment in (query.start_us, query.end_us))
     return first, max(first, last)

@@ -1,4 +1,4 @@
-"""Speaks HTTP to a time-series database: one connection that is kept, requests of remote write, and when the time-series database was started."""
+"""HTTP client for remote write over one persistent connection; also reads when the database was started."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from gpulse._version import __version__
+from gpulse.model.safe_text import one_line
 from gpulse.store.tsdb.config import TsdbConfig, TsdbError
-from gpulse.store.tsdb.deadline_http import answered
+from gpulse.store.tsdb.deadline_http import send_request
 
 _TIMEOUT_SECONDS = 30.0
 _METRICS_SECONDS = 3.0
 _IDLE_SECONDS = 20.0
-"""A connection that was idle for longer is not trusted: a server may close it at any moment."""
-_MAX_TEXT = 64 << 10
-_MAX_METRICS = 4 << 20
+"""A connection that was idle for longer is not reused, since the server may close it at any time."""
+_MAX_TEXT_BYTES = 64 << 10
+_MAX_METRICS_BYTES = 4 << 20
 _START = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE)
 _WRITE_HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -29,27 +30,27 @@ _WRITE_HEADERS = {
 }
 
 
-class Answer(NamedTuple):
-    """What a time-series database said."""
+class WriteResponse(NamedTuple):
+    """Response to a remote-write request."""
 
     status: int
     text: str
     retry_after: float | None = None
-    """In so many seconds it wants to be asked again."""
+    """Seconds after which the server asks for a retry."""
     location: str | None = None
 
 
-class Broken(TsdbError):  # noqa: N818  it says what became of the connection
-    """No answer came."""
+class ConnectionFailed(TsdbError):  # noqa: N818  named after the state of the connection
+    """There was no response."""
 
     def __init__(self, message: str, *, hint: str | None, hard: bool) -> None:
         super().__init__(message, hint=hint)
         self.hard = hard
-        """True when the time-series database may have died, False when it is only slow."""
+        """True if the database may have died; False if it is only slow."""
 
 
-class Poster:
-    """One time-series database; not for several threads."""
+class WriteClient:
+    """Remote-write client of one database. Not safe to use from several threads."""
 
     def __init__(self, config: TsdbConfig) -> None:
         self._url = urlsplit(config.write_url)
@@ -59,11 +60,11 @@ class Poster:
         self._connection: http.client.HTTPConnection | None = None
         self._used = 0.0
 
-    def post(self, body: bytes) -> Answer:
-        """Send a request of remote write.
+    def post(self, body: bytes) -> WriteResponse:
+        """Send a remote-write request.
 
         Raises:
-            Broken: No answer came.
+            ConnectionFailed: There was no response.
         """
         if time.monotonic() - self._used > _IDLE_SECONDS:
             self.close()
@@ -72,31 +73,31 @@ class Poster:
                 self._connection = self._connect(self._url)
             headers, deadline = {**_WRITE_HEADERS, **self._headers}, time.monotonic() + _TIMEOUT_SECONDS
             path = self._url.path or "/"
-            with answered(self._connection, "POST", path, body, headers, deadline=deadline) as answer:
-                text = answer.read(_MAX_TEXT)
+            with send_request(self._connection, "POST", path, body, headers, deadline=deadline) as answer:
+                text = answer.read(_MAX_TEXT_BYTES)
                 if answer.read(1):
-                    self.close()  # the rest of a long answer is not worth reading
+                    self.close()  # do not read the rest of a long response
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise _broken(shown_url(self._url.geturl()), error) from error
+            raise _connection_error(redact_url(self._url.geturl()), error) from error
         self._used = time.monotonic()
-        return Answer(
+        return WriteResponse(
             answer.status,
-            _plain(text.decode("utf-8", "replace")),
+            one_line(text.decode("utf-8", "replace")),
             _retry_after(answer.headers.get("Retry-After")),
-            _plain(answer.headers.get("Location", "")) or None,
+            one_line(answer.headers.get("Location", "")) or None,
         )
 
     def started(self) -> float | None:
-        """When the time-series database was started, None when it does not say."""
+        """Return when the database was started; None if it does not report it."""
         if self._query is None:
             return None
         connection: http.client.HTTPConnection | None = None
         try:
             connection = self._connect(self._query)
             path, deadline = f"{self._query.path.rstrip('/')}/metrics", time.monotonic() + _METRICS_SECONDS
-            with answered(connection, "GET", path, None, self._headers, deadline=deadline) as answer:
-                found = _START.search(answer.read(_MAX_METRICS))
+            with send_request(connection, "GET", path, None, self._headers, deadline=deadline) as answer:
+                found = _START.search(answer.read(_MAX_METRICS_BYTES))
             return float(found[1]) if found else None
         except (OSError, ValueError, http.client.HTTPException):
             return None
@@ -105,7 +106,7 @@ class Poster:
                 connection.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -118,15 +119,10 @@ class Poster:
         return http.client.HTTPConnection(host, url.port)
 
 
-def shown_url(url: str) -> str:
-    """A URL as it may be shown: without secrets."""
+def redact_url(url: str) -> str:
+    """Return a URL without secrets."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
-
-
-def _plain(text: str) -> str:
-    """What a time-series database says, on one line and harmless for terminals."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
 def _retry_after(text: str | None) -> float | None:
@@ -139,28 +135,28 @@ def _retry_after(text: str | None) -> float | None:
     return None
 
 
-def _broken(url: str, error: Exception) -> Broken:
+def _connection_error(url: str, error: Exception) -> ConnectionFailed:
     if isinstance(error, TimeoutError):
-        return Broken(
+        return ConnectionFailed(
             f"{url} did not answer within {_TIMEOUT_SECONDS:g} s",
-            hint="the time-series database is too slow or cannot be reached; what it has not confirmed is sent again",
+            hint="check whether the time-series database is overloaded or unreachable; unconfirmed samples are sent again",
             hard=False,
         )
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Broken(
-            f"{url} is not who it should be: {error.verify_message}",
-            hint="--remote-ca names the authority that vouches for it",
+        return ConnectionFailed(
+            f"cannot verify the certificate of {url}: {error.verify_message}",
+            hint="pass the certificate of its certificate authority (CA) with --remote-ca",
             hard=True,
         )
     if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError):
-        return Broken(
-            f"{url} closed the connection without an answer",
-            hint="the time-series database may have been restarted; what it may have lost is sent again",
+        return ConnectionFailed(
+            f"{url} closed the connection without a response",
+            hint="check whether the time-series database was restarted; samples that it may not have received are sent again",
             hard=True,
         )
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return Broken(
-        f"{url} cannot be reached: {reason or type(error).__name__}",
-        hint="is the time-series database running, and is that its address? Nothing is lost while the log has room",
+    return ConnectionFailed(
+        f"cannot reach {url}: {reason or type(error).__name__}",
+        hint="check that the time-series database is running at that address; no data is lost while the log has space",
         hard=True,
     )

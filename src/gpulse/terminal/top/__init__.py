@@ -1,18 +1,16 @@
-"""The live view: what the GPUs do now, who uses them, and what is wrong, in a full terminal."""
+"""Full-screen live views of a machine and of a cluster: what the GPUs do now, who uses them, and what is wrong."""
 
-from gpulse.sources.base import Source
+from gpulse.sources.frame_source import Source
 from gpulse.terminal.top.app import TopApp
-from gpulse.terminal.top.options import Options
+from gpulse.terminal.top.view_state import TopOptions
 
-__all__ = ["Options", "TopApp", "run_top"]
+__all__ = ["TopApp", "TopOptions", "run_top"]
 
 
-def run_top(source: Source, options: Options) -> None:
-    """Show the live view until somebody quits; whoever made the source closes it afterwards.
+def run_top(source: Source, options: TopOptions) -> None:
+    """Show the live view until the user quits; the caller closes the source afterwards.
 
     Raises:
-        GpulseError: The choice of GPUs does not fit this machine.
+        GpulseError: The selected GPUs are not on this machine.
     """
-    refused = TopApp(source, options).run()
-    if refused is not None:
-        raise refused
+    TopApp(source, options).run_until_quit()

@@ -1,10 +1,11 @@
-// Beside the form that takes the token: a link that somebody shared leads to its page afterwards too.
+// Login page: remember the address of a shared link, to open it after the login.
+
 (() => {
   try {
     if (location.hash) {
       sessionStorage.setItem("gpulse.return", location.hash);
     }
   } catch {
-    // Then they come to the front page.
+    // Without storage, the login leads to the overview.
   }
 })();

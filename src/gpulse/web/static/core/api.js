@@ -1,7 +1,11 @@
-// Questions to the head over HTTP.
+// Requests to the head's HTTP API.
 
-/** What the head refused, or why it could not be asked. */
+/** An error answer of the head, or a failed request. */
 export class ApiError extends Error {
+  /**
+   * @param {string} message
+   * @param {string | null} [hint]
+   */
   constructor(message, status = 0, hint = null) {
     super(message);
     this.name = "ApiError";
@@ -10,7 +14,11 @@ export class ApiError extends Error {
   }
 }
 
-/** The address of a question, for links too: lists are joined by commas, what is unknown is left out. */
+/**
+ * Build a URL: lists are joined by commas, unknown values are left out.
+ * @param {string} path
+ * @param {Dashboard.Words} [params]
+ */
 export function url(path, params = {}) {
   const words = Object.entries(params)
     .filter(([, value]) => value !== null && value !== undefined && value !== "")
@@ -19,12 +27,25 @@ export function url(path, params = {}) {
   return words.length ? `${path}?${new URLSearchParams(words)}` : path;
 }
 
-/** Ask the head. Throws an ApiError; an AbortError when the signal said so. */
+/**
+ * Send a GET request. Throws an ApiError, or an AbortError when the signal is aborted.
+ * @template {string} P
+ * @param {P} path
+ * @param {Dashboard.Words} [params]
+ * @param {{ signal?: AbortSignal }} [options]
+ * @returns {Promise<P extends keyof Api.Answers ? Api.Answers[P] : unknown>}
+ */
 export async function get(path, params = {}, { signal } = {}) {
   return ask(url(path, params), { signal });
 }
 
-/** Tell the head to do something. */
+/**
+ * Send a POST request.
+ * @param {string} path
+ * @param {object} [body]
+ * @param {{ signal?: AbortSignal }} [options]
+ * @returns {Promise<{ message: string, session?: Api.SessionAnswer }>}
+ */
 export async function post(path, body = {}, { signal } = {}) {
   return ask(path, {
     method: "POST",
@@ -34,17 +55,17 @@ export async function post(path, body = {}, { signal } = {}) {
   });
 }
 
-/** Show the form that takes the token; the reader comes back to where they were. */
+/** Show the login page, which leads back to the current page. */
 export function login() {
   try {
     sessionStorage.setItem("gpulse.return", location.hash);
   } catch {
-    // Then they come back to the front page.
+    // Without storage, the login leads to the overview.
   }
   location.assign("/login");
 }
 
-/** Where the reader was before the login, once. */
+/** Return, once, the page from which the login was opened. */
 export function returnTo() {
   try {
     const hash = sessionStorage.getItem("gpulse.return");
@@ -55,34 +76,59 @@ export function returnTo() {
   }
 }
 
+/**
+ * @param {string} address
+ * @param {RequestInit} options
+ */
 async function ask(address, options) {
   const answer = await reached(address, { headers: { Accept: "application/json" }, ...options });
   if (answer.status === 401) {
     login();
-    throw new ApiError("the head wants to know who you are", 401, "log in with its token");
+    throw new ApiError("a login is required", 401, "log in with the head's token");
   }
   const document = await answer.json().catch((error) => {
-    if (error.name === "AbortError") {
+    if (isAbort(error)) {
       throw error;
     }
     return null;
   });
   if (!answer.ok) {
-    throw new ApiError(document?.error ?? `the head answered ${answer.status}`, answer.status, document?.hint ?? null);
+    throw new ApiError(document?.error ?? `the head returned status ${answer.status}`, answer.status, document?.hint ?? null);
   }
   if (document === null) {
-    throw new ApiError("the head's answer could not be read", answer.status, "reload the page");
+    throw new ApiError("the head's answer is not valid JSON", answer.status, "reload the page");
   }
   return document;
 }
 
+/**
+ * @param {string} address
+ * @param {RequestInit} options
+ */
 async function reached(address, options) {
   try {
     return await fetch(address, { credentials: "same-origin", cache: "no-store", ...options });
   } catch (error) {
-    if (error.name === "AbortError") {
+    if (isAbort(error)) {
       throw error;
     }
-    throw new ApiError("the head cannot be reached", 0, "is gpulse head still running?");
+    throw new ApiError("the head cannot be reached", 0, "check that gpulse head is running");
   }
+}
+
+/**
+ * True for the error of an aborted request.
+ * @param {unknown} error
+ */
+export function isAbort(error) {
+  return error instanceof Error && error.name === "AbortError";
+}
+
+/**
+ * Return a thrown value as an Error.
+ * @param {unknown} thrown
+ * @returns {Error}
+ */
+export function asError(thrown) {
+  return thrown instanceof Error ? thrown : new Error(String(thrown));
 }

@@ -1,4 +1,4 @@
-// Numbers and times as people read them. What is not known is a dash, never 0.
+// Format numbers and times for people. Unknown values are a dash, never 0.
 
 export const UNKNOWN = "–";
 
@@ -10,9 +10,24 @@ const DAY = 86400;
 
 const TIME = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const DATE_TIME = new Intl.DateTimeFormat("en-CA", {
-  year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
+  year: "numeric",
+  month: "2-digit",
+  day: "2-digit",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hourCycle: "h23",
 });
 
+const DAY_TIME = new Intl.DateTimeFormat("en-GB", {
+  day: "numeric",
+  month: "short",
+  hour: "2-digit",
+  minute: "2-digit",
+  hourCycle: "h23",
+});
+
+/** @type {Record<string, string>} */
 const TITLES = {
   gpu_utilization_ratio: "GPU utilization",
   memory_utilization_ratio: "Memory utilization",
@@ -36,7 +51,7 @@ const TITLES = {
   nvlink_rx_bytes_per_second: "NVLink received",
   nvlink_tx_bytes_per_second: "NVLink sent",
   cpu_utilization_ratio: "CPU",
-  cpu_iowait_ratio: "CPU waiting for disks",
+  cpu_iowait_ratio: "CPU I/O wait",
   memory_available_bytes: "Memory available",
   read_bytes_per_second: "Read",
   written_bytes_per_second: "Written",
@@ -50,15 +65,40 @@ const TITLES = {
   host_memory_bytes: "Host memory",
 };
 
-const WORDS = { gpu: "GPU", sm: "SM", cpu: "CPU", pcie: "PCIe", nvlink: "NVLink", ecc: "ECC", nfs: "NFS", rx: "received",
-  tx: "sent", oom: "OOM", xid: "Xid", fp64: "FP64", fp32: "FP32", fp16: "FP16", mig: "MIG", io: "I/O", dram: "DRAM" };
+/** @type {Record<string, string>} */
+const WORDS = {
+  gpu: "GPU",
+  sm: "SM",
+  cpu: "CPU",
+  pcie: "PCIe",
+  nvlink: "NVLink",
+  ecc: "ECC",
+  nfs: "NFS",
+  rx: "received",
+  tx: "sent",
+  oom: "OOM",
+  xid: "Xid",
+  fp64: "FP64",
+  fp32: "FP32",
+  fp16: "FP16",
+  mig: "MIG",
+  io: "I/O",
+  dram: "DRAM",
+};
 
-/** `12.3 GiB`. */
+/**
+ * `12.3 GiB`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function bytes(n) {
   return known(n) ? scaled(n, 1024, BINARY, " ") : UNKNOWN;
 }
 
-/** `12.3 / 80 GiB`: a part of a whole in the unit of the whole. */
+/**
+ * `12.3 / 80 GiB`: a part of a whole in the unit of the whole.
+ * @param {Dashboard.MaybeNumber} used
+ * @param {Dashboard.MaybeNumber} total
+ */
 export function bytesOf(used, total) {
   if (!known(total)) {
     return bytes(used);
@@ -71,32 +111,50 @@ export function bytesOf(used, total) {
   return `${known(used) ? digits(used / unit) : UNKNOWN} / ${digits(total / unit)} ${BINARY[power]}`;
 }
 
-/** Bytes a second, `1.2 GB/s`. */
+/**
+ * Bytes a second, `1.2 GB/s`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function rate(n) {
   return known(n) ? `${scaled(n, 1000, DECIMAL, " ", true)}B/s` : UNKNOWN;
 }
 
-/** Bits a second, `100 Gb/s`. */
+/**
+ * Bits a second, `100 Gb/s`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function bits(n) {
   return known(n) ? `${scaled(n, 1000, DECIMAL, " ", true)}b/s` : UNKNOWN;
 }
 
-/** A ratio, `87 %`. */
+/**
+ * A ratio, `87%`.
+ * @param {Dashboard.MaybeNumber} ratio
+ */
 export function percent(ratio, places = 0) {
-  return known(ratio) ? `${(ratio * 100).toFixed(places)} %` : UNKNOWN;
+  return known(ratio) ? `${(ratio * 100).toFixed(places)}%` : UNKNOWN;
 }
 
-/** `412 W`. */
+/**
+ * `412 W`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function watts(n) {
   return known(n) ? `${Math.round(n)} W` : UNKNOWN;
 }
 
-/** `61 °C`. */
+/**
+ * `61 °C`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function celsius(n) {
   return known(n) ? `${Math.round(n)} °C` : UNKNOWN;
 }
 
-/** `1.98 GHz`. */
+/**
+ * `1.98 GHz`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function hertz(n) {
   if (!known(n)) {
     return UNKNOWN;
@@ -104,7 +162,10 @@ export function hertz(n) {
   return n >= 1e9 ? `${(n / 1e9).toFixed(2)} GHz` : `${Math.round(n / 1e6)} MHz`;
 }
 
-/** `34`, `1.2k`. */
+/**
+ * `34`, `1.2k`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function count(n) {
   if (!known(n)) {
     return UNKNOWN;
@@ -112,7 +173,10 @@ export function count(n) {
   return Math.abs(n) < 10_000 ? plain(n) : scaled(n, 1000, DECIMAL, "");
 }
 
-/** `3 d 4 h`, `12 min`, `8 s`. */
+/**
+ * `3 d 4 h`, `12 min`, `8 s`.
+ * @param {Dashboard.MaybeNumber} seconds
+ */
 export function duration(seconds) {
   if (!known(seconds)) {
     return UNKNOWN;
@@ -130,22 +194,42 @@ export function duration(seconds) {
   return pair(Math.floor(whole / DAY), "d", Math.floor((whole % DAY) / HOUR), "h");
 }
 
-/** `12 min ago`. */
+/**
+ * `12 min ago`.
+ * @param {Dashboard.MaybeNumber} seconds
+ */
 export function ago(seconds) {
   return known(seconds) ? `${duration(seconds)} ago` : UNKNOWN;
 }
 
-/** The time of day here, `14:03:22`. */
+/**
+ * The time of day here, `14:03:22`.
+ * @param {Dashboard.MaybeNumber} epoch
+ */
 export function clock(epoch) {
   return known(epoch) ? TIME.format(epoch * 1000) : UNKNOWN;
 }
 
-/** Day and time here, `2026-03-01 14:03:22`. */
+/**
+ * Day and time here, `2026-03-01 14:03:22`.
+ * @param {Dashboard.MaybeNumber} epoch
+ */
 export function dateTime(epoch) {
   return known(epoch) ? DATE_TIME.format(epoch * 1000).replace(",", "") : UNKNOWN;
 }
 
-/** `12.4 h`. */
+/**
+ * Day, month and time here, `12 Nov 03:12`.
+ * @param {Dashboard.MaybeNumber} epoch
+ */
+export function dayTime(epoch) {
+  return known(epoch) ? DAY_TIME.format(epoch * 1000).replace(",", "") : UNKNOWN;
+}
+
+/**
+ * `12.4 h`.
+ * @param {Dashboard.MaybeNumber} seconds
+ */
 export function hours(seconds) {
   if (!known(seconds)) {
     return UNKNOWN;
@@ -154,7 +238,10 @@ export function hours(seconds) {
   return `${n !== 0 && Math.abs(n) < 0.1 ? n.toFixed(2) : n.toFixed(1)} h`;
 }
 
-/** `3.2 kWh`, `12 kJ`. */
+/**
+ * `3.2 kWh`, `12 kJ`.
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function joules(n) {
   if (!known(n)) {
     return UNKNOWN;
@@ -165,7 +252,11 @@ export function joules(n) {
   return `${scaled(n, 1000, DECIMAL, " ", true)}J`;
 }
 
-/** A number by the catalogue's unit. */
+/**
+ * A number by the catalogue's unit.
+ * @param {string} unit
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function value(unit, n) {
   if (!known(n)) {
     return UNKNOWN;
@@ -174,17 +265,27 @@ export function value(unit, n) {
   return show ? show(n) : `${count(n)}${unit && unit !== "1" ? ` ${unit}` : ""}`;
 }
 
-/** A metric's value, by what its name says of its unit. */
+/**
+ * A metric's value, by what its name says of its unit.
+ * @param {string} metric
+ * @param {Dashboard.MaybeNumber} n
+ */
 export function metricValue(metric, n) {
   return value(unitOf(metric), n);
 }
 
-/** What people call a metric: `SM active`, `Power`. */
+/**
+ * What people call a metric: `SM active`, `Power`.
+ * @param {string} metric
+ */
 export function metricTitle(metric) {
   return TITLES[metric] ?? titleFrom(metric);
 }
 
-/** The catalogue's unit, as the end of a metric's name says it. */
+/**
+ * The catalogue's unit, as the end of a metric's name says it.
+ * @param {string} metric
+ */
 export function unitOf(metric) {
   for (const [end, unit] of ENDS) {
     if (metric.endsWith(end)) {
@@ -194,7 +295,10 @@ export function unitOf(metric) {
   return "1";
 }
 
-/** Foreign text made harmless: no control characters, no direction overrides, nothing that cannot be seen. A dash for nothing. */
+/**
+ * Sanitize foreign text: replace control characters, direction overrides and invisible characters. A dash for empty text.
+ * @param {unknown} words
+ */
 export function text(words) {
   if (words === null || words === undefined || words === "") {
     return UNKNOWN;
@@ -202,13 +306,18 @@ export function text(words) {
   return String(words).replace(HARMFUL, "\ufffd");
 }
 
-/** True for a number that can be shown. */
+/**
+ * True for a number that can be shown.
+ * @param {unknown} n
+ * @returns {n is number}
+ */
 export function known(n) {
   return typeof n === "number" && Number.isFinite(n);
 }
 
 const HARMFUL = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/gu;
 
+/** @type {Record<string, (n: number) => string>} */
 const BY_UNIT = {
   ratio: (n) => percent(n, n !== 0 && Math.abs(n) < 0.0995 ? 1 : 0),
   bytes,
@@ -220,7 +329,7 @@ const BY_UNIT = {
   joules,
   "joules/second": watts,
   seconds: (n) => (n < 10 ? `${n.toFixed(n < 1 ? 3 : 1)} s` : duration(n)),
-  percent: (n) => `${Math.round(n)} %`,
+  percent: (n) => `${Math.round(n)}%`,
   bool: (n) => (n ? "yes" : "no"),
   bitmask: (n) => `0x${n.toString(16)}`,
   "1/second": (n) => `${count(n)}/s`,
@@ -229,20 +338,42 @@ const BY_UNIT = {
 };
 
 const ENDS = [
-  ["_ratio", "ratio"], ["bytes_per_second", "bytes/second"], ["bits_per_second", "bits/second"],
-  ["_per_second", "1/second"], ["bytes_total", "bytes"], ["joules_total", "joules"], ["seconds_total", "seconds"],
-  ["_bytes", "bytes"], ["_watts", "watts"], ["_celsius", "celsius"], ["_hertz", "hertz"], ["_joules", "joules"],
-  ["_seconds", "seconds"], ["_percent", "percent"],
+  ["_ratio", "ratio"],
+  ["bytes_per_second", "bytes/second"],
+  ["bits_per_second", "bits/second"],
+  ["_per_second", "1/second"],
+  ["bytes_total", "bytes"],
+  ["joules_total", "joules"],
+  ["seconds_total", "seconds"],
+  ["_bytes", "bytes"],
+  ["_watts", "watts"],
+  ["_celsius", "celsius"],
+  ["_hertz", "hertz"],
+  ["_joules", "joules"],
+  ["_seconds", "seconds"],
+  ["_percent", "percent"],
 ];
 
+/** @param {string} metric */
 function titleFrom(metric) {
-  const bare = metric.replace(/_(ratio|bytes|watts|celsius|hertz|joules|seconds|percent|total|per_second)\b/g, "")
-    .replace(/_(bytes|total)?_?per_second$/, "").replace(/_(ratio|bytes|watts|celsius|hertz|joules|seconds|total)$/, "");
-  const words = bare.split("_").filter(Boolean).map((word) => WORDS[word] ?? word);
+  const bare = metric
+    .replace(/_(ratio|bytes|watts|celsius|hertz|joules|seconds|percent|total|per_second)\b/g, "")
+    .replace(/_(bytes|total)?_?per_second$/, "")
+    .replace(/_(ratio|bytes|watts|celsius|hertz|joules|seconds|total)$/, "");
+  const words = bare
+    .split("_")
+    .filter(Boolean)
+    .map((word) => WORDS[word] ?? word);
   const text = words.join(" ");
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
+/**
+ * @param {number} n
+ * @param {number} step
+ * @param {string[]} units
+ * @param {string} gap
+ */
 function scaled(n, step, units, gap, always = false) {
   let power = 0;
   while (Math.abs(n) >= 999.5 && power < units.length - 1) {
@@ -253,14 +384,22 @@ function scaled(n, step, units, gap, always = false) {
   return units[power] || always ? `${number}${gap}${units[power]}` : number;
 }
 
+/** @param {number} n */
 function digits(n) {
   return Math.abs(n) >= 99.95 || n === 0 ? n.toFixed(0) : n.toFixed(1);
 }
 
+/** @param {number} n */
 function plain(n) {
   return Number.isInteger(n) ? String(n) : n.toFixed(Math.abs(n) < 10 ? 2 : Math.abs(n) < 100 ? 1 : 0);
 }
 
+/**
+ * @param {number} large
+ * @param {string} largeUnit
+ * @param {number} small
+ * @param {string} smallUnit
+ */
 function pair(large, largeUnit, small, smallUnit) {
   return small ? `${large} ${largeUnit} ${small} ${smallUnit}` : `${large} ${largeUnit}`;
 }

@@ -1,37 +1,58 @@
-// The live stream: one WebSocket to the head that comes back by itself, and sleeps while nobody looks.
+// The live stream: a WebSocket to the head that reconnects by itself, and pauses while the page is hidden.
 
-import { login } from "./api.js";
+import { get, login } from "./api.js";
 
 const METRICS = [
-  "gpu_utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts",
-  "temperature_celsius", "sm_active_ratio", "tensor_active_ratio", "harvest_state",
+  "gpu_utilization_ratio",
+  "memory_used_bytes",
+  "memory_total_bytes",
+  "power_watts",
+  "power_limit_watts",
+  "temperature_celsius",
+  "sm_active_ratio",
+  "tensor_active_ratio",
+  "harvest_state",
 ];
 const HOST_METRICS = [
-  "cpu_utilization_ratio", "cpus", "load1", "memory_total_bytes", "memory_available_bytes", "swap_total_bytes",
+  "cpu_utilization_ratio",
+  "cpus",
+  "load1",
+  "memory_total_bytes",
+  "memory_available_bytes",
+  "swap_total_bytes",
   "swap_free_bytes",
 ];
 const FIRST_WAIT_MS = 500;
-const LONGEST_WAIT_MS = 10_000;
+const MAX_WAIT_MS = 10_000;
 const FALLS_ASLEEP_MS = 3_000;
 const SILENCE_MS = 12_000;
 const ANSWER_MS = 5_000;
 const PROBE_MS = 5_000;
 const CONNECT_MS = 10_000;
 
-/** What a page sees that asks for nothing else. */
-export const WISH = { nodes: null, metrics: METRICS, host_metrics: HOST_METRICS, details: true, interval: 1 };
+/**
+ * The default subscription of a page.
+ * @type {Live.Subscription}
+ */
+export const DEFAULT_SUBSCRIPTION = { nodes: null, metrics: METRICS, host_metrics: HOST_METRICS, details: true, interval: 1 };
 
-/** The stream. `state` is "connecting", "open", "lost" or "asleep"; events "state" when it changes, "wider" when GPUs are followed anew. */
+/** The stream. `state` is "connecting", "open", "lost" or "asleep". Events: "state" when it changes, "wider" when more GPUs are subscribed. */
 export class Live extends EventTarget {
+  /** @param {(message: Live.Message) => void} take */
   constructor(take, address = liveAddress()) {
     super();
+    /** @type {"connecting" | "open" | "lost" | "asleep"} */
     this.state = "connecting";
+    /** @type {number | null} */
     this.lostAt = null;
+    /** @type {number | null} */
     this.retryAt = null;
+    /** @type {string | null} */
     this.problem = null;
     this._take = take;
     this._address = address;
-    this._wish = WISH;
+    this._subscription = DEFAULT_SUBSCRIPTION;
+    /** @type {WebSocket | null} */
     this._socket = null;
     this._wait = FIRST_WAIT_MS;
     this._timer = 0;
@@ -46,12 +67,12 @@ export class Live extends EventTarget {
     addEventListener("pageshow", (event) => event.persisted && this.retry());
   }
 
-  /** What is wanted now. */
-  get wish() {
-    return this._wish;
+  /** The current subscription. */
+  get subscription() {
+    return this._subscription;
   }
 
-  /** Connect for the first time, or when somebody looks. */
+  /** Connect for the first time, or once the page is visible. */
   start() {
     if (document.hidden) {
       this._set("asleep");
@@ -60,21 +81,24 @@ export class Live extends EventTarget {
     }
   }
 
-  /** Say what is wanted from now on; what is left out is as in `WISH`. */
-  want(wish = {}) {
-    const wanted = { ...WISH, ...wish };
-    if (JSON.stringify(wanted) === JSON.stringify(this._wish)) {
+  /**
+   * Change the subscription; missing fields are those of the default.
+   * @param {Partial<Live.Subscription>} [subscription]
+   */
+  subscribe(subscription = {}) {
+    const wanted = { ...DEFAULT_SUBSCRIPTION, ...subscription };
+    if (JSON.stringify(wanted) === JSON.stringify(this._subscription)) {
       return;
     }
-    const isWider = !covers(this._wish, wanted);
-    this._wish = wanted;
-    this._sendWish();
+    const isWider = !covers(this._subscription, wanted);
+    this._subscription = wanted;
+    this._sendSubscription();
     if (isWider) {
       this.dispatchEvent(new Event("wider"));
     }
   }
 
-  /** Try at once, without waiting for the next turn, unless nobody looks. */
+  /** Reconnect at once, unless the page is hidden. */
   retry() {
     if (document.hidden) {
       return;
@@ -101,11 +125,12 @@ export class Live extends EventTarget {
     this._socket = socket;
     this._heard = Date.now();
     this._patience = setTimeout(() => this._lose(), CONNECT_MS);
-    socket.onopen = () => this._sendWish();
+    socket.onopen = () => this._sendSubscription();
     socket.onmessage = (event) => this._message(event.data);
     socket.onclose = () => this._lose();
   }
 
+  /** @param {string} data */
   _message(data) {
     this._heard = Date.now();
     clearTimeout(this._patience);
@@ -132,30 +157,30 @@ export class Live extends EventTarget {
     }
     this.lostAt ??= this._heard || Date.now();
     const wait = this._wait * (0.75 + Math.random() / 2);
-    this._wait = Math.min(LONGEST_WAIT_MS, this._wait * 1.8);
-    this.retryAt = Date.now() + Math.min(wait, LONGEST_WAIT_MS);
+    this._wait = Math.min(MAX_WAIT_MS, this._wait * 1.8);
+    this.retryAt = Date.now() + Math.min(wait, MAX_WAIT_MS);
     this._timer = setTimeout(() => this._connect(), this.retryAt - Date.now());
     this._set("lost");
     this._ask();
   }
 
-  /** A WebSocket does not say why it was refused; a plain question does. */
+  /** Find out why a WebSocket was refused, with an ordinary request. */
   async _ask() {
     const status = await probe();
     if (status === 401) {
       login();
     } else if (this.state === "lost") {
-      this.problem = status === 0 ? "it does not answer" : status >= 400 ? `it answered ${status}` : null;
+      this.problem = status === 0 ? "the head does not answer" : status >= 400 ? `the head returned status ${status}` : null;
       this._tell();
     }
   }
 
-  /** A head without news is silent, and so is a connection that died while this machine slept: a wish is always answered. */
+  /** Check a silent connection, which may be dead or have no changes: a subscription is always answered. */
   _watchSilence() {
     if (this.state !== "open" || this._answer || Date.now() - this._heard < SILENCE_MS) {
       return;
     }
-    this._sendWish();
+    this._sendSubscription();
     this._answer = setTimeout(() => this._lose(), ANSWER_MS);
   }
 
@@ -192,13 +217,14 @@ export class Live extends EventTarget {
     this._answer = 0;
   }
 
-  _sendWish() {
+  _sendSubscription() {
     if (this._socket?.readyState === WebSocket.OPEN) {
-      const { nodes, ...wish } = this._wish;
-      this._socket.send(JSON.stringify(nodes ? { nodes, ...wish } : wish));
+      const { nodes, ...subscription } = this._subscription;
+      this._socket.send(JSON.stringify(nodes ? { nodes, ...subscription } : subscription));
     }
   }
 
+  /** @param {"connecting" | "open" | "lost" | "asleep"} state */
   _set(state) {
     if (state !== this.state) {
       this.state = state;
@@ -211,10 +237,15 @@ export class Live extends EventTarget {
   }
 }
 
-/** True when whoever had one wish followed all GPUs that another is about. */
+/**
+ * True when one subscription includes all GPUs of another.
+ * @param {Live.Subscription} before
+ * @param {Live.Subscription} wanted
+ */
 function covers(before, wanted) {
+  /** @param {Live.Subscription} options */
   const follows = ({ metrics }) => metrics.includes("gpu_utilization_ratio");
-  const hasNodes = before.nodes === null || (wanted.nodes !== null && wanted.nodes.every((name) => before.nodes.includes(name)));
+  const hasNodes = before.nodes === null || wanted.nodes?.every((name) => before.nodes?.includes(name));
   return !follows(wanted) || (follows(before) && hasNodes);
 }
 
@@ -231,4 +262,55 @@ function liveAddress() {
   const url = new URL("/api/v1/live", location.href);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   return url.href;
+}
+
+const FROM = "-30s";
+const STEP = "5s";
+
+/** Requests the last half minute of activity whenever the stream starts to include GPUs, after their first values. */
+export class Recent {
+  /**
+   * @param {Dashboard.Fleet} fleet
+   * @param {Live} live
+   */
+  constructor(fleet, live) {
+    this._fleet = fleet;
+    this._live = live;
+    /** @type {AbortController | null} */
+    this._request = null;
+    fleet.addEventListener("hello", () => this._begin());
+    live.addEventListener("wider", () => {
+      fleet.doubt();
+      this._begin();
+    });
+  }
+
+  _begin() {
+    this._request?.abort();
+    this._request = new AbortController();
+    const { signal } = this._request;
+    const heard = () => {
+      const metrics = this._fleet.activityMetrics();
+      if (metrics.length) {
+        this._fleet.removeEventListener("values", heard);
+        this._ask(metrics, signal);
+      }
+    };
+    this._fleet.addEventListener("values", heard, { signal });
+  }
+
+  /**
+   * Without an answer, the states are certain after half a minute of live data.
+   * @param {string[]} metrics
+   * @param {AbortSignal} signal
+   */
+  async _ask(metrics, signal) {
+    const { nodes } = this._live.subscription;
+    const words = { scope: "gpu", statistic: "max", step: STEP, from: FROM, nodes };
+    try {
+      this._fleet.recall(await Promise.all(metrics.map((metric) => get("/api/v1/query", { metric, ...words }, { signal }))));
+    } catch {
+      // The live stream provides the states later.
+    }
+  }
 }

@@ -1,12 +1,17 @@
-// What the page says beside what it shows: to screen readers, and in small notes that go away.
+// Announcements for screen readers, and toasts: short messages that disappear.
+
+import { find } from "./dom.js";
 
 const TOAST_MS = 6_000;
 
 let clearing = 0;
 
-/** Say something to who listens instead of looking. */
+/**
+ * Announce a text to screen readers.
+ * @param {string} text
+ */
 export function announce(text) {
-  const place = document.getElementById("announcer");
+  const place = find(document, "#announcer");
   clearTimeout(clearing);
   place.textContent = text;
   clearing = setTimeout(() => {
@@ -14,7 +19,10 @@ export function announce(text) {
   }, 5_000);
 }
 
-/** Show a note for a while; kind: "info", "good", "warn" or "bad" (which stays until it is closed). */
+/**
+ * Show a note for a while; kind: "info", "good", "warn" or "bad" (which stays until it is closed).
+ * @param {string} text
+ */
 export function toast(text, kind = "info") {
   const note = document.createElement("div");
   note.className = `toast ${["good", "warn", "bad"].includes(kind) ? kind : "info"}`;
@@ -27,7 +35,7 @@ export function toast(text, kind = "info") {
   close.textContent = "✕";
   close.addEventListener("click", () => note.remove());
   note.append(words, close);
-  document.getElementById("toasts").append(note);
+  find(document, "#toasts").append(note);
   if (kind !== "bad") {
     setTimeout(() => note.remove(), TOAST_MS);
   }

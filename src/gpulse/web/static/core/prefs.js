@@ -1,9 +1,15 @@
-// What a reader chose, kept in the browser. Works without storage too: then it lasts as long as the page.
+// The user's preferences, kept in the browser's storage; without storage, until the page is closed.
 
 const PREFIX = "gpulse.";
 const memory = new Map();
 
-/** What was written under a key, or the fallback. */
+/**
+ * Return the value of a key, or the fallback.
+ * @template T
+ * @param {string} key
+ * @param {T} fallback
+ * @returns {T}
+ */
 export function read(key, fallback) {
   try {
     const text = localStorage.getItem(PREFIX + key);
@@ -13,7 +19,11 @@ export function read(key, fallback) {
   }
 }
 
-/** Keep a value under a key; null forgets it. */
+/**
+ * Store a value under a key; null removes it.
+ * @param {string} key
+ * @param {unknown} value
+ */
 export function write(key, value) {
   memory.set(key, value);
   try {
@@ -27,6 +37,12 @@ export function write(key, value) {
   }
 }
 
+/**
+ * @template T
+ * @param {string} key
+ * @param {T} fallback
+ * @returns {T}
+ */
 function memoryOr(key, fallback) {
   return memory.get(key) ?? fallback;
 }

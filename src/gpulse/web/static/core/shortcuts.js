@@ -1,28 +1,47 @@
-// The keyboard: a few keys that work everywhere, and the dialog that lists them.
+// Keyboard shortcuts, and the dialog that lists them.
 
-import { href, go } from "./router.js";
+import { go, href } from "./router.js";
 
+/** @type {Array<[string[], string]>} */
 const KEYS = [
   [["/"], "filter nodes and GPUs"],
-  [["Esc"], "clear the filter, close a dialog"],
-  [["j"], "jump to a node by its name"],
-  [["f"], "free GPUs only, and back"],
-  [["m"], "my GPUs only, and back"],
-  [["g", "o"], "overview"],
-  [["g", "m"], "map"],
-  [["g", "f"], "findings"],
-  [["g", "s"], "sessions"],
-  [["g", "w"], "who"],
-  [["←", "↑", "→", "↓"], "on the map: move from GPU to GPU; Enter opens it"],
-  [["?"], "this list"],
+  [["Esc"], "close the open panel, or clear the filter"],
+  [["f"], "switch between free GPUs and all GPUs"],
+  [["m"], "switch between my GPUs and all GPUs"],
+  [["d"], "change the density: cards, rows or strips"],
+  [["←", "↑", "→", "↓"], "move between GPUs, starting at the first one; Enter opens a GPU"],
+  [["e"], "open the node of the selected GPU in place, or select the first GPU"],
+  [["g", "o"], "go to the overview"],
+  [["g", "f"], "go to findings"],
+  [["g", "j"], "go to jobs"],
+  [["g", "s"], "go to sessions"],
+  [["g", "w"], "go to usage by user and job"],
+  [["j"], "findings: select the next one"],
+  [["k"], "findings: select the previous one"],
+  [["a"], "findings: acknowledge the selected one"],
+  [["s"], "findings: silence the selected one"],
+  [["+"], "charts: zoom in"],
+  [["-"], "charts: zoom out"],
+  [["0"], "charts: return to the initial time range"],
+  [["drag"], "charts: zoom into a time range; with Shift, move in time"],
+  [["Ctrl", "wheel"], "charts: zoom at the pointer; use Shift and the wheel to move in time"],
+  [["pinch"], "charts: zoom with two fingers"],
+  [["double click"], "charts: zoom out"],
+  [["?"], "show this list"],
 ];
-const PLACES = { o: "overview", m: "map", f: "findings", s: "sessions", w: "who" };
+/** @type {Record<string, string>} */
+const PLACES = { o: "overview", f: "findings", j: "jobs", s: "sessions", w: "who" };
 const handlers = new Map();
 
 let isGoing = 0;
+/** @type {HTMLDialogElement | null} */
 let dialog = null;
 
-/** Let a page answer a key ("/", "f", "m", "j", "Escape"); the answer is how to take it back. */
+/**
+ * Let a page answer a key ("/", "f", "m", "d", "Escape"); the answer is how to take it back.
+ * @param {string} key
+ * @param {() => void} handle
+ */
 export function onKey(key, handle) {
   handlers.set(key, handle);
   return () => {
@@ -55,6 +74,7 @@ export function openShortcuts() {
   }
 }
 
+/** @param {string} key */
 function take(key) {
   if (isGoing && Date.now() - isGoing < 1500 && PLACES[key]) {
     isGoing = 0;
@@ -73,6 +93,7 @@ function take(key) {
   return Boolean(handle);
 }
 
+/** @param {EventTarget | null} target */
 function isTyping(target) {
   return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName));
 }

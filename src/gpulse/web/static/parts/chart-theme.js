@@ -1,32 +1,79 @@
-// Colours and strokes of charts, read from the theme's custom properties.
+// Colors and strokes of charts, read from the theme's custom properties.
 
-/** Dash patterns, so that lines differ without their colours. */
-export const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [12, 4], [2, 6], [6, 2, 2, 2, 2, 2]];
-const USUAL_LETTERS = 14;
-const LIMIT_DASH = [3, 5];
-const SEVERITIES = { critical: "--bad", high: "--bad", medium: "--warn", low: "--info", info: "--muted" };
+import { contextOf } from "../core/dom.js";
+
+/** Strokes of a chart's lines: color and dashes, so that lines differ without their colors. */
+const STROKES = [
+  { tone: "load", dash: [] },
+  { tone: "text", dash: [5, 4] },
+  { tone: "quiet", dash: [2, 3] },
+  { tone: "text", dash: [9, 3, 2, 3] },
+];
+/** Steps between the least and the most of a heat map's colors. */
+export const HEAT_STEPS = 64;
+/** Height of the time axis, and of the room above plots, where findings are marked. */
+export const [AXIS_PIXELS, TOP_PIXELS] = [26, 8];
+const DEFAULT_FONT_PIXELS = 13;
+/** Screens on which plots have less room at their sides. */
+export const NARROW = "(max-width: 760px)";
+const LIMIT = { tone: "quiet", dash: [2, 4] };
+/** @type {Record<Dashboard.Severity, string>} */
+const SEVERITIES = { critical: "--fault", high: "--high", medium: "--medium", low: "--text-2", info: "--text-3" };
+/** @type {ReturnType<typeof readPalette> | null} */
 let palette = null;
+/** @type {number | null} */
 let letters = null;
 
 function readPalette() {
   const style = getComputedStyle(document.documentElement);
-  const colour = (name) => style.getPropertyValue(name).trim() || "#777";
-  const severities = Object.entries(SEVERITIES).map(([name, property]) => [name, colour(property)]);
+  /** @param {string} name */
+  const color = (name) => style.getPropertyValue(name).trim() || "#777";
+  const severities = Object.entries(SEVERITIES).map(([name, property]) => [name, color(property)]);
   return {
-    lines: [1, 2, 3, 4, 5, 6, 7, 8].map((number) => colour(`--chart-${number}`)),
-    text: colour("--text"),
-    muted: colour("--muted"),
-    line: colour("--line"),
-    surface: colour("--surface"),
+    load: color("--load"),
+    text: color("--text"),
+    quiet: color("--text-3"),
+    muted: color("--text-2"),
+    line: color("--line"),
+    surface: color("--surface"),
+    noData: color("--no-data"),
+    heat: heatRamp(style),
     severities: Object.fromEntries(severities),
     font: `${scaled(11)}px ${style.getPropertyValue("--font").trim() || "system-ui, sans-serif"}`,
   };
 }
 
-/** Pixels on a screen of usual size, as many more on a large one as its letters are larger. */
+/**
+ * The colors of heat maps from least to most, as red, green and blue: HEAT_STEPS + 1 of them, mixed from those of --heat.
+ * @param {CSSStyleDeclaration} style
+ */
+export function heatRamp(style) {
+  const stops = (style.getPropertyValue("--heat") || "#777").split(/,(?![^(]*\))/).map(channels);
+  return Array.from({ length: HEAT_STEPS + 1 }, (_, step) => {
+    const at = (step / HEAT_STEPS) * (stops.length - 1);
+    const [low, high] = [stops[Math.floor(at)], stops[Math.ceil(at)]];
+    return low.map((value, channel) => Math.round(value + (high[channel] - value) * (at % 1)));
+  });
+}
+
+/**
+ * Red, green and blue of any color that CSS knows.
+ * @param {string} color
+ */
+function channels(color) {
+  const context = contextOf(document.createElement("canvas"));
+  context.fillStyle = color;
+  context.fillRect(0, 0, 1, 1);
+  return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+}
+
+/**
+ * Pixels on a screen of usual size, as many more on a large one as its letters are larger.
+ * @param {number} pixels
+ */
 export function scaled(pixels) {
-  letters ??= parseFloat(getComputedStyle(document.documentElement).fontSize) || USUAL_LETTERS;
-  return Math.round((pixels * letters) / USUAL_LETTERS);
+  letters ??= parseFloat(getComputedStyle(document.documentElement).fontSize) || DEFAULT_FONT_PIXELS;
+  return Math.round((pixels * letters) / DEFAULT_FONT_PIXELS);
 }
 
 /** Letters may have another size after the window got one. */
@@ -36,23 +83,26 @@ export function forgetScale() {
 
 /** Room left of plots for the numbers, and right of them, the same for charts and timelines. */
 export function gutter() {
-  return { left: scaled(68), right: scaled(14) };
+  return matchMedia(NARROW).matches ? { left: scaled(56), right: scaled(10) } : { left: scaled(78), right: scaled(14) };
 }
 
-/** The colours of the theme in force. */
-export function colours() {
+/** The colors of the theme in force. */
+export function colors() {
   palette ??= readPalette();
   return palette;
 }
 
-/** Calls back when the theme changes; gives back what ends that. */
+/**
+ * Calls back when the theme changes; gives back what ends that.
+ * @param {() => void} call
+ */
 export function onTheme(call) {
   const changed = () => {
     palette = null;
     call();
   };
   const observer = new MutationObserver(changed);
-  observer.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  observer.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "data-scheme"] });
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", changed);
   return () => {
@@ -61,37 +111,39 @@ export function onTheme(call) {
   };
 }
 
-/** How line number `place` of a chart is drawn: {tone: 1…8, or 0 for a limit, dash}. */
+/**
+ * How line number `place` of a chart is drawn: blue and solid, then dashed in the color of text, then dotted and grey.
+ * @param {number} place
+ * @param {boolean | undefined} isLimit
+ */
 export function strokeOf(place, isLimit) {
-  if (isLimit) return { tone: 0, dash: LIMIT_DASH };
-  return { tone: (place % 8) + 1, dash: DASHES[(place + Math.floor(place / 8) * 3) % DASHES.length] };
+  return isLimit ? LIMIT : STROKES[place % STROKES.length];
 }
 
-/** The colour of a tone. */
-export function toneColour(tone) {
-  return tone === 0 ? colours().muted : colours().lines[tone - 1];
+/**
+ * The color of a stroke's tone: "load", "text" or "quiet".
+ * @param {string} tone
+ */
+export function toneColor(tone) {
+  const { load, text, quiet } = colors();
+  return tone === "load" ? load : tone === "text" ? text : quiet;
 }
 
-/** Without the fourth, which is red: that is what findings are. */
-const CALM_TONES = [1, 2, 3, 5, 6, 7, 8];
-
-/** A tone for a name, the same wherever it is met. */
-export function toneOf(name) {
-  let hash = 7;
-  for (const letter of String(name ?? "")) hash = (hash * 31 + letter.codePointAt(0)) % 9973;
-  return CALM_TONES[hash % CALM_TONES.length];
-}
-
+/** @param {number} number */
 const two = (number) => String(number).padStart(2, "0");
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-/** Words for the marks of a time axis that are `step` seconds apart. */
+/**
+ * Words for the marks of a time axis that are `step` seconds apart.
+ * @param {number[]} times
+ * @param {number} step
+ */
 export function timeMarks(times, step) {
-  let day = null;
+  let day = "";
   return times.map((time) => {
     const at = new Date(time * 1000);
     const today = at.toDateString();
-    const isNewDay = day !== null && today !== day;
+    const isNewDay = day !== "" && today !== day;
     day = today;
     if (step >= 86400 || (isNewDay && step >= 3600) || (at.getHours() === 0 && at.getMinutes() === 0 && step >= 3600)) {
       return DAY.format(at);
@@ -103,7 +155,12 @@ export function timeMarks(times, step) {
 
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 
-/** Marks of a time axis on round local times: {times, step}. */
+/**
+ * Marks of a time axis on round local times: {times, step}.
+ * @param {number} from
+ * @param {number} to
+ * @param {number} most
+ */
 export function timeTicks(from, to, most) {
   const step = STEPS.find((length) => (to - from) / length <= most) ?? 1209600;
   const shift = new Date(from * 1000).getTimezoneOffset() * 60;

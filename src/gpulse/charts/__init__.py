@@ -1,0 +1,1 @@
+"""Charts: one model, one HTML renderer, one matplotlib renderer."""

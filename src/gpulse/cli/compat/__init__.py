@@ -1,1 +1,0 @@
-"""Commands under the names of the tools that gpulse replaces."""

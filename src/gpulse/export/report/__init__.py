@@ -1,1 +1,0 @@
-"""A session's file read back: statistics, gaps and pictures of it."""

@@ -1,0 +1,1 @@
+"""Report on a session file: statistics, gaps, findings and charts."""

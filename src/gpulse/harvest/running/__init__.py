@@ -1,1 +1,0 @@
-"""The programs we start, and everything that they start."""

@@ -1,1 +1,0 @@
-"""Who uses the GPUs and who is at the machine."""

@@ -1,0 +1,1 @@
+"""Run programs under supervision: none of their processes outlives the run."""

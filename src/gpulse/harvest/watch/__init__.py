@@ -1,0 +1,1 @@
+"""Watch the users of the GPUs and the people at the machine."""

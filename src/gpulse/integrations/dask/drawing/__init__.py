@@ -1,1 +1,0 @@
-"""Pictures of records: what they show, and how it is drawn."""

@@ -1,0 +1,1 @@
+"""A disk that forgets what was not synced: a trace of all writes, and what a power cut leaves of them."""

@@ -1,0 +1,1 @@
+"""Programs for the maintainers of gpulse; none of them is installed."""
