@@ -298,6 +298,7 @@ declare namespace Dashboard {
   }
   interface FindingForm {
     kind: "acknowledge" | "silence";
+    row: FindingRow;
     isBusy: boolean;
     error: Problem | null;
   }

@@ -177,11 +177,16 @@ class FindingsPage {
   }
 
   /**
-   * The chosen row; on a wide screen the first one until another is chosen.
+   * The chosen row; on a wide screen the first one until another is chosen. While a form is open, it is the form's row
+   * even if the finding ends meanwhile: what was typed must not disappear.
    * @param {Dashboard.FindingRow[]} rows
    */
   chosen(rows) {
     const { open } = this.query;
+    if (this.form) {
+      const { row } = this.form;
+      return rows.find((one) => one.row === row.row && one.to === null) ?? row;
+    }
     return rows.find((row) => row.row === open) ?? (open ? rows.find((row) => row.key === open) : rows[0]);
   }
 
@@ -220,7 +225,7 @@ class FindingsPage {
     const row = this.row();
     const isDone = kind === "acknowledge" ? row?.is_acknowledged : this.state === "silenced";
     if (!row || row.to !== null || isDone) return;
-    this.form = { kind, isBusy: false, error: null };
+    this.form = { kind, row, isBusy: false, error: null };
     this.draw();
     const field = this.root.querySelector(kind === "silence" ? 'input[name="reason"]' : 'input[name="by"]');
     if (field instanceof HTMLElement) field.focus();
@@ -494,9 +499,12 @@ class FindingsPage {
 
   dialog() {
     const entry = this.manual.findings[this.query.explain];
-    return html`<dialog class="explained" aria-labelledby="explained-title" @close=${() => this.closed()}>
+    return html`<dialog class="explained" aria-labelledby="explained-title" @cancel=${(/** @type {Event} */ event) => {
+      event.preventDefault();
+      this.closeExplained();
+    }}>
       ${entry ? explanation(entry, this.query.explain) : nothing}
-      <form method="dialog"><button class="button primary">Close</button></form></dialog>`;
+      <button type="button" class="button primary" @click=${() => this.closeExplained()}>Close</button></dialog>`;
   }
 
   showExplained() {
@@ -510,11 +518,11 @@ class FindingsPage {
     }
   }
 
-  closed() {
-    if (this.query.explain && current().page === "findings") {
-      this.query = { ...this.query, explain: "" };
-      setQuery({ explain: null });
-    }
+  /** Remove the explanation from the address first: the dialog is drawn from it, and would be opened again. */
+  closeExplained() {
+    this.query = { ...this.query, explain: "" };
+    setQuery({ explain: null });
+    this.draw();
   }
 }
 
