@@ -242,7 +242,8 @@ def test_a_directory_that_a_child_of_a_task_holds_is_left_to_it(head: HeadProces
 
     state, address = tmp_path / "state", f"localhost:{head.port}"
     with recording(address, state) as given:
-        given.until(lambda: NODE in head.nodes() and (state / "1" / "lock").exists(), "it streams")
+        given.stream.label({given.pid: "dask:before/1"})
+        given.until(lambda: processes(head, "dask:before/1"), "it streams")
         descriptor = next(
             int(number)
             for number in os.listdir("/proc/self/fd")

@@ -390,6 +390,28 @@ async def test_a_step_of_an_agents_clock_does_not_move_its_frames() -> None:
     await call.hang_up()
 
 
+async def test_a_step_of_the_heads_clock_keeps_the_order_of_frames_although_messages_are_late() -> None:
+    """The first message after the step may be late; its delay is not taken for a difference of the clocks."""
+
+    scene = Scene()
+    call = await scene.connected()
+    call.say(batch=batch(1, time=NOW, sent=0.0))
+    await settled(scene, call)
+    scene.now += 3600.0
+    scene.ingest.clock_was_set(3600.0)
+    taken = [0.0]
+    for second, delay in ((1.0, 9.0), (11.0, 0.0)):
+        scene.now = NOW + 3600.0 + second + delay
+        call.say(batch=batch(len(taken) + 1, time=NOW + second, sent=second))
+        await settled(scene, call)
+        taken.append(second)
+
+    shifts = [entry.batch.shift_us / 1e6 for entry in scene.log if entry.batch is not None]
+    assert shifts == [0.0, pytest.approx(3600.0), pytest.approx(3600.0)]
+    assert len(scene.events("clock_skew")) == 1
+    await call.hang_up()
+
+
 async def test_an_older_protocol_is_refused_with_both_versions() -> None:
     """So that people know which side to update."""
 

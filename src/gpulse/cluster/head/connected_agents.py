@@ -98,9 +98,14 @@ class AgentStream:
         offset = now_us - sent_us
         self._offsets = before, offset if latest is None else min(latest, offset)
 
-    def clock_was_set(self) -> None:
-        """Forget the clock offset."""
-        self._offsets = (None, None)
+    def clock_was_set(self, step_us: int) -> None:
+        """Follow a step of the head's clock. To measure again would take the delay of one message for the offset."""
+        before, latest = self._offsets
+        self._offsets = (
+            None if before is None else before + step_us,
+            None if latest is None else latest + step_us,
+        )
+        self._window_us += step_us
 
     @property
     def clock_offset_us(self) -> int | None:

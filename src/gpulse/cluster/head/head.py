@@ -569,8 +569,9 @@ class Head:
             if step is not None:
                 log.warning("this machine's clock was changed by %+.1f s", step)
                 self._maintenance.clock_was_set(step, self._clock.ahead_seconds)
-                self._ingest.clock_was_set()
-                self._fleet.clock_was_set(self._clock.now() - before_step)
+                followed = self._clock.now() - before_step
+                self._ingest.clock_was_set(followed)
+                self._fleet.clock_was_set(followed)
             now = self._clock.now()
             for member, before in self._fleet.check(now, self._settings.interval_seconds):
                 level = logging.WARNING if member.state == "lost" else logging.INFO

@@ -204,10 +204,10 @@ class Ingest:
         self._change.clear()
         await self._change.wait()
 
-    def clock_was_set(self) -> None:
-        """Forget the clock offsets of all agents, to measure them again."""
+    def clock_was_set(self, seconds: float) -> None:
+        """Add a step of the head's clock to the clock offsets of all agents."""
         for stream in self.streams.values():
-            stream.clock_was_set()
+            stream.clock_was_set(round(seconds * 1e6))
 
     def settings_changed(self) -> None:
         """Send the sampling settings to every agent."""
