@@ -18,7 +18,8 @@ from gpulse.errors import ClosedError, RecordingError
 from gpulse.model.frame import Frame
 from gpulse.sampling.recorder import Recorder
 from gpulse.sources.demo_machine import DemoMachine
-from gpulse.sources.recording_reader import EndOfRecordingError, Recording, ReplaySource
+from gpulse.sources.frame_source import EndOfRecordingError
+from gpulse.sources.recording_reader import Recording, ReplaySource
 
 STARTED = 1_800_000_000.0
 TRACE = Path(__file__).parents[1] / "data" / "traces" / "gpu_shared.jsonl.gz"

@@ -14,7 +14,7 @@ from gpulse.model.device import Node
 from gpulse.model.frame import Frame
 from gpulse.sampling import sampler as module
 from gpulse.sampling.sampler import Sampler
-from gpulse.sources.recording_reader import EndOfRecordingError
+from gpulse.sources.frame_source import EndOfRecordingError
 
 INTERVAL = 0.05
 

@@ -19,8 +19,8 @@ from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.process import GpuProcess, Owner, ProcessIdentity, ProcessReading
 from gpulse.sources.demo_machine import DemoMachine
+from gpulse.sources.frame_source import EndOfRecordingError
 from gpulse.sources.procfs import parse_pid_stat, parse_stat
-from gpulse.sources.recording_reader import EndOfRecordingError
 from gpulse.terminal.top import TopApp, TopOptions
 from gpulse.terminal.top.app import SignalError, signal_process
 from gpulse.terminal.top.live_view import EndDialog, Page, Panel

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
@@ -142,7 +140,7 @@ def run(command: click.Command, *, name: str, gpus: GpuReader | None = None) -> 
         return codes.unread
     except Exception as error:  # noqa: BLE001  the last resort: users get a message, not a traceback
         if "--debug" in _own_arguments(arguments):
-            traceback.print_exc()
+            sys.excepthook(type(error), error, error.__traceback__)
         return _report_error(name, error) or codes.failed
 
 
@@ -295,7 +293,7 @@ def config_dir() -> Path:
 def state_dir(*parts: str) -> Path:
     """Return the directory of this user's state on this machine; many machines may share a home directory."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return base.joinpath("gpulse", platform.node() or "localhost", *parts)
+    return base.joinpath("gpulse", os.uname().nodename or "localhost", *parts)
 
 
 def default_token_file() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import time
 from collections.abc import Iterator
 from math import inf
@@ -15,12 +15,11 @@ from gpulse.model.device import Node
 from gpulse.model.frame import Frame
 from gpulse.model.snapshot import Snapshot
 from gpulse.model.source_health import Health
-from gpulse.sources.frame_source import Source
+from gpulse.sources.frame_source import EndOfRecordingError, Source
 from gpulse.sources.local_machine import LocalMachine
 from gpulse.sources.nvml.gpm import MIN_GPM_SECONDS
 from gpulse.sources.nvml.gpu_reader import GpuReader, snapshot_reader
 from gpulse.sources.nvml.read_timing import detailed_cadence
-from gpulse.sources.recording_reader import EndOfRecordingError
 
 MIN_INTERVAL_SECONDS = 0.05
 
@@ -131,7 +130,7 @@ class Sampler:
 
     def _failed(self, now: float, error: Exception) -> Frame:
         self._failing_since = self._failing_since or now
-        node, monotonic = Node(platform.node()), time.monotonic()
+        node, monotonic = Node(os.uname().nodename), time.monotonic()
         if self._last is not None:
             last, then = self._last
             node, monotonic = last.node, last.monotonic + monotonic - then

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from gpulse.errors import RecordingError
 from gpulse.model.frame import Frame
 from gpulse.model.source_health import Health
+
+
+class EndOfRecordingError(RecordingError):
+    """A recording has no frame left."""
 
 
 class Source(Protocol):

@@ -495,7 +495,7 @@ class ProcessDescendants:
 
     def descendants(self, now: float, pids: Collection[int]) -> list[int]:
         """Return the children of these processes, their children and so on, without the given ones."""
-        if is_due(now, self._scanned_at, _SCAN_SECONDS):
+        if pids and is_due(now, self._scanned_at, _SCAN_SECONDS):
             self._scanned_at = now
             self._scan(now)
         seen = set(pids)

@@ -18,6 +18,7 @@ from gpulse.model.metric_catalog import Values
 from gpulse.model.process import GpuProcess, ProcessIdentity, ProcessReading, Thread
 from gpulse.model.recording_codec import RECORDING_FORMAT, RECORDING_VERSION, RecordingDecoder
 from gpulse.model.source_health import Health
+from gpulse.sources.frame_source import EndOfRecordingError
 from gpulse.sources.host import MEMORY_METRICS
 
 _MIB = 1024 * 1024
@@ -324,10 +325,6 @@ _MAX_COMPRESSION = 500
 _MIN_BOMB_BYTES = 2**26
 """Less content than this is read at any compression."""
 _DAMAGED_HINT = "copy the file again from the original, or record again"
-
-
-class EndOfRecordingError(RecordingError):
-    """A recording has no frame left."""
 
 
 class Recording:

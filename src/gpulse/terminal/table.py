@@ -142,7 +142,7 @@ class _SizedColumn(NamedTuple):
 
 def _fit_columns(shown: list[_SizedColumn], width: int) -> list[_SizedColumn]:
     """Shorten cells, the least important column first; then cut them, the widest first; then drop a column."""
-    while True:
+    while _excess(shown, width) > 0:
         fitted = list(shown)
         for place in sorted(range(len(fitted)), key=lambda place: -fitted[place].column.drop):
             fitted[place] = fitted[place].shrunk(_excess(fitted, width), fitted[place].briefest)
@@ -155,6 +155,7 @@ def _fit_columns(shown: list[_SizedColumn], width: int) -> list[_SizedColumn]:
         if not last.column.drop:
             return _squeeze(fitted, width)
         shown = [sized for sized in shown if sized is not last]
+    return shown
 
 
 def _squeeze(shown: list[_SizedColumn], width: int) -> list[_SizedColumn]:

@@ -20,9 +20,8 @@ from gpulse.model.finding import Finding
 from gpulse.model.frame import Frame, GpuReading
 from gpulse.model.process import ProcessIdentity
 from gpulse.sampling.sampler import Sampler
-from gpulse.sources.frame_source import Source
+from gpulse.sources.frame_source import EndOfRecordingError, Source
 from gpulse.sources.procfs import parse_pid_stat, parse_stat
-from gpulse.sources.recording_reader import EndOfRecordingError
 from gpulse.terminal.top import findings_panel, process_panel, screen_layout
 from gpulse.terminal.top.gpu_panel import GpuHistory
 from gpulse.terminal.top.live_view import EndDialog, LiveView, Page, Panel
