@@ -7,9 +7,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import duckdb
@@ -51,7 +50,7 @@ from gpulse.store.history.segments import (
     write_meta,
     write_oldest,
 )
-from gpulse.store.log.reader import LogReader
+from gpulse.store.log.reader import LogCursor, LogReader
 from gpulse.store.log.record_payloads import BATCH, FACT, PROBE, FrameBatch, LostTime, parse_fact
 from gpulse.store.log.segment import DAMAGED, LogRecord, read_headers
 
@@ -435,6 +434,8 @@ class HistoryWriter:
         self._summary: Generator[str | None, None, None] | None = None
         """The summary being written."""
         self._log = LogReader(f"{data_dir}/log")
+        self._cursor: LogCursor | None = None
+        """Where the next seal continues to read the log; a new cursor would read its segment from the start."""
         self._layouts = LayoutLookup(self._log, metadata)
         with disk_errors(f"cannot write to {self.history}"):
             make_directories(self.history)
@@ -456,37 +457,50 @@ class HistoryWriter:
     def close(self) -> None:
         """Release the directory."""
         self._stop_summary()
+        self._close_cursor()
         self._database.close()
         os.close(self._lock)
 
     def seal(self, position: int) -> dict[str, Any]:
         """Seal the log up to a position that is on disk."""
+        try:
+            return self._seal(position)
+        except BaseException:
+            self._close_cursor()  # it may have passed records that are not sealed
+            raise
+
+    def _seal(self, position: int) -> dict[str, Any]:
         made, missing, unreadable = [], 0, 0
         log = self._log_number()
         if not self.sealed_to and read_oldest(self.history) is None:
             write_oldest(self.history, 1)
-        with self._log.follow(self.sealed_to + 1) as cursor:
-            records = takewhile(lambda record: record.position <= position, iter(cursor))
-            while self.sealed_to < position:
-                pending = collect_records(
-                    records,
-                    self._layouts,
-                    self.sealed_to + 1,
-                    max_bytes=_MAX_SEGMENT_BYTES,
-                    since_us=self._newest_us,
+        self._cursor = self._cursor or self._log.follow(self.sealed_to + 1)
+        records = _records_up_to(position, self._cursor)
+        while self.sealed_to < position:
+            pending = collect_records(
+                records,
+                self._layouts,
+                self.sealed_to + 1,
+                max_bytes=_MAX_SEGMENT_BYTES,
+                since_us=self._newest_us,
+            )
+            if pending.last <= self.sealed_to:
+                raise LogError(
+                    f"cannot write the log up to position {position} to the history: the log in {self._log.directory} ends at {self.sealed_to}",
+                    hint="only records that are on disk can be written to the history",
                 )
-                if pending.last <= self.sealed_to:
-                    raise LogError(
-                        f"cannot write the log up to position {position} to the history: the log in {self._log.directory} ends at {self.sealed_to}",
-                        hint="only records that are on disk can be written to the history",
-                    )
-                segment = write_segment(self._database, self.history, log, pending, self._layouts)
-                made.append(segment.name)
-                missing += pending.lost.records
-                unreadable += pending.unreadable + pending.blocks.unreadable
-                self.sealed_to = segment.last
-                self._newest_us = segment.received[1] if segment.received else self._newest_us
+            segment = write_segment(self._database, self.history, log, pending, self._layouts)
+            made.append(segment.name)
+            missing += pending.lost.records
+            unreadable += pending.unreadable + pending.blocks.unreadable
+            self.sealed_to = segment.last
+            self._newest_us = segment.received[1] if segment.received else self._newest_us
         return {"sealed_to": self.sealed_to, "segments": made, "missing": missing, "unreadable": unreadable}
+
+    def _close_cursor(self) -> None:
+        cursor, self._cursor = self._cursor, None
+        if cursor is not None:
+            cursor.close()
 
     def _record_oldest(self, segments: Sequence[Segment]) -> None:
         """Record the oldest segment if that was not done yet."""
@@ -569,6 +583,16 @@ class HistoryWriter:
                 f"{self.history} does not belong to the log in {self._log.directory}",
                 hint="move one of the two directories away",
             )
+
+
+def _records_up_to(position: int, cursor: LogCursor) -> Iterator[LogRecord]:
+    """Yield the records up to a position without reading the one after it."""
+    for record in cursor:
+        if record.position > position:  # that one was dropped from the log
+            return
+        yield record
+        if record.position == position:
+            return
 
 
 def _acquire_lock(path: str) -> int:
