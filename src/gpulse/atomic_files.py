@@ -81,7 +81,7 @@ def open_output(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> 
         flags |= os.O_NOFOLLOW
     descriptor = os.open(place, flags | os.O_CLOEXEC, mode)
     try:
-        if not is_new:  # it may have been put there only now
+        if not is_new and flags & os.O_NOFOLLOW:  # it may have been put there only now
             _check_owner(place, os.fstat(descriptor), is_last=True)
     except BaseException:
         os.close(descriptor)
@@ -92,20 +92,18 @@ def open_output(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> 
 def check_private_directory(directory: str | os.PathLike[str]) -> None:
     """Refuse a directory that another user can change or replace, itself or the directories directly in it.
 
-    One that does not exist yet is refused only because of its parents.
+    Links and files of another user are refused wherever they are in it. One that does not exist yet is refused only
+    because of its parents.
 
     Raises:
-        PermissionError: Another user can write to it; `filename` is the directory whose permissions are the reason.
+        PermissionError: Another user can write to it, or has put something there; `filename` is the directory or file
+            that is the reason.
         OSError: As `resolve_output`, or a directory cannot be read.
     """
     place = resolve_output(directory)
     with suppress(FileNotFoundError):
         _check_private(place, os.stat(place))
-        with os.scandir(place) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    if entry.is_dir():
-                        _check_private(entry.path, entry.stat())
+        _check_entries(place)
     parent = place
     while parent != "/":
         parent = os.path.dirname(parent)
@@ -115,6 +113,31 @@ def check_private_directory(directory: str | os.PathLike[str]) -> None:
                 raise PermissionError(
                     errno.EPERM, f"other users can replace it, because they can write to {parent}", parent
                 )
+
+
+def _check_entries(top: str) -> None:
+    """Refuse links and files of another user in a directory, and directories directly in it that others can write to."""
+    waiting, seen = [top], set[tuple[int, int]]()
+    while waiting:
+        directory = waiting.pop()
+        with suppress(FileNotFoundError), os.scandir(directory) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_uid not in (os.geteuid(), _ROOT_UID):
+                        raise PermissionError(
+                            errno.EPERM,
+                            f"{entry.path} belongs to another user (UID {found.st_uid})",
+                            entry.path,
+                        )
+                    if not entry.is_dir():
+                        continue
+                    found = entry.stat()
+                    if directory == top:
+                        _check_private(entry.path, found)
+                    if (found.st_dev, found.st_ino) not in seen:  # a link can lead back
+                        seen.add((found.st_dev, found.st_ino))
+                        waiting.append(entry.path)
 
 
 def _check_private(directory: str, found: os.stat_result) -> None:
@@ -128,21 +151,27 @@ def _check_private(directory: str, found: os.stat_result) -> None:
 
 
 def _check_owner(path: str, found: os.stat_result, *, is_last: bool) -> None:
-    """Refuse a link or file that another user can have put at a path: a link as the file itself, both in shared directories.
+    """Refuse a link or file that another user can have put at a path.
 
-    A directory of another user is not refused: people share them, and files in it are created and checked one by one.
+    What the owner of a directory has put there is accepted, except a link as the file itself: whoever writes to a
+    directory of another user relies on them. A file in a directory that a group shares is accepted too. A directory of
+    another user is not refused: people share them, and files in it are created and checked one by one.
     """
     if stat.S_ISDIR(found.st_mode):
         return
-    is_link = stat.S_ISLNK(found.st_mode)
+    is_link, is_file = stat.S_ISLNK(found.st_mode), stat.S_ISREG(found.st_mode)
     is_ours = found.st_uid in (os.geteuid(), _ROOT_UID)
-    if is_ours and (not stat.S_ISREG(found.st_mode) or found.st_nlink < 2):
+    if is_ours and (not is_file or found.st_nlink < 2):
         return
     directory = os.stat(os.path.dirname(path))
-    is_shared = bool(directory.st_mode & stat.S_IWOTH) and (is_ours or directory.st_uid != found.st_uid)
-    if is_shared and is_ours:  # a second name can lead to any file of ours
-        raise OSError(errno.ELOOP, f"{path} is a hard link in a directory that everybody can write to")
-    if is_shared or (is_link and is_last and not is_ours):
+    is_public = bool(directory.st_mode & stat.S_IWOTH)
+    if is_ours:
+        if is_public:  # a second name can lead to any file of ours
+            raise OSError(errno.ELOOP, f"{path} is a hard link in a directory that everybody can write to")
+        return
+    is_private = not directory.st_mode & _OTHERS_WRITE
+    is_planted = directory.st_uid != found.st_uid and (is_public or is_link or (is_file and is_private))
+    if is_planted or (is_link and is_last):
         kind = "symbolic link" if is_link else "file"
         raise OSError(errno.ELOOP, f"{path} is a {kind} of another user (UID {found.st_uid})")
 

@@ -381,3 +381,24 @@ def test_directories_that_others_can_write_are_refused(nobody: User, words: tupl
     assert f"other users can write to {data} (mode 777)" in ended.err
     assert f"try: chmod 700 {data}" in ended.err
     assert [] == os.listdir(data)
+
+
+@pytest.mark.parametrize(
+    "words", [("gpulse", "head", "--data-dir"), ("gpulse", "agent", "localhost:1", "--state-dir")]
+)
+def test_directories_with_a_link_of_another_user_are_refused(nobody: User, words: tuple[str, ...]) -> None:
+    """Nothing is written where it leads, also if that is a directory of one's own."""
+
+    data, precious = nobody.home / "data", nobody.home / "precious"
+    for directory in (data, precious):
+        directory.mkdir(0o700)
+        os.chown(directory, NOBODY, NOBODY)
+    for name in ("log", "spool"):
+        (data / name).symlink_to(precious)
+        os.chown(data / name, DAEMON, DAEMON, follow_symlinks=False)
+    ended = nobody.type(*words, str(data))
+
+    assert 2 == ended.code
+    assert " belongs to another user (UID 1)" in ended.err
+    assert f"try: choose another directory with {words[-1]}" in ended.err
+    assert [] == os.listdir(precious)

@@ -59,29 +59,40 @@ def link_of_other(path: Path, target: Path) -> None:
     os.chown(path, OTHER, OTHER, follow_symlinks=False)
 
 
+@pytest.fixture(params=[0o1777, 0o775, 0o700], ids=["public", "group", "private"])
+def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A directory in which another user has, or had once, put something."""
+    path = tmp_path / "shared"
+    path.mkdir()
+    path.chmod(request.param)
+    return path
+
+
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_planted_link_is_refused(
-    shared: Path, tmp_path: Path, write: Callable[[Path], object], is_there: bool
+    directory: Path, tmp_path: Path, write: Callable[[Path], object], is_there: bool
 ) -> None:
     """Whether there is a file where it leads, or not."""
 
     victim = tmp_path / "victim"
     if is_there:
         victim.write_bytes(b"")
-    link_of_other(shared / "out.sqlite", victim)
+    link_of_other(directory / "out.sqlite", victim)
     with pytest.raises((RecordingError, OSError)) as raised:
-        write(shared / "out.sqlite")
+        write(directory / "out.sqlite")
 
     assert "of another user (UID 65534)" in str(raised.value) or "exists" in str(raised.value)
     assert [is_there, b""] == [victim.exists(), victim.read_bytes() if is_there else b""]
-    assert ["out.sqlite"] == os.listdir(shared)
+    assert ["out.sqlite"] == os.listdir(directory)
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_a_planted_file_is_refused(shared: Path, write: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize("mode", [0o1777, 0o700], ids=["public", "private"])
+def test_a_planted_file_is_refused(shared: Path, write: Callable[[Path], object], mode: int) -> None:
     """It stays as it is."""
 
+    shared.chmod(mode)
     path = shared / "out.sqlite"
     path.write_bytes(b"")
     path.chmod(0o666)
@@ -95,15 +106,15 @@ def test_a_planted_file_is_refused(shared: Path, write: Callable[[Path], object]
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 def test_a_planted_link_to_a_directory_is_refused(
-    shared: Path, tmp_path: Path, write: Callable[[Path], object]
+    directory: Path, tmp_path: Path, write: Callable[[Path], object]
 ) -> None:
     """Nothing appears where it leads."""
 
     home = tmp_path / "home"
     home.mkdir()
-    link_of_other(shared / "results", home)
+    link_of_other(directory / "results", home)
     with pytest.raises((RecordingError, OSError), match=r"results is a symbolic link of another user"):
-        write(shared / "results" / "out.sqlite")
+        write(directory / "results" / "out.sqlite")
 
     assert [] == os.listdir(home)
 
@@ -128,6 +139,35 @@ def test_a_file_that_is_a_link_of_ones_own_stays_a_link(tmp_path: Path, name: st
 
     assert (tmp_path / "out.sqlite").is_symlink()
     assert (tmp_path / "there").is_file()
+
+
+def test_a_file_of_a_group_can_be_appended_to(tmp_path: Path) -> None:
+    """In a directory that its members share."""
+
+    path = tmp_path / "team.sqlite"
+    SqliteSink(path).close()
+    os.chown(path, OTHER, OTHER)
+    tmp_path.chmod(0o770)
+    SqliteSink(path).close()
+
+
+def test_links_in_a_directory_of_their_owner_are_followed(tmp_path: Path) -> None:
+    """Whoever writes to a directory of another user relies on them."""
+
+    (tmp_path / "theirs" / "disk").mkdir(parents=True)
+    link_of_other(tmp_path / "theirs" / "results", tmp_path / "theirs" / "disk")
+    os.chown(tmp_path / "theirs", OTHER, OTHER)
+    os.close(open_output(tmp_path / "theirs" / "results" / "out", os.O_WRONLY | os.O_CREAT))
+
+    assert (tmp_path / "theirs" / "disk" / "out").is_file()
+
+
+def test_a_file_that_the_shell_has_opened_can_be_written(tmp_path: Path) -> None:
+    """Also one of another user: `sudo gpulse record /dev/stdout > file`."""
+
+    with (tmp_path / "out").open("wb") as file:
+        os.fchown(file.fileno(), OTHER, OTHER)
+        os.close(open_output(f"/dev/fd/{file.fileno()}", os.O_WRONLY))
 
 
 @pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm"])
@@ -249,6 +289,42 @@ def test_directories_in_private_directories_are_private(tmp_path: Path) -> None:
 
     with pytest.raises(PermissionError, match=r"other users can write to .*/data/spool \(mode 777\)"):
         check_private_directory(tmp_path / "data")
+
+
+@pytest.mark.parametrize("place", ["log", "log/lock", "log/spool/0.log"])
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "file"])
+def test_private_directories_contain_nothing_of_others(tmp_path: Path, place: str, kind: str) -> None:
+    """A link would lead writes elsewhere, and a file could be changed by its owner."""
+
+    victim = tmp_path / "victim"
+    victim.mkdir() if place == "log" and kind == "symbolic link" else victim.write_bytes(b"mine")
+    path = tmp_path / "data" / place
+    path.parent.mkdir(parents=True)
+    match kind:
+        case "symbolic link":
+            path.symlink_to(victim)
+        case "hard link":
+            path.hardlink_to(victim)
+        case _:
+            path.write_bytes(b"")
+    os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(PermissionError) as raised:
+        check_private_directory(tmp_path / "data")
+
+    assert (f"{path} belongs to another user (UID 65534)", str(path)) == (
+        raised.value.strerror,
+        raised.value.filename,
+    )
+
+
+def test_private_directories_may_have_links_of_ones_own(tmp_path: Path) -> None:
+    """Also one that leads back, and one that leads nowhere."""
+
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    (tmp_path / "disk" / "again").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "gone").symlink_to("nowhere")
+    check_private_directory(tmp_path / "data")
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])

@@ -208,16 +208,21 @@ def _check_directory(name: str, directory: Path) -> None:
         if error.errno not in (errno.EPERM, errno.ELOOP):
             return  # it cannot be read: what needs it says so, and an agent goes on without it
         hint = f"choose another directory with {option}"
-        if error.filename is not None and (owner := Path(error.filename).stat().st_uid) in (0, os.geteuid()):
+        if error.filename is not None and _is_trusted(error.filename):
             mode = "700" if Path(error.filename).is_relative_to(directory.resolve()) else "o-w"
             hint = f"chmod {mode} {shlex.quote(str(error.filename))}"
-            if owner != os.geteuid():
+            if Path(error.filename).stat().st_uid != os.geteuid():
                 hint = (
                     f"use {option} {shlex.quote(str(directory / 'gpulse'))}, which is created with mode 700"
                 )
         raise UsageError(
             f"cannot use {directory} as the data directory of this {name}: {error.strerror}", hint=hint
         ) from error
+
+
+def _is_trusted(path: str) -> bool:
+    """Return whether a path, and what it leads to if it is a link, belong to this user or to root."""
+    return all(os.stat(path, follow_symlinks=follow).st_uid in (0, os.geteuid()) for follow in (False, True))
 
 
 def _create_parents(directory: Path) -> None:
