@@ -194,3 +194,16 @@ def test_the_lock_of_a_queue_is_a_part_of_the_wait() -> None:
 def test_a_process_without_threads_shows_nothing() -> None:
     """There is no view of it."""
     assert [] == choose_views(dump(), "main")
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), [("resource_tracker", "main"), ("forkserver", "main"), ("spawn", "spawn_main")]
+)
+def test_the_command_lines_of_multiprocessing_are_not_the_users(module: str, function: str) -> None:
+    """Its helper processes have nothing to do; a worker that still starts shows no line of the program."""
+    typed = StackFrame("<string>", 1, "<module>")
+    helper = thread(StackFrame(f"{LIB}/multiprocessing/{module}.py", 209, function), typed)
+    views = choose_views(dump(helper), "worker")
+
+    assert [] == [line for view in views for line in view.lines]
+    assert (module == "spawn") == bool(views)

@@ -30,8 +30,10 @@ _LOADER = re.compile(
 )
 _QUEUE_LOCK = "/multiprocessing/synchronize.py"
 _PROCESS_START = ("multiprocessing/process.py", "_bootstrap")
+_STARTED_BY_MULTIPROCESSING = re.compile(r"/multiprocessing/(?:spawn|forkserver|resource_tracker)\.py$")
 _WAITING = re.compile(
-    r"(?:^|/)(?:threading|queue|selectors|multiprocessing/(?:queues|connection|pool|popen_fork|popen_spawn_posix)|"
+    r"(?:^|/)(?:threading|queue|selectors|"
+    r"multiprocessing/(?:queues|connection|pool|popen_fork|popen_spawn_posix|forkserver|resource_tracker)|"
     r"concurrent/futures/[a-z_]+|asyncio/[a-z_]+)\.py$"
 )
 _WAITS_FOR_GPU = re.compile(
@@ -123,9 +125,12 @@ def is_own_code(frame: StackFrame) -> bool:
 def _is_typed_program(frame: StackFrame, frames: Sequence[StackFrame]) -> bool:
     """Whether a frame is of a program without a file: `python -c`, standard input, or a notebook's cell.
 
-    Other code without a file is generated, such as the methods of data classes.
+    Other code without a file is generated, such as the methods of data classes, or is the command line with which
+    multiprocessing starts its processes.
     """
     root = frames[-1]
+    if len(frames) > 1 and _STARTED_BY_MULTIPROCESSING.search(frames[-2].file):
+        return False
     return (
         frame.file == root.file
         and root.function == "<module>"
